@@ -45,11 +45,20 @@ def request(method: str, path: str, token: str | None = None, body: str | None =
     return "\r\n".join([f"{method} {path} HTTP/1.1", *headers, "", body or ""])
 
 
+def sent_by(load: Load) -> int:
+    """How many requests are sent, with those before the measurement."""
+    return load.total + _before(load)
+
+
 def run(load: Load) -> Seen:
     """Sends it from another process."""
     command = [sys.executable, "-m", "benchmarks.service_load"]
     done = subprocess.run(command, input=json.dumps(asdict(load)), capture_output=True, text=True, check=True)
     return Seen(**json.loads(done.stdout))
+
+
+def _before(load: Load) -> int:
+    return max(load.connections, int(load.total * WARM_UP))
 
 
 @dataclass(slots=True)
@@ -124,7 +133,7 @@ async def _loop(load: Load, total: int) -> tuple[_Tally, float]:
 
 
 async def _measured(load: Load) -> Seen:
-    await _loop(load, max(load.connections, int(load.total * WARM_UP)))
+    await _loop(load, _before(load))
     tally, elapsed_s = await _loop(load, load.total)
     hundredths = quantiles(tally.times_s, n=100)
     return Seen(

@@ -15,6 +15,7 @@ from planner_service.access import store as tokens
 from planner_service.agents import store as storage
 from planner_service.agents.needs import most_processes
 from planner_service.agents.store import KnownAgent
+from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 
@@ -40,7 +41,9 @@ def register(context: Context, told: Registration, *, by: Identity = LOCAL) -> t
             storage.seen(connection, told.name, now, draining=False)
         else:
             storage.register(connection, known.id if known else secrets.token_hex(16), told, now, by.token_id)
-        return _shown(context, found("agent", told.name, storage.get(connection, told.name)), now), known is None
+        registered = found("agent", told.name, storage.get(connection, told.name))
+        trail.record(connection, "agent.register", registered.id, now, agent=told.name)
+        return _shown(context, registered, now), known is None
 
 
 def present(context: Context, agent_id: str, presence: Presence, *, by: Identity = LOCAL) -> Agent:
@@ -55,6 +58,8 @@ def present(context: Context, agent_id: str, presence: Presence, *, by: Identity
         _require_own(connection, known, by, now)
         _require_instance(known, presence.instance)
         storage.seen(connection, name, now, draining=presence.draining)
+        if presence.draining and not known.draining:
+            trail.record(connection, "agent.present", known.id, now, agent=name, detail="it drains")
         return _shown(context, found("agent", name, storage.get(connection, name)), now)
 
 

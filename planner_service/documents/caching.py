@@ -6,6 +6,8 @@ before any route is looked for, and `Head` answers HEAD as GET.
 """
 
 import asyncio
+import gzip
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,12 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeplan.errors import PipeplanError
 from pipeplan.protocol.plans import is_plan_id as is_content_id
-from pipeplan.protocol.problems import headers_of, problem_of
-from pipeplan.protocol.tokens import Identity
 from pipeplan.protocol.tokens import Scope as TokenScope
 from planner_service.platform.context import Context
-from planner_service.platform.problems import problem_response
-from planner_service.platform.requests import KEY
+from planner_service.platform.problems import send_error
+from planner_service.platform.requests import may
 from planner_service.platform.stored import Noun, may_change, tag_of
 
 IMMUTABLE = "private, max-age=31536000, immutable"
@@ -35,6 +35,9 @@ REVALIDATE = "private, no-cache"
 """The Cache-Control of what may change under its name: to be asked for each time, with the tag that the caller has."""
 
 JSON = "application/json"
+GZIP = r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))"
+"""What stands in the Accept-Encoding of a caller that takes gzip."""
+
 READERS = 4
 VERSION = version("pipeplan")
 
@@ -68,6 +71,18 @@ def document_response(
     if _matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(load(), media_type=media_type, headers=headers)
+
+
+def packed_response(request: Request, load: Callable[[], bytes], identity: str, *parameters: object) -> Response:
+    """JSON that is kept compressed by gzip, under a derived tag; unpacked for a caller that does not take gzip."""
+    packs = re.search(GZIP, request.headers.get("accept-encoding", "")) is not None
+    tag = derived_tag(identity, *parameters, *(("gzip",) if packs else ()))
+    unpacked = load if packs else lambda: gzip.decompress(load())
+    response = document_response(request, tag, unpacked, cache_control=REVALIDATE)
+    response.headers["Vary"] = "Accept-Encoding"
+    if packs and response.status_code == HTTPStatus.OK:
+        response.headers["Content-Encoding"] = "gzip"
+    return response
 
 
 def derived_tag(identity: str, *parameters: object) -> str:
@@ -126,7 +141,7 @@ class Express:
         parts = scope["path"].split("/")
         lane = self._lanes.get(parts[2]) if len(parts) == 4 and parts[1] == "v1" else None
         identity = parts[-1]
-        if lane is None or scope["query_string"] or not _may(scope, lane.scopes) or not is_content_id(identity):
+        if lane is None or scope["query_string"] or not may(scope, lane.scopes) or not is_content_id(identity):
             await self._app(scope, receive, send)
             return
         scope["route"] = lane
@@ -150,7 +165,7 @@ class Express:
 
     async def _list(self, lane: ListLane, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers the list's query, or leaves it to the route."""
-        answer = lane.answer(scope["query_string"]) if _may(scope, lane.scopes) else None
+        answer = lane.answer(scope["query_string"]) if may(scope, lane.scopes) else None
         if answer is None:
             await self._app(scope, receive, send)
             return
@@ -169,9 +184,7 @@ class Express:
                 return read()
             return await asyncio.get_running_loop().run_in_executor(self._readers, read)
         except PipeplanError as error:
-            response = problem_response(problem_of(error))
-            response.headers.update(headers_of(error))
-            await response(scope, receive, send)
+            await send_error(error, scope, receive, send)
             return None
 
 
@@ -201,11 +214,6 @@ class Head:
         inner = {**scope, "method": "GET"}
         await self._app(inner, nothing_more, headers_only)
         scope["route"] = inner.get("route")
-
-
-def _may(scope: Scope, scopes: tuple[TokenScope, ...]) -> bool:
-    caller: Identity | None = scope.get(KEY)
-    return caller is not None and not caller.scopes.isdisjoint(scopes)
 
 
 def _matches(if_none_match: str | None, tag: str) -> bool:

@@ -1,5 +1,6 @@
 """Routes of the profiles and the clusters."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -10,6 +11,8 @@ from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQue
 from pipeplan.protocol.listing import Page
 from planner_service.access.auth import scope
 from planner_service.documents.caching import UNCHANGED, DocumentLane, document_response, stored
+from planner_service.documents.chart_files import ANSWERS, Format, chart_response
+from planner_service.documents.charts import ProfileChart, cluster_file, profile_file
 from planner_service.documents.service import clusters, profiles
 from planner_service.documents.store import PackedCluster, PackedProfile
 from planner_service.platform.requests import (
@@ -58,6 +61,28 @@ def get_profile(services: Services, request: Request, profile_id: str) -> Respon
     return document_response(request, profile_id, lambda: content)
 
 
+@profile_router.get(
+    "/{profile_id}/charts/{chart}.{kind}", dependencies=[scope("read")], response_class=Response, responses=ANSWERS
+)
+def get_profile_chart(
+    services: Services,
+    request: Request,
+    profile_id: str,
+    chart: ProfileChart,
+    kind: Format,
+    microbatch_size: Annotated[str, Query(description="one that was measured; default: the largest")] = "",
+) -> Response:
+    """A chart of a profile's page, as a table or as a picture."""
+    content = profiles.document(services, profile_id)
+
+    def make() -> str:
+        read = partial(profile_file, chart, kind, microbatch_size)
+        return services.parsing.read_stored(read, content, len(content))
+
+    name = f"profile-{profile_id[:8]}-{chart}"
+    return chart_response(request, profile_id, kind, name, make, microbatch_size)
+
+
 @cluster_router.post(
     "",
     dependencies=[scope("plan"), takes(MEBIBYTE)],
@@ -84,3 +109,14 @@ def get_cluster(services: Services, request: Request, cluster_id: str) -> Respon
     """A cluster's document. It never changes: its id is its entity tag."""
     content = stored(services, CLUSTER.noun, cluster_id, clusters.document)
     return document_response(request, cluster_id, lambda: content)
+
+
+@cluster_router.get(
+    "/{cluster_id}/charts/levels.{kind}", dependencies=[scope("read")], response_class=Response, responses=ANSWERS
+)
+def get_cluster_chart(services: Services, request: Request, cluster_id: str, kind: Format) -> Response:
+    """The levels of a cluster's network, as a table or as a picture."""
+    content = clusters.document(services, cluster_id)
+    return chart_response(
+        request, cluster_id, kind, f"cluster-{cluster_id[:8]}-levels", lambda: cluster_file(kind, content)
+    )

@@ -1,15 +1,17 @@
 """Profiles and clusters: stored under their content's id, and never changed."""
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse_sent
 from pipeplan.documents.profile import Profile
+from pipeplan.protocol.audit import Action
 from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
 from pipeplan.protocol.listing import Page
 from planner_service.documents import store
 from planner_service.documents.store import DocumentTable, Packed, PackedCluster, PackedProfile, Query, Summary
+from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 
@@ -21,13 +23,14 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
 
     def __init__(
         self,
-        noun: str,
+        noun: Literal["profile", "cluster"],
         kind: type[Document],
         pack: Callable[[Document], Packed],
         table: DocumentTable[Packed, Summary, Query],
         query: type[Query],
     ) -> None:
         self._noun = noun
+        self._stores: Action = "profile.store" if noun == "profile" else "cluster.store"
         self._kind = kind
         self._pack = pack
         self._table = table
@@ -45,6 +48,7 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         """Stores a packed document, and says whether it is new."""
         with context.database.write() as connection:
             new = self._table.add(connection, document, context.now())
+            trail.record(connection, self._stores, document.id, context.now())
             return found(self._noun, document.id, self._table.summary(connection, document.id)), new
 
     def document(self, context: Context, document_id: str) -> str:

@@ -14,6 +14,7 @@ from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQue
 from pipeplan.protocol.listing import ListQuery, Page
 from planner_service.platform import listing, tables
 from planner_service.platform.listing import Listing, equal, insert_once
+from planner_service.platform.stored import note_use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,7 @@ class DocumentTable(Generic[Packed, Summary, Query]):
     def add(self, connection: Connection, document: Packed, now: datetime) -> bool:
         """Stores the document unless it is there; says whether it is new."""
         if self.summary(connection, document.id) is not None:
+            note_use(connection, self._table, document.id, now)
             return False
         return insert_once(connection, insert(self._table).values(**asdict(document), created_at=now))
 

@@ -1,11 +1,12 @@
 """Feed: follows events as they come, for many followers, without a thread or a connection for each.
 
-A single query every LOOK_S tells which of the followed subjects have new events; their followers then read them. So it
-does not matter which process of the service wrote an event, and a follower costs nothing while nothing happens.
+A single query every LOOK_S tells which of the followed subjects have new events; these are then read once for all of
+their followers. So it does not matter which process of the service wrote an event, a follower costs nothing while
+nothing happens, and many that follow one run cost what one costs.
 """
 
 import asyncio
-from collections import defaultdict
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager, suppress
 
@@ -19,13 +20,53 @@ LOOK_S = 0.2
 RETRY_AFTER_S = 5.0
 
 
+class _Followed:
+    """A subject with followers, and its latest events: a page of them, in their order and without a gap.
+
+    What came before them is read by whoever asks for it.
+    """
+
+    def __init__(self, context: Context, subject: Subject, after: int) -> None:
+        self.followers: set[asyncio.Event] = set()
+        self._context = context
+        self._subject = subject
+        self._events: deque[Event] = deque()
+        self._before = after  # the number before the first that is kept
+        self._last = after
+        self._reading = asyncio.Lock()
+        self._hints = 1
+        self._answered = 0  # how many of the hints had come when the events were read last
+
+    def hint(self) -> None:
+        """The table may have more."""
+        self._hints += 1
+        for news in self.followers:
+            news.set()
+
+    async def after(self, number: int) -> list[Event]:
+        """The next events after a number, at most a page of them. Raises ServiceError."""
+        async with self._reading:
+            while number >= self._before and self._answered != self._hints:
+                hints = self._hints
+                page = await asyncio.to_thread(events.after, self._context, self._subject, self._last)
+                if len(page) < events.PAGE:
+                    self._answered = hints
+                self._events += page
+                self._last = page[-1].number if page else self._last
+                while len(self._events) > events.PAGE:
+                    self._before = self._events.popleft().number
+            if number >= self._before:
+                return [event for event in self._events if event.number > number]
+        return await asyncio.to_thread(events.after, self._context, self._subject, number)
+
+
 class Feed:
     """The events of the subjects that are followed, for at most so many followers at a time."""
 
     def __init__(self, context: Context, *, followers: int) -> None:
         self._context = context
         self._most = followers
-        self._followers: defaultdict[Subject, set[asyncio.Event]] = defaultdict(set)
+        self._followed: dict[Subject, _Followed] = {}
         self._newest: dict[Subject, int] = {}
         self._watch: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -34,7 +75,7 @@ class Feed:
     @property
     def followers(self) -> int:
         """How many there are."""
-        return sum(len(of_subject) for of_subject in self._followers.values())
+        return sum(len(followed.followers) for followed in self._followed.values())
 
     def require_room(self) -> None:
         """Raises UnavailableError where there are too many, or the service is stopping."""
@@ -52,12 +93,14 @@ class Feed:
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + longest_s
-        with self._following(subject) as news:
+        with self._following(subject, after) as (followed, news):
             while not self._closed and loop.time() < until_s:
                 news.clear()
                 page: list[Event] = []
-                with suppress(ServiceError):  # while the database is away there is nothing to report
-                    page = await asyncio.to_thread(events.after, self._context, subject, after)
+                try:
+                    page = await followed.after(after)
+                except ServiceError:  # while the database is away there is nothing to report
+                    self._newest.pop(subject, None)
                 for event in page:
                     yield event
                     after = event.number
@@ -91,31 +134,31 @@ class Feed:
 
     def hint(self, subject: Subject) -> None:
         """Wakes the subject's followers: this process has written an event, which need not wait for the next look."""
-        for news in self._followers.get(subject, ()):
-            news.set()
+        if subject in self._followed:
+            self._followed[subject].hint()
 
     def _wake(self) -> None:
         """Wakes all followers."""
-        for of_subject in self._followers.values():
-            for news in of_subject:
-                news.set()
+        for followed in self._followed.values():
+            followed.hint()
 
     @contextmanager
-    def _following(self, subject: Subject) -> Iterator[asyncio.Event]:
+    def _following(self, subject: Subject, after: int) -> Iterator[tuple[_Followed, asyncio.Event]]:
         """Counts a follower in, and gives what wakes it. The table is looked at only while there are followers."""
         news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._followers[subject].add(news)
+        followed = self._followed.setdefault(subject, _Followed(self._context, subject, after))
+        followed.followers.add(news)
         if self._watch is None:
             self._watch = asyncio.create_task(self._look())
         try:
-            yield news
+            yield followed, news
         finally:
-            self._followers[subject].discard(news)
-            if not self._followers[subject]:
-                del self._followers[subject]
+            followed.followers.discard(news)
+            if not followed.followers:
+                del self._followed[subject]
                 self._newest.pop(subject, None)
-            if not self._followers and self._watch is not None:
+            if not self._followed and self._watch is not None:
                 self._watch.cancel()
                 self._watch = None
 
@@ -124,8 +167,8 @@ class Feed:
         while True:
             await asyncio.sleep(LOOK_S)
             with suppress(ServiceError):
-                newest = await asyncio.to_thread(events.newest, self._context, tuple(self._followers))
+                newest = await asyncio.to_thread(events.newest, self._context, tuple(self._followed))
                 for subject, number in newest.items():
-                    if subject in self._followers and self._newest.get(subject) != number:
+                    if subject in self._followed and self._newest.get(subject) != number:
                         self._newest[subject] = number
                         self.hint(subject)

@@ -58,6 +58,11 @@ class Hold:
     result_id: str | None
     member: Member | None = None
 
+    @property
+    def agent(self) -> str | None:
+        """The holder's name; None where it is the service."""
+        return self.member.agent if self.member is not None else self.job.agent
+
 
 def give(connection: Connection, given: Sequence[Member]) -> None:
     """Stores the job's members, in place of those of an earlier lease."""

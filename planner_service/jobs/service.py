@@ -47,6 +47,7 @@ from planner_service.jobs import store as storage
 from planner_service.jobs.gangs import Hold
 from planner_service.jobs.kinds import kind_of
 from planner_service.jobs.results import PackedReport
+from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 
@@ -72,6 +73,7 @@ def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job
         storage.add(connection, job_id=job_id, task=task, now=now, needs=needs.stored(asked), asked_by=asked_by)
         if kind.begin is not None:
             storage.name_beside(connection, job_id, kind.begin(connection, job_id, task, now))
+        trail.record(connection, "job.enqueue", job_id, now)
         return _told(connection, job_id, now)
 
 
@@ -117,6 +119,8 @@ def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> L
                 return None
             with context.database.write() as connection:
                 given = leases.give(context, connection, request, chosen, now)
+                if given is not None:
+                    trail.record(connection, "job.lease", given.job.id, now, agent=request.agent)
             if given is not None or not chosen.places:
                 return given
     return None
@@ -127,9 +131,8 @@ def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, beat.token, now)
-        name = hold.member.agent if hold.member else hold.job.agent
-        if name is not None:
-            known_agents.seen(connection, name, now)
+        if hold.agent is not None:
+            known_agents.seen(connection, hold.agent, now)
         if hold.job.state == "cancelled":
             return HeartbeatAnswer(expires_in_s=0.0, cancelled=True)
         _require_running(hold)
@@ -180,6 +183,7 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
                 storage.go_on(connection, job_id, task=then(hold.job, beside), beside=beside, now=now)
         gangs.done(connection, hold, now)
         storage.take_report(connection, report.report_id, job_id, now)
+        trail.record(connection, "job.complete", job_id, now, agent=hold.agent)
         return hold.job if is_part else _told(connection, job_id, now)
 
 
@@ -194,6 +198,7 @@ def fail(context: Context, job_id: str, failure: Failure) -> Job:
             return hold.job
         _require_running(hold)
         storage.take_report(connection, failure.report_id, job_id, now)
+        trail.record(connection, "job.fail", job_id, now, agent=hold.agent)
         if not failure.retry:
             storage.end(connection, job_id, state="failed", error=failure.error, now=now)
         elif not gangs.lost(connection, hold, failure.error, now):
@@ -224,6 +229,7 @@ def release(context: Context, job_id: str, handed_back: Release) -> Job:
         _require_running(hold)
         storage.take_report(connection, handed_back.report_id, job_id, now)
         storage.hand_back(connection, job_id, now)
+        trail.record(connection, "job.release", job_id, now, agent=hold.agent)
         return _told(connection, job_id, now)
 
 
@@ -239,6 +245,7 @@ def cancel(context: Context, job_id: str) -> Job:
             ended = "been given up" if job.state == "dead" else job.state
             raise ConflictError(f"job {job_id} has {ended}: it cannot be cancelled any more")
         storage.end(connection, job_id, state="cancelled", error="cancelled on request", now=now)
+        trail.record(connection, "job.cancel", job_id, now)
         return _told(connection, job_id, now)
 
 
@@ -253,6 +260,7 @@ def retry(context: Context, job_id: str) -> Job:
         if job.state == "succeeded":
             raise ConflictError(f"job {job_id} has succeeded: there is nothing to try again")
         storage.retry(connection, job_id, now)
+        trail.record(connection, "job.retry", job_id, now)
         return _told(connection, job_id, now)
 
 

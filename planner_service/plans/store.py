@@ -8,7 +8,8 @@ from operator import attrgetter
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, insert, or_, select, type_coerce, update
+from sqlalchemy.types import NullType
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.files import plan_document
@@ -20,11 +21,12 @@ from pipeplan.protocol.plans import PlanQuery, PlanRequest, PlanSummary
 from planner_service.plans.questions import Price
 from planner_service.platform import listing
 from planner_service.platform.listing import Filter, Listing, at_least, equal, insert_once
-from planner_service.platform.stored import read_stored
+from planner_service.platform.stored import note_use, read_stored
 from planner_service.platform.tables import clusters, plans
 
-_NOT_LISTED = ("content", "request", "tried_instructions", "claimed_until")
-_SUMMARY = [column for column in plans.c if column.name not in _NOT_LISTED]
+_COLUMNS = {"model": plans.c.model_name, "device": plans.c.device_name}
+_SUMMARY = [(_COLUMNS[name] if name in _COLUMNS else plans.c[name]).label(name) for name in PlanSummary.model_fields]
+"""What lists show, by the names and in the order of a summary's fields."""
 
 _REQUEST = TypeAdapter(PlanRequest)
 _CONTENT = select(plans.c.content).where(plans.c.id == bindparam("asked_id"))
@@ -42,6 +44,7 @@ def add(
     """Stores the plan unless it is there, in which case the first request is kept; says whether it is new."""
     plan_id = content_id(plan)
     if summary(connection, plan_id) is not None:
+        note_use(connection, plans, plan_id, now)
         return False
     query = select(clusters.c.device_name, clusters.c.devices).where(clusters.c.id == request.cluster_id)
     cluster = connection.execute(query).one_or_none()
@@ -98,6 +101,19 @@ def summary(connection: Connection, plan_id: str) -> PlanSummary | None:
 def page(connection: Connection, query: PlanQuery) -> Page[PlanSummary]:
     """The plans that the query asks for."""
     return listing.page(connection, _SUMMARIES, listing.cut_of(query), _filters(query))
+
+
+def summaries(connection: Connection, plan_ids: Sequence[str]) -> list[PlanSummary]:
+    """Those plans that are there, as lists show them."""
+    return [_summary(row) for row in connection.execute(_SUMMARIES_OF, {"asked_ids": plan_ids})]
+
+
+def page_of_keys(connection: Connection, query: PlanQuery) -> Page[str]:
+    """The ids of the plans that the query asks for, each with when it was stored.
+
+    A plan that was removed and stored again has its id, and another moment.
+    """
+    return listing.page(connection, _KEYS, listing.cut_of(query), _filters(query))
 
 
 def page_of_ids(connection: Connection, query: PlanQuery) -> Page[str]:
@@ -167,9 +183,11 @@ def _filters(query: PlanQuery) -> list[Filter]:
 
 
 def _summary(row: Row[Any]) -> PlanSummary:
-    renamed = {"model": row.model_name, "device": row.device_name}
-    values = {name: getattr(row, name) for name in PlanSummary.model_fields if name not in renamed}
-    return PlanSummary.model_construct(**renamed, **values)
+    return PlanSummary.model_validate(dict(zip(PlanSummary.model_fields, row, strict=False)))  # a page adds columns
+
+
+def _key(row: Row[Any]) -> str:
+    return f"{row.id} {row.stored}"
 
 
 _SORTS = {
@@ -178,4 +196,7 @@ _SORTS = {
     "memory": plans.c.memory_bytes,
 }
 _SUMMARIES = Listing(table=plans, query=select(*_SUMMARY), item=_summary, sorts=_SORTS)
+_SUMMARIES_OF = select(*_SUMMARY).where(plans.c.id.in_(bindparam("asked_ids", expanding=True)))
+_STORED = type_coerce(plans.c.created_at, NullType()).label("stored")  # as the driver has it, which is faster
+_KEYS = Listing(table=plans, query=select(plans.c.id, _STORED), item=_key, sorts=_SORTS)
 _IDS = Listing(table=plans, query=select(plans.c.id), item=attrgetter("id"), sorts=_SORTS)

@@ -1,21 +1,16 @@
 """Database: one database by its URL, its two kinds of transaction, and what its failures become.
 
 A transaction that reads sees one state of the database. One that writes is stored as a whole or not at all; on SQLite
-the writers take turns. `reporting` turns what the driver raises into errors of ours, and tells apart whether to ask
-again may help.
-
-Turns: SQLite lets a writer that finds the file busy sleep longer and longer, and among many writers one may miss every
-chance until it gives up. So the writers, threads and processes alike, take turns under an operating system's lock on
-a file beside the database. They look at it often enough to be fair, and it goes with the process that holds it.
+the writers take turns and share transactions (`turns`). `reporting` turns what the driver raises into errors of ours,
+and tells apart whether to ask again may help.
 """
 
 import importlib.util
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -43,11 +38,7 @@ from pipeplan.errors import (
     UnavailableError,
     require,
 )
-
-try:
-    import fcntl
-except ImportError:  # not on Windows; there SQLite's own waiting is all
-    fcntl = None  # type: ignore[assignment]
+from planner_service.platform.turns import OWNER_ONLY, Turns
 
 BUSY_RETRY_S = 1.0
 CONNECTION_RETRY_S = 2.0
@@ -78,12 +69,6 @@ POSTGRESQL_OPTIONS = {
     "application_name": "pipeplan",
 }
 """A server that went silent is given up after 5 s while connecting and 15 s (in ms) while it owes an answer."""
-
-OWNER_ONLY = 0o600
-"""A database holds plans, names and the key of the tokens' hashes; SQLite's other files get the mode of the first."""
-
-_LOOK_S = 0.002
-"""How often a writer looks whether it is its turn."""
 
 
 def is_duplicate(error: IntegrityError) -> bool:
@@ -144,66 +129,11 @@ def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:
     return None
 
 
-class Turns:
-    """Who writes to a SQLite file, one at a time, as one process takes part. `name` is the database's in messages."""
-
-    def __init__(self, path: Path, name: str, patience_s: float) -> None:
-        self._path = path
-        self._name = name
-        self._patience_s = patience_s
-        self._threads = threading.Lock()
-        self._file: int | None = None
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Waits for a turn and holds it. Raises UnavailableError if none comes up in time."""
-        deadline_s = time.monotonic() + self._patience_s
-        if not self._threads.acquire(timeout=self._patience_s):
-            raise self._no_turn()
-        try:
-            self._lock(deadline_s)
-            try:
-                yield
-            finally:
-                if fcntl is not None and self._file is not None:
-                    fcntl.flock(self._file, fcntl.LOCK_UN)
-        finally:
-            self._threads.release()
-
-    def close(self) -> None:
-        """Lets go of the file."""
-        with self._threads:
-            if self._file is not None:
-                os.close(self._file)
-            self._file = None
-
-    def _lock(self, deadline_s: float) -> None:
-        """Waits for the turn among the processes, and takes it."""
-        if fcntl is None:
-            return
-        if self._file is None:
-            try:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
-            except OSError as error:
-                raise ServiceError(f"the database {self._name} cannot be written to: {error}") from error
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise self._no_turn() from None
-                time.sleep(_LOOK_S)
-
-    def _no_turn(self) -> UnavailableError:
-        return UnavailableError(f"no turn to write to {self._name} came up within {self._patience_s:g} s")
-
-
 class Database:
     """One database by its URL. `read` and `write` are the only ways in, a transaction each.
 
     SQLite starts every transaction as deferred. One that reads before it writes then fails with "database is locked"
-    when another has written in between. Writers therefore begin immediately, each in its turn (`Turns`). PostgreSQL
+    when another has written in between. Writers therefore begin immediately, each in its turn (`turns`). PostgreSQL
     needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
 
     At most `pool_size` transactions are open at once. UnavailableError is raised where no connection becomes free
@@ -232,10 +162,10 @@ class Database:
             "hide_parameters": True,
         }
         if self.is_sqlite:
-            self._turns = Turns(Path(f"{self.url.database}-turns"), self.shown, busy_timeout_s)
             self.engine = _sqlite_engine(self.url, busy_timeout_s, pool)
             self._readers: Engine = self.engine
             self._writers: Engine = self.engine.execution_options(begin="BEGIN IMMEDIATE")
+            self._turns = Turns(self._writers, Path(f"{self.url.database}-turns"), self.shown, busy_timeout_s)
         else:
             if importlib.util.find_spec("psycopg") is None:
                 raise MissingDependencyError("PostgreSQL needs its driver, psycopg: pip install 'pipeplan[service]'")
@@ -266,8 +196,8 @@ class Database:
         if self._joined is not None:
             yield self._joined
             return
-        turn = self._turns.turn() if self._turns else nullcontext()
-        with reporting(self.shown, self.url.password), self._open, turn, self._writers.begin() as connection:
+        begun = self._turns.write() if self._turns else self._writers.begin()
+        with reporting(self.shown, self.url.password), self._open, begun as connection:
             yield connection
 
     def joining(self, connection: Connection) -> "Database":

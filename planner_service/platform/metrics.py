@@ -75,6 +75,18 @@ class Metrics:
         self._database_errors = Counter(
             "pipeplan_database_errors", "Statements that the database refused.", ("error",), registry=registry
         )
+        self._removed = Counter(
+            "pipeplan_retention_removed", "Rows that retention removed.", ("noun",), registry=registry
+        )
+        self._chores = Counter(
+            "pipeplan_chores", "Turns of upkeep that ended so.", ("chore", "outcome"), registry=registry
+        )
+        self._chore_done = Gauge(
+            "pipeplan_chore_done_timestamp_seconds", "When this process last did it.", ("chore",), registry=registry
+        )
+        self._unaudited = Counter(
+            "pipeplan_audit_left_out", "Attempts that came to nothing and are not in the audit log.", registry=registry
+        )
         self._pool_in_use = Gauge(
             "pipeplan_database_connections_in_use", "Connections that are taken from the pool.", registry=registry
         )
@@ -100,6 +112,20 @@ class Metrics:
     def count_lease_expiry(self, kind: str) -> None:
         """A lease on a job of this kind that ran out."""
         self._lease_expiries.labels(kind).inc()
+
+    def count_removed(self, noun: str, rows: int) -> None:
+        """Rows of this noun that retention removed."""
+        self._removed.labels(noun).inc(rows)
+
+    def count_chore(self, chore: str, outcome: str) -> None:
+        """A turn of upkeep that was done, stopped (it goes on) or failed."""
+        self._chores.labels(chore, outcome).inc()
+        if outcome == "done":
+            self._chore_done.labels(chore).set_to_current_time()
+
+    def count_unaudited(self) -> None:
+        """An attempt that was refused or failed, and is not in the audit log: too many, or no database."""
+        self._unaudited.inc()
 
     def count_database_error(self, error: str) -> None:
         """A statement that failed, by the class of its error."""

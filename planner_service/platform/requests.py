@@ -14,10 +14,12 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel, ValidationError
+from starlette.types import Scope as AsgiScope
 
 from pipeplan.documents.files import parse_sent
 from pipeplan.errors import InvalidInputError, PipeplanError, TooLargeError
 from pipeplan.protocol.listing import Page
+from pipeplan.protocol.tokens import Identity, Scope
 from planner_service.platform.context import Context
 from planner_service.platform.listing import Cut
 
@@ -51,6 +53,12 @@ _Parameters = dict[str, bool]
 
 _KNOWN: dict[Any, _Parameters] = {}
 """The parameters of the routes that were asked so far, by their endpoints."""
+
+
+def may(scope: AsgiScope, scopes: tuple[Scope, ...]) -> bool:
+    """Whether the request's caller has one of these scopes, where no route asks."""
+    caller: Identity | None = scope.get(KEY)
+    return caller is not None and not caller.scopes.isdisjoint(scopes)
 
 
 async def context(request: Request) -> Context:

@@ -1,19 +1,24 @@
-"""Stored documents: how those that are older than a rule are read, and the cache of those that are sent often."""
+"""Stored documents: how old ones are read, when they were used, and the cache of those that are sent often."""
 
 import json
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, Table, func, update
 
 from pipeplan.documents.names import on_one_line
 
 T = TypeVar("T")
-Noun = Literal["profiles", "clusters", "plans", "timelines"]
-"""What the cache holds. Timelines are what the columns of played plans are, compressed."""
+Noun = Literal["profiles", "clusters", "plans", "timelines", "summaries"]
+"""What the cache holds. Timelines are what the columns of played plans are, compressed; summaries are of plans."""
+
+USE_NOTED = timedelta(hours=1)
+"""A document's last use is written at most this often."""
 
 MAX_BYTES = 32 * 2**20
 MAX_AGE_S = 30.0
@@ -23,7 +28,11 @@ LARGEST_SHARE = 1 / 8
 """The most of the cache that one document may take."""
 
 
-_NOT_PLAYED, _PLAYED_LATER = b'"simulated":null', b'"added_within":'
+ENTRY_BYTES = 400
+"""What the cache itself takes for a document, about."""
+
+_NOT_PLAYED: dict[Noun, bytes] = {"plans": b'"simulated":null', "summaries": b'"throughput_samples_per_s":null'}
+_PLAYED_LATER = b'"added_within":'
 """What a plan's document holds that has no play, and one whose play was added. No text within it can hold that: there
 every quotation mark has a backslash.
 """
@@ -31,7 +40,7 @@ every quotation mark has a backslash.
 
 def may_change(noun: Noun, content: bytes) -> bool:
     """Whether the document may still change: a plan without a play may be given one."""
-    return noun == "plans" and _NOT_PLAYED in content
+    return noun in _NOT_PLAYED and _NOT_PLAYED[noun] in content
 
 
 def tag_of(noun: Noun, identity: str, content: bytes) -> str:
@@ -55,6 +64,12 @@ def read_stored(adapter: TypeAdapter[T], text: str) -> T:
             model = {"name": on_one_line(calibration["model"]["name"])}
             asked["calibration"] = calibration | {"model": model, "device": on_one_line(calibration["device"])}
         return adapter.validate_json(json.dumps(document))
+
+
+def note_use(connection: Connection, table: Table, identity: str, now: datetime) -> None:
+    """Records that a document that was there was stored or asked for again: retention counts its age from here."""
+    stale = func.coalesce(table.c.used_at, table.c.created_at) <= now - USE_NOTED
+    connection.execute(update(table).where(table.c.id == identity, stale).values(used_at=now))
 
 
 class DocumentCache:
@@ -95,15 +110,16 @@ class DocumentCache:
 
     def put(self, noun: Noun, identity: str, content: bytes) -> None:
         """Keeps a document that has just been read; those that were unused for the longest time make room."""
-        if may_change(noun, content) or len(content) > self._max_bytes * LARGEST_SHARE:
+        size = len(content) + ENTRY_BYTES
+        if may_change(noun, content) or size > self._max_bytes * LARGEST_SHARE:
             return
         with self._lock:
             self._drop((noun, identity))
             self._entries[noun, identity] = (content, self._now_s())
-            self._bytes += len(content)
+            self._bytes += size
             while self._bytes > self._max_bytes:
                 self._drop(next(iter(self._entries)))
 
     def _drop(self, key: tuple[Noun, str]) -> None:
         entry = self._entries.pop(key, None)
-        self._bytes -= 0 if entry is None else len(entry[0])
+        self._bytes -= 0 if entry is None else len(entry[0]) + ENTRY_BYTES

@@ -75,6 +75,11 @@ def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
     return Column(name, UtcTime(), nullable=nullable)
 
 
+def _used() -> Column[datetime]:
+    """When the document was last stored or asked for again; null: not since `created_at`. Exact to USE_NOTED_S."""
+    return _time("used_at", nullable=True)
+
+
 def _orders(*columns: str, filters: tuple[str, ...] = ()) -> list[Index]:
     """The indexes of the orders of lists; `sequence` tells equal rows apart. Columns of `filters` come before them."""
     starts: list[tuple[str, ...]] = [(column,) for column in filters] or [()]
@@ -93,6 +98,7 @@ profiles = Table(
     Column("blocks", Integer, nullable=False),
     _time("created_at"),
     _estimated(),
+    _used(),
     *_orders("created_at", "blocks"),
     *_orders("created_at", filters=("model_name", "device_name")),
 )
@@ -106,6 +112,7 @@ clusters = Table(
     Column("device_name", Text, nullable=False),
     Column("devices", Integer, nullable=False),
     _time("created_at"),
+    _used(),
     *_orders("created_at", "devices"),
     *_orders("created_at", filters=("device_name",)),
 )
@@ -145,6 +152,7 @@ plans = Table(
     # when. Null: not tried, and nobody.
     Column("tried_instructions", BigInteger, nullable=True),
     _time("claimed_until", nullable=True),
+    _used(),
     *_orders("created_at", "throughput_samples_per_s", "memory_bytes"),
     *_orders(
         "created_at",
@@ -192,6 +200,9 @@ jobs = Table(
     Index(None, "state", "needs_id", "kind", "sequence"),
     Index(None, "state", "lease_expires_at"),
 )
+for _name in ("profile_id", "cluster_id"):  # what refers to a document is looked for before it may go
+    _given = jobs.c[_name].is_not(None)
+    Index(None, jobs.c[_name], sqlite_where=_given, postgresql_where=_given)
 
 runs = Table(
     "runs",
@@ -357,4 +368,33 @@ run_chunks = Table(
     Column("first", BigInteger, nullable=False),
     Column("last", BigInteger, nullable=False),
     Column("content", LargeBinary, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    _sequence(),
+    _time("created_at"),
+    Column("action", String(32), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    # What is named here may be gone: no foreign keys. A trigger refuses every update.
+    Column("object_id", String(200), nullable=True),
+    Column("actor", String(200), nullable=False),
+    Column("token_id", String(32), nullable=True),
+    Column("agent", String(200), nullable=True),
+    Column("via", String(16), nullable=False),
+    Column("status", Integer, nullable=True),
+    Column("detail", Text, nullable=True),
+    Column("request_id", String(64), nullable=True),
+    *_orders("created_at"),
+    *_orders("created_at", filters=("action", "actor", "token_id", "agent", "object_id")),
+)
+
+chores = Table(
+    "chores",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("fence", Integer, nullable=False),
+    _time("due_at"),
+    _time("held_until", nullable=True),
 )

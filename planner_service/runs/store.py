@@ -1,4 +1,4 @@
-"""Store of the runs. A run is made with its job, whose state it has; report and timeline arrive at the job's end."""
+"""Store of the runs. A run is made with its job and has its state. Report and timeline arrive at the job's end."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime

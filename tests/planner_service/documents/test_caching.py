@@ -1,15 +1,18 @@
 """Caching over HTTP: entity tags, 304, HEAD; and the cache of documents behind it."""
 
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 
 from planner_service.overview.openapi import CLUSTER
+from planner_service.plans import service as stored_plans
 from planner_service.platform.context import Context
-from planner_service.platform.stored import DocumentCache
+from planner_service.platform.stored import ENTRY_BYTES, DocumentCache
 from planner_service.platform.tables import clusters, plans, profiles
+from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import profile_document, store_plan
 
 
@@ -82,7 +85,7 @@ def test_the_cache_is_not_asked_whether_a_document_is_still_there_for_long(
 
 
 def test_the_cache_holds_so_many_bytes_of_what_was_asked_for_last() -> None:
-    cache = DocumentCache(max_bytes=80)
+    cache = DocumentCache(max_bytes=8 * (10 + ENTRY_BYTES))
     for name in "abcdefgh":
         cache.put("plans", name, b"x" * 10)
     assert cache.get("plans", "a") is not None
@@ -104,3 +107,38 @@ def test_the_cache_forgets_that_a_document_is_there_but_not_what_it_is() -> None
     assert cache.known("plans", ["a"]) == {"a": b"content"}
     cache.put("plans", "a", b"content")
     assert cache.get("plans", "a") == b"content"
+
+
+def test_a_list_shows_the_plan_that_is_stored_and_not_the_one_that_was(
+    http: TestClient, context: Context, clock: Clock
+) -> None:
+    plan_id = store_plan(context)
+    first = http.get("/v1/plans").json()["items"]
+    assert first == http.get("/v1/plans").json()["items"] == [_summary(context, plan_id)]
+    with context.database.write() as connection:
+        connection.execute(delete(plans))
+    assert http.get("/v1/plans").json()["items"] == []
+
+    clock.advance(60.0)
+    assert store_plan(context) == plan_id
+    (again,) = http.get("/v1/plans").json()["items"]
+    assert again == _summary(context, plan_id)
+    assert again["created_at"] > first[0]["created_at"]
+
+
+def test_a_list_shows_a_play_that_was_added(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    unplayed = {"throughput_samples_per_s": None, "bubble_fraction": None}
+    with context.database.write() as connection:
+        connection.execute(update(plans).values(unplayed))
+    for _ in range(2):
+        assert http.get("/v1/plans").json()["items"][0]["throughput_samples_per_s"] is None
+    with context.database.write() as connection:
+        connection.execute(update(plans).values(throughput_samples_per_s=17.0, bubble_fraction=0.5))
+    (item,) = http.get("/v1/plans").json()["items"]
+    assert (item["throughput_samples_per_s"], item["bubble_fraction"]) == (17.0, 0.5)
+    assert item == _summary(context, plan_id)
+
+
+def _summary(context: Context, plan_id: str) -> dict[str, Any]:
+    return stored_plans.summary(context, plan_id).model_dump(mode="json")

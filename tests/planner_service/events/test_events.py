@@ -13,12 +13,15 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import event as sqlalchemy_event
 
 from pipeplan.errors import UnavailableError
 from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, Lease, Progress
 from pipeplan.protocol.runs import Event, events_in
 from planner_service.app import create_app
+from planner_service.events import service as events
 from planner_service.events.feed import Feed
+from planner_service.events.store import Subject
 from planner_service.jobs import service as jobs
 from planner_service.platform import tables
 from planner_service.platform.context import Context
@@ -157,6 +160,71 @@ def test_a_follower_hears_what_another_process_writes(context: Context, database
 
     assert asyncio.run(follow()) == ["queued", "leased", "cancelled"]
     other.database.close()
+
+
+def test_events_are_read_once_for_all_who_follow_one_subject(context: Context) -> None:
+    lease, other = _leased(context), _leased(context)
+    reads: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "events.number >" in statement:
+            reads.append(statement)
+
+    async def follow() -> list[list[int]]:
+        feed = Feed(context, followers=50)
+        told: list[list[int]] = [[] for _ in range(20)]
+        heard = asyncio.Condition()
+
+        async def one(place: int) -> None:
+            # Half of them have seen the first event already; one follows another job.
+            subject: Subject = ("job", other.job.id if place == 19 else lease.job.id)
+            async for event in feed.follow(subject, place % 2, silence_s=60, longest_s=HOUR_S):
+                assert event is not None
+                async with heard:
+                    told[place].append(event.number)
+                    heard.notify_all()
+
+        async with asyncio.TaskGroup() as group:
+            for place in range(20):
+                group.create_task(one(place))
+            for done in range(1, 4):
+                async with heard:
+                    while not all(done + 1 in numbers for numbers in told[:19]):
+                        await heard.wait()
+                if done == 1:
+                    sqlalchemy_event.listen(context.database.engine, "before_cursor_execute", note)
+                await asyncio.to_thread(_beat, context, lease, done)
+            await asyncio.to_thread(jobs.cancel, context, lease.job.id)
+            await asyncio.to_thread(jobs.cancel, context, other.job.id)
+        return told
+
+    told = asyncio.run(follow())
+    sqlalchemy_event.remove(context.database.engine, "before_cursor_execute", note)
+    assert told[:19] == [[2, 3, 4, 5, 6] if place % 2 else [1, 2, 3, 4, 5, 6] for place in range(19)]
+    assert told[19] == [2, 3]
+    assert len(reads) <= 2 * 5  # five changes of two jobs; a first look at what was read already reads it again
+
+
+def test_who_comes_late_gets_what_is_no_longer_kept(context: Context) -> None:
+    lease = _leased(context)
+    for done in range(events.PAGE + 5):
+        _beat(context, lease, done)
+    last = 2 + events.PAGE + 5
+
+    async def follow() -> list[int]:
+        feed = Feed(context, followers=2)
+        numbers: list[int] = []
+        async with aclosing(feed.follow(("job", lease.job.id), 0, silence_s=60, longest_s=HOUR_S)) as first:
+            while (event := await anext(first)) is None or event.number < last:
+                pass
+            async with aclosing(feed.follow(("job", lease.job.id), 0, silence_s=60, longest_s=HOUR_S)) as late:
+                while not numbers or numbers[-1] < last:
+                    told = await anext(late)
+                    assert told is not None
+                    numbers.append(told.number)
+        return numbers
+
+    assert asyncio.run(follow()) == list(range(1, last + 1))
 
 
 def test_silence_is_told_and_a_stream_ends_after_its_time(context: Context) -> None:

@@ -137,7 +137,6 @@ def test_the_choice_goes_by_indexes(context: Context) -> None:
             continue
         with context.database.write() as connection:
             rows = connection.exec_driver_sql(explain + statement, parameters).all()
-            connection.rollback()
         shown = "\n".join(str(row[-1]) for row in rows)
         assert not re.search(r"SCAN jobs\b(?! USING)|Seq Scan on jobs|USE TEMP B-TREE", shown), (statement, shown)
 

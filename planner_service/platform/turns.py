@@ -1,0 +1,243 @@
+"""Turns: who writes to a SQLite file, one after the other, and what those who wait share: a transaction.
+
+SQLite lets a writer that finds the file busy sleep longer and longer, and among many writers one may miss every
+chance until it gives up. So the writers of a process take turns in the order in which they came, and the processes
+under an operating system's lock on a file beside the database. They look at it often enough to be fair, and it goes
+with the process that holds it.
+
+A commit waits for the disk. So a writer whose work is done passes the open transaction on to the next one that waits,
+and the last one commits for all of them. Nobody goes on before that.
+
+    writer 1   begin, work ─┐                     ┌─ goes on
+    writer 2           waits, savepoint, work ─┐  ├─ goes on
+    writer 3                         waits, savepoint, work, commit
+
+A writer that raises is taken back to its savepoint and changes nothing for the others; the first one has no savepoint,
+since nobody shares its transaction yet.
+"""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, RootTransaction
+
+from pipeplan.errors import ServiceError, UnavailableError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows; there SQLite's own waiting is all
+    fcntl = None  # type: ignore[assignment]
+
+OWNER_ONLY = 0o600
+"""A database holds plans, names and the key of the tokens' hashes; SQLite's other files get the mode of the first."""
+
+RETRY_AFTER_S = 1.0
+
+MOST_WRITERS = 64
+"""How many writers share a transaction, at most."""
+
+OPEN_S = 0.05
+"""After so long nobody joins a transaction any more: those who are through, and other processes, wait for its end."""
+
+_LOOK_S = 0.002
+"""How often a process looks whether it is its turn."""
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A transaction, whoever writes in it. `error` is why nothing of it is stored, `over` that it has ended."""
+
+    connection: Connection
+    transaction: RootTransaction
+    began_s: float
+    writers: int = 0
+    undone: bool = False
+    error: BaseException | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether SQLite has it still: it ends one by itself where the disk is full or cannot be read."""
+        driver = self.connection.connection.driver_connection
+        return driver is not None and bool(driver.in_transaction)
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether another writer may join."""
+        in_time = time.monotonic() - self.began_s < OPEN_S
+        return in_time and self.writers < MOST_WRITERS and not self.undone and self.error is None and self.is_open
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """One writer's part: if it raises nothing of it stays, and nothing of the others' only if SQLite ended all."""
+        self.writers += 1
+        if self.writers == 1:
+            try:
+                yield
+            except BaseException:
+                self.undone = True
+                raise
+            return
+        savepoint = self.connection.begin_nested()
+        try:
+            yield
+            savepoint.commit()
+        except BaseException as error:
+            if self.is_open:
+                savepoint.rollback()
+            else:
+                self.error = error
+            raise
+
+
+class Turns:
+    """The writers to the SQLite file of an engine that begins immediately; `name` is the database's in messages."""
+
+    def __init__(self, engine: Engine, path: Path, name: str, patience_s: float) -> None:
+        self._engine = engine
+        self._path = path
+        self._name = name
+        self._patience_s = patience_s
+        self._queue = _Queue()
+        self._file: int | None = None
+        self._shared: _Shared | None = None  # whoever has the turn changes it
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that is on the disk once the block has ended, alone or with those of others.
+
+        Raises UnavailableError if no turn comes up in time, and what the commit raises, whoever made it.
+        """
+        deadline_s = time.monotonic() + self._patience_s
+        if not self._queue.enter(self._patience_s):
+            raise self._no_turn()
+        if self._shared is None:
+            try:
+                self._shared = self._begin(deadline_s)
+            except BaseException:
+                self._queue.leave()
+                raise
+        shared = self._shared
+        try:
+            with shared.part():
+                yield shared.connection
+        finally:
+            if not (shared.takes_more and self._queue.pass_on()):
+                self._end(shared)
+            shared.over.wait()
+            if shared.error is not None:
+                raise shared.error
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._file is not None:
+            os.close(self._file)
+        self._file = None
+
+    def _begin(self, deadline_s: float) -> _Shared:
+        self._lock(deadline_s)
+        try:
+            connection = self._engine.connect()
+            try:
+                return _Shared(connection, connection.begin(), time.monotonic())
+            except BaseException:
+                connection.close()
+                raise
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _end(self, shared: _Shared) -> None:
+        """Commits what is not undone, tells those who wait for it, and ends the turn."""
+        self._shared = None
+        try:
+            try:
+                if shared.undone or shared.error is not None:
+                    shared.transaction.rollback()
+                else:
+                    shared.transaction.commit()
+            except BaseException:
+                shared.connection.invalidate()  # what could not be committed may be open still: it ends with its file
+                raise
+            finally:
+                shared.connection.close()
+        except BaseException as error:
+            shared.error = shared.error or error
+        finally:
+            self._unlock()
+            shared.over.set()
+            self._queue.leave()
+
+    def _lock(self, deadline_s: float) -> None:
+        """Waits for the turn among the processes, and takes it."""
+        if fcntl is None:
+            return
+        if self._file is None:
+            try:
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+            except OSError as error:
+                raise ServiceError(f"the database {self._name} cannot be written to: {error}") from error
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise self._no_turn() from None
+                time.sleep(_LOOK_S)
+
+    def _unlock(self) -> None:
+        if fcntl is not None and self._file is not None:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _no_turn(self) -> UnavailableError:
+        detail = f"no turn to write to {self._name} came up within {self._patience_s:g} s"
+        return UnavailableError(detail, RETRY_AFTER_S)
+
+
+class _Queue:
+    """The threads that wait for the turn, in the order in which they came. Who leaves gives it to the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def enter(self, patience_s: float) -> bool:
+        """Waits for the turn; whether it came up in time."""
+        with self._lock:
+            if not self._taken:
+                self._taken = True
+                return True
+            turn = threading.Event()
+            self._waiting.append(turn)
+        try:
+            turn.wait(patience_s)
+        finally:
+            with self._lock:
+                came = turn.is_set()
+                if not came:
+                    self._waiting.remove(turn)
+        return came
+
+    def pass_on(self) -> bool:
+        """Gives the turn to the first that waits; false where nobody does, and the turn stays."""
+        with self._lock:
+            if not self._waiting:
+                return False
+            self._waiting.popleft().set()
+            return True
+
+    def leave(self) -> None:
+        """Gives the turn to the first that waits, or to whoever comes next."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().set()
+            else:
+                self._taken = False
