@@ -15,10 +15,13 @@ from planner_service.access.auth import Admission, Door, Identities, require_sco
 from planner_service.access.middleware import Access, Guard
 from planner_service.agents import routes as agents
 from planner_service.aliases import routes as aliases
+from planner_service.audit import routes as audit
+from planner_service.audit.middleware import Audited, places
 from planner_service.documents import routes as documents
 from planner_service.documents.caching import Express, Head
 from planner_service.events import routes as events
 from planner_service.jobs import routes as jobs
+from planner_service.jobs.beats import Beats
 from planner_service.jobs.kinds import register
 from planner_service.jobs.measurements import LINKS, PROFILE
 from planner_service.overview import openapi
@@ -32,15 +35,19 @@ from planner_service.plans.jobs import PLAN
 from planner_service.plans.prices import price_process
 from planner_service.plans.solver import FunctionSolver, solve_here, solver_process
 from planner_service.platform import problems
+from planner_service.platform.base_path import BasePath
 from planner_service.platform.context import Context, Solve, utc_now
 from planner_service.platform.database import Database
 from planner_service.platform.middleware import Rates, RequestLimits, SecurityHeaders
 from planner_service.platform.migrations import upgrade
 from planner_service.platform.parsing import Parsing, ParsingLimits
 from planner_service.platform.requests import KnownParameters, require_sizes
+from planner_service.platform.rules import parse_rules
 from planner_service.platform.settings import Settings
 from planner_service.runs import routes as runs
 from planner_service.runs.jobs import RUN
+from planner_service.upkeep.background import Upkeep
+from planner_service.upkeep.backups import BackupPlan
 
 register(PROFILE, LINKS, ESTIMATE, PLAN, RUN)
 
@@ -55,6 +62,7 @@ ROUTERS = (
     runs.router,
     agents.router,
     access.router,
+    audit.router,
     overview.router,
     overview.metrics_router,
     overview.ids_router,
@@ -79,7 +87,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         try:
             prepare(settings, context)
-            async with app.state.background.running():
+            async with app.state.background.running(), upkeep.running():
                 yield
         finally:
             context.database.close()
@@ -106,6 +114,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     )
     pricing = partial(price_process, settings.solver_memory_bytes)
     app.state.background = Background(context, start, bounds, pricing)
+    upkeep = _upkeep(settings, context)
     app.state.feed = app.state.background.feed
     context.absence.back(now(), settings.lease_s)
 
@@ -113,6 +122,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
         app.include_router(router, dependencies=[KnownParameters])
     app.include_router(access.login_router)
     pages.install(app)
+    app.add_middleware(Beats, context=context)
     problems.install(app, pages.problem_page)
     openapi.install(app)
     stored_metrics.watch(context)
@@ -155,6 +165,19 @@ def _context(settings: Settings, now: Callable[[], datetime], solve: Solve | Non
     )
 
 
+def _upkeep(settings: Settings, context: Context) -> Upkeep:
+    """What the service does on a schedule: what the settings ask for."""
+    folder = settings.backup_folder
+    return Upkeep(
+        context,
+        rules=parse_rules(settings.retention),
+        every_s=settings.retention_interval_s,
+        backing_up=None
+        if folder is None
+        else BackupPlan(folder=folder, every_s=settings.backup_interval_s, kept=settings.backups_kept),
+    )
+
+
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """Adds what a request passes before its route, from the innermost out: a request meets the last one added first."""
     app.add_middleware(
@@ -173,7 +196,9 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         login_page=pages.login_page,
     )
     app.add_middleware(Door, admission=app.state.admission)
+    app.add_middleware(Audited, context=app.state.context, places=places(app))
     app.add_middleware(RequestLimits, body_timeout_s=settings.body_timeout_s)
     app.add_middleware(Guard, hosts=settings.hosts)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(Access, metrics=app.state.context.metrics)
+    app.add_middleware(BasePath, base=settings.base_path)

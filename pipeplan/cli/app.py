@@ -8,7 +8,20 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from pipeplan.cli import agents, alias, calibrate, check, clusters, lock, plan, profile, questions, simulate, solve
+from pipeplan.cli import (
+    agents,
+    alias,
+    audit,
+    calibrate,
+    check,
+    clusters,
+    lock,
+    plan,
+    profile,
+    questions,
+    simulate,
+    solve,
+)
 from pipeplan.cli.console import EPILOG, GroupedCommand, VersionAsked, run_app
 from pipeplan.errors import MissingDependencyError
 
@@ -41,6 +54,7 @@ def build_app() -> typer.Typer:
         questions.smallest,
         questions.largest,
         questions.sweep,
+        audit.audit,
     ):
         app.command(cls=GroupedCommand)(command)
     app.add_typer(profile.app, name="profile")

@@ -34,10 +34,12 @@ from pipeplan.protocol.tokens import (
 )
 from planner_service.access import service
 from planner_service.access.service import KnownToken, TokenKey, token_key
+from planner_service.platform.base_path import base_of
 from planner_service.platform.context import Context
 from planner_service.platform.middleware import Rates, caller_address
 from planner_service.platform.problems import API_PREFIX, problem_response
 from planner_service.platform.requests import KEY
+from planner_service.platform.trail import ATTEMPT
 from planner_service.platform.writers import in_writer
 
 KNOWN_FOR_S = 2.0
@@ -277,6 +279,13 @@ class Admission:
         self.failures.require(caller_address(request), "too many tokens from this address were not valid")
 
 
+def acts_as(identity: Identity) -> None:
+    """Notes whose attempt the request is, for the audit log."""
+    attempt = ATTEMPT.get()
+    if attempt is not None:
+        attempt.actor, attempt.token_id = identity.name, identity.token_id
+
+
 class Door:
     """Lets nobody in who is not known, whatever path they ask for. The routes look at scopes after that."""
 
@@ -295,6 +304,7 @@ class Door:
         scope[KEY] = NOBODY
         try:
             scope[KEY] = await self._admission.identify(scope)
+            acts_as(scope[KEY])
         except ServiceError as error:
             # Whoever asks is not known, and must not learn what the database is called and where it is.
             LOG.warning("nobody can be let in: %s", error)
@@ -321,8 +331,13 @@ class Door:
         # A browser whose session is over forgets its cookie.
         over = isinstance(error, UnauthorizedError) and "authorization" not in request.headers
         if over and session_text(request.headers) is not None:
-            response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+            response.delete_cookie(COOKIE, path=cookie_path(request), httponly=True, samesite="strict")
         return response
+
+
+def cookie_path(request: Request) -> str:
+    """Where the session's cookie goes: to this service, and to no other of the same host."""
+    return base_of(request.scope) + "/"
 
 
 def session_text(headers: Headers) -> str | None:

@@ -15,7 +15,16 @@ from pipeplan.protocol.listing import Page as PageOf
 from pipeplan.protocol.problems import headers_of, problem_of
 from pipeplan.protocol.tokens import SCOPES, CreatedToken, NewToken, Token, Whoami
 from planner_service.access import service as tokens
-from planner_service.access.auth import COOKIE, Admission, Caller, from_own_page, scope, session_text
+from planner_service.access.auth import (
+    COOKIE,
+    Admission,
+    Caller,
+    acts_as,
+    cookie_path,
+    from_own_page,
+    scope,
+    session_text,
+)
 from planner_service.access.idempotency import OnceKey, Reply, model_reply, once_response, perform
 from planner_service.access.service import SESSION_S
 from planner_service.platform.context import Context
@@ -87,6 +96,7 @@ async def login(request: Request, fields: Form) -> Response:
         identity = await admission.of_token(request.scope, fields.get("token", "").strip())
         if "read" not in identity.scopes:
             raise ForbiddenError(f"the token {identity.name!r} does not have the scope read, which the pages ask for")
+        acts_as(identity)
         credential = (await admission.identities.open_session(identity)).text()
     except PipeplanError as error:
         response = admission.login_page(request, way_back, str(error))
@@ -95,7 +105,15 @@ async def login(request: Request, fields: Form) -> Response:
         return response
     response = RedirectResponse(way_back, HTTPStatus.SEE_OTHER)
     encrypted = request.url.scheme == "https"
-    response.set_cookie(COOKIE, credential, max_age=SESSION_S, httponly=True, samesite="strict", secure=encrypted)
+    response.set_cookie(
+        COOKIE,
+        credential,
+        path=cookie_path(request),
+        max_age=SESSION_S,
+        httponly=True,
+        samesite="strict",
+        secure=encrypted,
+    )
     return response
 
 
@@ -104,7 +122,7 @@ async def logout(request: Request) -> Response:
     """Ends the session."""
     await _admission(request).identities.end_session(session_text(request.headers) or "")
     response = RedirectResponse("/login", HTTPStatus.SEE_OTHER)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    response.delete_cookie(COOKIE, path=cookie_path(request), httponly=True, samesite="strict")
     return response
 
 

@@ -26,6 +26,7 @@ from pipeplan.protocol.tokens import (
 )
 from planner_service.access import store as storage
 from planner_service.access.store import StoredToken
+from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 
@@ -104,6 +105,8 @@ def create(context: Context, new: NewToken, *, by: str) -> CreatedToken:
     )
     with context.database.write() as connection:
         storage.add(connection, stored)
+        detail = f"{stored.name}, scopes {' '.join(stored.scopes)}"
+        trail.record(connection, "token.create", stored.id, now, detail=detail)
     return CreatedToken(**_token(stored, key, now).model_dump(), token=credential.text())
 
 
@@ -129,6 +132,7 @@ def revoke(context: Context, token_id: str) -> Token:
     with context.database.write() as connection:
         found("token", token_id, storage.get(connection, token_id))
         storage.revoke(connection, token_id, now)
+        trail.record(connection, "token.revoke", token_id, now)
         return _token(found("token", token_id, storage.get(connection, token_id)), key, now)
 
 
@@ -223,6 +227,7 @@ def open_session(context: Context, key: TokenKey, identity: Identity) -> Credent
             now=now,
             expires_at=now + timedelta(seconds=SESSION_S),
         )
+        trail.record(connection, "session.open", identity.token_id, now)
     return credential
 
 
@@ -242,3 +247,4 @@ def end_session(context: Context, session_id: str) -> None:
     """Ends a session: its cookie is no longer valid."""
     with context.database.write() as connection:
         storage.end_session(connection, session_id)
+        trail.record(connection, "session.end", None, context.now())

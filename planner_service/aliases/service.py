@@ -6,6 +6,7 @@ from pipeplan.errors import InvalidInputError, PreconditionFailedError
 from pipeplan.protocol.listing import ListQuery, Page
 from pipeplan.protocol.plans import Alias, AliasMove, AliasQuery, require_name
 from planner_service.aliases import store as storage
+from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 
 
@@ -49,6 +50,7 @@ def put(context: Context, name: str, plan_id: str, *, by: str, expected: Expecte
 
         if new or (current is not None and current.plan_id != plan_id):
             storage.move(connection, name, plan_id, by, now)
+        trail.record(connection, "alias.put", name, now, detail=f"plan {plan_id}")
         return found("alias", name, storage.get(connection, name)), new
 
 
@@ -82,3 +84,4 @@ def delete(context: Context, name: str, *, by: str, expected: Expected = ANYTHIN
         expected.check(name, alias)
         found("alias", name, alias)
         storage.remove(connection, name, by, context.now())
+        trail.record(connection, "alias.delete", name, context.now())

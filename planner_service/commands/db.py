@@ -1,7 +1,6 @@
 """`pipeplan db`: the service's database."""
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeplan.cli.console import require_extra
-from pipeplan.errors import InvalidInputError
-from planner_service.commands.token import UNITS_S
+from pipeplan.errors import InvalidInputError, require
+from planner_service.platform.rules import KEPT, UNASKED, Rule, age_s, parse_rules
 
 if TYPE_CHECKING:
     from planner_service.platform.database import Database
+
+ABANDONED = "abandoned-runs"
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -63,34 +64,58 @@ def downgrade(
 
 @app.command()
 def prune(
-    older_than: Annotated[str, typer.Option(help="Everything older goes: a number and s, m, h, d, w or y, as in 90d.")],
+    older_than: Annotated[
+        str | None, typer.Option(help="Everything older goes: a number and s, m, h, d, w or y, as in 90d.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="Of each noun all but the newest so many go.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(KEPT)}; may be repeated.")] = None,
+    abandoned: Annotated[
+        bool, typer.Option("--abandoned", help="Runs too that failed, died or were cancelled: they could be resumed.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     database: DatabaseUrl = None,
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Removes old runs, jobs, plans, profiles, clusters and agents.
+    """Removes what is old or beyond a number: by default what the setting `retention` says.
 
     Kept are plans with a run that is kept or at which an alias has pointed since then, what kept plans were made from,
-    jobs that have not ended, the aliases' history and the tokens.
+    jobs that have not ended, runs that can be resumed, valid tokens, the newest event of each job, the aliases'
+    history.
     """
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdwy])", older_than)
-    if match is None:
-        raise InvalidInputError("older_than", "must be a number and one of s, m, h, d, w, y, such as 90d", older_than)
-    age_s = int(match[1]) * UNITS_S[match[2]]
+    given = _rules(older_than, keep, only, abandoned)
     with _opened(database, config) as opened:
         from pipeplan.planners.solve import solve
-        from planner_service.overview import service as retention
         from planner_service.platform import migrations
         from planner_service.platform.context import Context
+        from planner_service.platform.settings import load_settings
+        from planner_service.upkeep import service as retention
 
+        rules = given or parse_rules(load_settings(config=config, database_url=database).retention)
+        rule = "must be given, or --keep, where the setting retention (PIPEPLAN_RETENTION) is empty"
+        require(bool(rules), "older_than", rule, older_than)
         migrations.upgrade(opened)
-        counts = retention.prune(Context(database=opened, solve=solve), age_s, dry_run=dry_run)
+        counts = retention.prune(Context(database=opened, solve=solve), rules, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps({"dry_run": dry_run, "removed": counts}))
         return
     went = ", ".join(f"{count} {noun}" for noun, count in counts.items())
     typer.echo(f"{opened.shown}: {'would remove' if dry_run else 'removed'} {went}", err=True)
+
+
+def _rules(older_than: str | None, keep: int | None, only: list[str] | None, abandoned: bool) -> dict[str, Rule]:
+    """The rules that the options give; none where neither an age nor a number is given."""
+    for noun in only or ():
+        require(noun in KEPT, "only", f"must be one of {', '.join(KEPT)}", noun)
+    older_than_s = None if older_than is None else age_s(older_than)
+    if older_than is not None and older_than_s is None:
+        raise InvalidInputError("older_than", "must be a number and one of s, m, h, d, w, y, such as 90d", older_than)
+    if older_than is None and keep is None:
+        require(not only and not abandoned, "older_than", "must be given, or --keep, with --only or --abandoned", None)
+        return {}
+    nouns = [noun for noun in KEPT if noun in only] if only else [noun for noun in KEPT if noun not in UNASKED]
+    rule = Rule(older_than_s=older_than_s, most=keep)
+    return dict.fromkeys(nouns, rule) | ({ABANDONED: rule} if abandoned else {})
 
 
 @app.command()
@@ -118,9 +143,11 @@ def _opened(database: str | None, config: Path | None) -> "Iterator[Database]":
     require_extra("service")
     from planner_service.platform.database import Database
     from planner_service.platform.settings import load_settings
+    from planner_service.platform.trail import at_the_console
 
     opened = Database(load_settings(config=config, database_url=database).database_url)
     try:
-        yield opened
+        with at_the_console():
+            yield opened
     finally:
         opened.close()

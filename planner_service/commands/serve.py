@@ -78,7 +78,7 @@ def serve(
     with _listen(settings.host, settings.port) as listener:
         server, shown, stopping = _server(settings)
         host_in_url = f"[{settings.host}]" if ":" in settings.host else settings.host
-        url = f"http://{host_in_url}:{listener.getsockname()[1]}"
+        url = f"http://{host_in_url}:{listener.getsockname()[1]}{settings.base_path}"
         parent = os.getppid() if exit_with_parent else None
         threading.Thread(target=_watch, args=(server, parent, settings.shutdown_s, stopping), daemon=True).start()
         threading.Thread(target=_announce, args=(server, settings, url, shown), daemon=True).start()

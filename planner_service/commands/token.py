@@ -1,6 +1,5 @@
 """`pipeplan token`: the tokens in the service's database. It needs no service: the first one is made before it runs."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,13 +11,11 @@ import typer
 from pipeplan.cli.console import require_extra, show_table
 from pipeplan.documents.files import parse
 from pipeplan.errors import InvalidInputError
-from pipeplan.protocol.tokens import DAY_S, SCOPES, NewToken
+from pipeplan.protocol.tokens import SCOPES, NewToken
+from planner_service.platform.rules import age_s
 
 if TYPE_CHECKING:
     from planner_service.platform.context import Context
-
-UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S, "y": 365 * DAY_S}
-"""The units of an age or a life, as in 90d."""
 
 LISTED = 200
 """How many tokens a list holds at most."""
@@ -112,10 +109,10 @@ def duration_s(text: str) -> int | None:
     """Seconds in a text such as 90d; None for never. Raises InvalidInputError."""
     if text == "never":
         return None
-    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhdwy])", text)
-    if match is None:
+    life_s = age_s(text)
+    if life_s is None:
         raise InvalidInputError("expires", "must be never, or a number and one of s, m, h, d, w, y, such as 90d", text)
-    return int(match[1]) * UNITS_S[match[2]]
+    return life_s
 
 
 @contextmanager
@@ -127,12 +124,14 @@ def _context(database: str | None, config: Path | None) -> "Iterator[Context]":
     from planner_service.platform.database import Database
     from planner_service.platform.migrations import upgrade
     from planner_service.platform.settings import load_settings
+    from planner_service.platform.trail import at_the_console
 
     settings = load_settings(config=config, database_url=database)
     opened = Database(settings.database_url)
     try:
         upgrade(opened)
-        yield Context(database=opened, solve=solve, token_key=settings.token_key)
+        with at_the_console():
+            yield Context(database=opened, solve=solve, token_key=settings.token_key)
     finally:
         opened.close()
 

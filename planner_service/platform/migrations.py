@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -20,16 +21,22 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, false, func, insert, select
+from sqlalchemy import Connection, Table, false, func, insert, inspect, select
 from sqlalchemy.engine import URL
 
 import planner_service
 from pipeplan.errors import ConflictError, PipeplanError, ServiceError, require
-from planner_service.platform.database import OWNER_ONLY, Database
-from planner_service.platform.tables import metadata
+from pipeplan.protocol.audit import Action
+from planner_service.platform.database import Database
+from planner_service.platform.tables import audit, chores, metadata
+from planner_service.platform.trail import record
+from planner_service.platform.turns import OWNER_ONLY
 
 UPGRADING = 0x70697065706C616E
 """The number of PostgreSQL's lock under which one process at a time changes the tables: "pipeplan" in ASCII."""
+
+PARTIAL = ".partial"
+"""How the name of a backup ends that is being written."""
 
 ROWS = 500
 """How many rows are copied at once."""
@@ -75,15 +82,16 @@ def head() -> str:
 def backup(database: Database, file: Path) -> None:
     """Writes one state of the database to a new file, which is there as a whole or not at all.
 
-    Raises InvalidInputError if the file exists, ServiceError if the database's tables are not this version's or the
-    file cannot be written.
+    It is verified before it has its name: SQLite's own check of integrity, its references, its revision. Raises
+    InvalidInputError if the file exists, ServiceError if the database's tables are not this version's or the file
+    cannot be written or is not whole.
     """
     require(not file.exists(), "file", "must not be there yet", str(file))
     revision = revision_of(database)
     if revision != head():
         advice = "run `pipeplan db upgrade`"
         raise ServiceError(f"the database {database.shown} is at revision {revision}, not at {head()}: {advice}")
-    partial = file.with_name(f".{file.name}.partial")
+    partial = file.with_name(f".{file.name}{PARTIAL}")
     try:
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, OWNER_ONLY))
         if database.is_sqlite:
@@ -96,6 +104,7 @@ def backup(database: Database, file: Path) -> None:
             with closing(sqlite3.connect(partial)) as copied:
                 copied.execute("PRAGMA journal_mode=DELETE")
 
+        _verify(partial, revision)
         # The content must be on the disk before the file has its name.
         descriptor = os.open(partial, os.O_RDONLY)
         try:
@@ -110,6 +119,16 @@ def backup(database: Database, file: Path) -> None:
             partial.with_name(partial.name + end).unlink(missing_ok=True)
 
 
+def _verify(file: Path, revision: str | None) -> None:
+    """Raises ServiceError unless the file is a whole database, at the revision of what it was copied from."""
+    with closing(sqlite3.connect(file)) as copied:
+        found = [str(row[0]) for row in copied.execute("PRAGMA integrity_check(5)")]
+        found += [f"a row of {row[0]} refers to none" for row in copied.execute("PRAGMA foreign_key_check")][:5]
+        (kept,) = copied.execute("SELECT version_num FROM alembic_version").fetchone()
+    if found != ["ok"] or kept != revision:
+        raise ServiceError(f"the backup of revision {revision} is not whole ({kept}): {'; '.join(found)}")
+
+
 def restore(database: Database, file: Path) -> None:
     """Puts a backup into an empty database, in one transaction. Raises ConflictError where it is not empty."""
     require(file.is_file(), "file", "must be a file that `pipeplan db backup` wrote", str(file))
@@ -120,13 +139,14 @@ def restore(database: Database, file: Path) -> None:
         with _opened(copied) as source:
             upgrade(source)  # the backup may be an older version's
             with source.read() as reading, database.write() as writing:
-                for table in metadata.sorted_tables:
+                for table in _moved():
                     if writing.execute(select(func.count()).select_from(table)).scalar_one():
                         rule = f"must be empty, but there is something in {table.name}"
                         raise ConflictError(f"the database {database.shown} {rule}")
                 _copy_rows(reading, writing)
                 if not database.is_sqlite:
                     _set_sequences(writing)
+                record(writing, "database.restore", None, datetime.now(UTC), detail=file.name)
 
 
 def _to(database: Database, revision: str, *, up: bool) -> None:
@@ -136,7 +156,12 @@ def _to(database: Database, revision: str, *, up: bool) -> None:
             if not database.is_sqlite:
                 connection.execute(select(func.pg_advisory_xact_lock(UPGRADING)))
             config.attributes["connection"] = connection
+            before = MigrationContext.configure(connection).get_current_revision()
             (command.upgrade if up else command.downgrade)(config, revision)
+            after = MigrationContext.configure(connection).get_current_revision()
+            if before not in (None, after) and inspect(connection).has_table(audit.name):
+                action: Action = "database.upgrade" if up else "database.downgrade"
+                record(connection, action, None, datetime.now(UTC), detail=f"{before} to {after}")
     except CommandError as error:
         raise ServiceError(f"the database {database.shown} cannot be brought to {revision}: {error}") from error
 
@@ -160,10 +185,15 @@ def _copy_pages(database: Database, file: Path) -> None:
 
 def _copy_rows(reading: Connection, writing: Connection) -> None:
     """Copies all rows. Tables that others refer to come first."""
-    for table in metadata.sorted_tables:
+    for table in _moved():
         rows = reading.execution_options(yield_per=ROWS).execute(select(table)).mappings()
         for some in rows.partitions(ROWS):
             writing.execute(insert(table), [dict(row) for row in some])
+
+
+def _moved() -> list[Table]:
+    """The tables that move along. Whose turn it is with a chore is a matter of each database."""
+    return [table for table in metadata.sorted_tables if table is not chores]
 
 
 def _set_sequences(connection: Connection) -> None:

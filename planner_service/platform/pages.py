@@ -20,6 +20,7 @@ from pipeplan.documents.files import dump, invalid_input
 from pipeplan.errors import ForbiddenError
 from pipeplan.protocol.listing import ListQuery
 from pipeplan.protocol.tokens import LOCAL, Identity
+from planner_service.platform.base_path import base_of
 from planner_service.platform.requests import KEY
 
 SEPARATOR = "~"
@@ -69,10 +70,11 @@ templates.filters.update(formats.FILTERS, document=dump)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A path and its parameters in their order, those that are empty left out."""
+    """A path and its parameters in their order, those that are empty left out. Links have the base path before it."""
 
     path: str
     parameters: tuple[tuple[str, str], ...]
+    base: str = ""
 
     def value(self, name: str) -> str:
         """A parameter; empty where it is not given."""
@@ -107,15 +109,19 @@ class Address:
     def _with(self, changes: dict[str, str | None], *, keep_empty: tuple[str, ...] = ()) -> str:
         kept = [(name, value) for name, value in self.parameters if name not in changes]
         added = [(n, v) for n, v in changes.items() if v is not None and (v or n in keep_empty)]
-        return self.path + (f"?{urlencode(kept + added)}" if kept or added else "")
+        return self.base + self.path + (f"?{urlencode(kept + added)}" if kept or added else "")
 
 
 def address_of(request: Request) -> Address:
     """The address of the request, without the empty fields that a form sends too."""
     given = request.query_params.multi_items()
-    return Address(
-        path=request.url.path, parameters=tuple((name, value) for name, value in given if value or name == "back")
-    )
+    kept = tuple((name, value) for name, value in given if value or name == "back")
+    return Address(path=request.url.path, parameters=kept, base=base_of(request.scope))
+
+
+def origin_of(request: Request) -> str:
+    """The service's address as the request's sender knows it, without a slash at its end."""
+    return str(request.base_url).rstrip("/") + base_of(request.scope)
 
 
 def query_of(kind: type[Query], request: Request) -> Query:
@@ -152,7 +158,8 @@ def page(request: Request, template: str, *, status: int = 200, **content: objec
         "caller": caller,
         "address": address_of(request),
         "pages": PAGES,
-        "origin": str(request.base_url).rstrip("/"),
+        "base": base_of(request.scope),
+        "origin": origin_of(request),
         "now": request.app.state.context.now(),
     }
     text = templates.get_template(template).render(**shared, **content)

@@ -106,6 +106,13 @@ def problem_response(problem: Problem) -> Response:
     return JSONResponse(document, problem.status, media_type=MEDIA_TYPE)
 
 
+async def send_error(error: PipeplanError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers an error where no route does."""
+    response = problem_response(problem_of(error))
+    response.headers.update(headers_of(error))
+    await response(scope, receive, send)
+
+
 def described(text: str) -> dict[str, Any]:
     """A problem in the OpenAPI description of a route, for one that only this route answers with."""
     return {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}

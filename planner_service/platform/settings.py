@@ -1,17 +1,20 @@
 """Settings of the service: from options, else from PIPEPLAN_* in the environment, else from a TOML file."""
 
 import os
+import re
 import sys
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from pipeplan.client.connection import is_loopback
 from pipeplan.configuration import SECRET, Resolved, resolve
+from pipeplan.errors import require
 from planner_service.platform.logs import LogFormat, LogLevel
+from planner_service.platform.rules import parse_rules
 
 DEFAULT_PORT = 8437
 
@@ -36,6 +39,28 @@ def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
     """The addresses and networks, each as it is. Raises ValueError for what is none."""
     for text in value:
         ip_network(text)
+    return value
+
+
+def _base_path(value: str) -> str:
+    """The path without a slash at its end. Raises ValueError for what is none."""
+    path = value.rstrip("/")
+    rule = "must be a path such as /pipeplan, of letters, digits, dots, dashes and underscores"
+    require(re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", path) is not None, "", rule, value)
+    return path
+
+
+def _rules(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The rules of retention, each as it is. Raises ValueError for what is none."""
+    parse_rules(value)
+    return value
+
+
+def _for_sqlite(value: Path | None, given: ValidationInfo) -> Path | None:
+    """The folder. Raises ValueError for a database that has tools of its own."""
+    is_sqlite = str(given.data.get("database_url", "sqlite")).startswith("sqlite")
+    rule = "must be set for SQLite only: back up PostgreSQL by pg_dump (docs/operations.md)"
+    require(value is None or is_sqlite, "", rule, str(value))
     return value
 
 
@@ -116,6 +141,9 @@ class Settings(BaseSettings):
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
         default=(), description="names under which the service is reached beyond this machine, separated by commas"
     )
+    base_path: Annotated[str, AfterValidator(_base_path)] = Field(
+        default="", description="the path of a shared host under which a proxy has the service, such as /pipeplan"
+    )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_networks)] = Field(
         default=("127.0.0.1",),
         description="addresses and networks of proxies whose X-Forwarded-For and -Proto are believed, by commas",
@@ -138,6 +166,20 @@ class Settings(BaseSettings):
         default=60.0, gt=0, le=3600, allow_inf_nan=False, description="how long a request's body may take to arrive"
     )
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="larger bodies are refused with 413")
+    retention: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_rules)] = Field(
+        default=(),
+        description="what is removed as it grows old or many, by commas, as runs=90d, jobs=10000; default: nothing",
+    )
+    retention_interval_s: float = Field(
+        default=3600.0, ge=1, le=31_536_000, allow_inf_nan=False, description="how often that is looked for"
+    )
+    backup_folder: Annotated[Path | None, AfterValidator(_for_sqlite)] = Field(
+        default=None, description="where backups of a SQLite database are written on a schedule; default: none are"
+    )
+    backup_interval_s: float = Field(
+        default=86_400.0, ge=1, le=31_536_000, allow_inf_nan=False, description="how often a backup is written"
+    )
+    backups_kept: int = Field(default=7, ge=1, le=10_000, description="how many of these backups are kept")
     log_level: LogLevel = Field(default="info", description="debug, info (each request), warning or error")
     log_format: LogFormat = Field(default="auto", description="json, human, or auto: human on a terminal")
     shutdown_s: float = Field(

@@ -38,7 +38,7 @@ AGENTS_TOO = {
 }
 """What agents read: what they work on, and whether they can."""
 
-ADMINS = re.compile(r"/v1/tokens(/{token_id}(/revoke)?)?")
+ADMINS = re.compile(r"/v1/tokens(/{token_id}(/revoke)?)?|(/v1)?/audit")
 
 WHO_MAY: dict[Scope, set[Scope]] = {
     "read": {"read", "plan", "admin"},

@@ -117,11 +117,46 @@ def renamed(document: dict[str, Any]) -> None:
     document["ids"]["plan_id"] = "0" * 32
 
 
-@pytest.mark.parametrize("edit", [faster, lighter, derived, renamed])
+def easier(document: dict[str, Any]) -> None:
+    """Another question than the one that was asked: a better plan would not be found."""
+    document["asked"]["batch_size"] += 1
+
+
+def other_options(document: dict[str, Any]) -> None:
+    """The same with an option."""
+    document["asked"]["options"]["semantics"] = "paper"
+
+
+@pytest.mark.parametrize("edit", [faster, lighter, derived, renamed, easier, other_options])
 def test_a_lock_that_somebody_edited_does_not_hold(run: Run, lock: Path, edit: Edit) -> None:
     status, stdout, _ = run("check", edited(lock, edit), "--offline", "--json")
     assert status == 7
     assert not holds(stdout)["lock"]
+
+
+def test_a_lock_from_before_questions_had_a_hash_holds(run: Run, lock: Path) -> None:
+    def without(document: dict[str, Any]) -> None:
+        del document["ids"]["question_id"]
+
+    status, stdout, _ = run("check", edited(lock, without), "--offline", "--json")
+    assert (status, holds(stdout)["lock"]) == (0, True)
+
+
+def test_a_lock_that_holds_a_key_twice_is_refused(run: Run, lock: Path) -> None:
+    lock.write_text(lock.read_text().replace('"schema_version": 1', '"schema_version": 0, "schema_version": 1', 1))
+    status, _, stderr = run("check", str(lock), "--offline")
+    assert status == 2
+    assert "must not hold a key twice, got 'schema_version'" in stderr
+
+
+def not_a_number(document: dict[str, Any]) -> None:
+    """A version that only equals 1."""
+    document["schema_version"] = True
+
+
+def two_lines(document: dict[str, Any]) -> None:
+    """An alias that moves the cursor."""
+    document["alias"] = "gpt\x1b[31m\n"
 
 
 def old(document: dict[str, Any]) -> None:
@@ -153,6 +188,8 @@ def no_amount(document: dict[str, Any]) -> None:
     ("edit", "sentence"),
     [
         (old, "schema_version: must be 1, the version of this release"),
+        (not_a_number, "schema_version: must be 1"),
+        (two_lines, "alias: must hold no control character"),
         (cut, "plan: is required"),
         (unknown, "more: is not a known key"),
         (no_ids, "ids: must be hashes"),

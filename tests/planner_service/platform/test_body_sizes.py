@@ -23,6 +23,7 @@ KIB = 1024
 LIMITS = {
     "POST /login": 8 * KIB,
     "POST /plans/new": 64 * KIB,
+    "POST /runs/calibrate": 64 * KIB,
     "POST /v1/agents": 1024 * KIB,
     "POST /v1/agents/{agent_id}/heartbeat": 64 * KIB,
     "POST /v1/clusters": 1024 * KIB,

@@ -108,7 +108,19 @@ def test_health_and_readiness(http: TestClient) -> None:
 
 
 @pytest.mark.each_case
-@pytest.mark.parametrize("path", ["/v1/plans", "/v1/plans/0", "/v1/jobs/0/cancel", "/v1/tokens/self", "/healthz"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/plans",
+        "/v1/plans/0",
+        "/v1/plans/compare",
+        "/v1/jobs/0/cancel",
+        "/v1/tokens/self",
+        "/v1/aliases/gpt/history",
+        "/plans/new",
+        "/healthz",
+    ],
+)
 def test_a_wrong_method_is_answered_with_those_that_work(http: TestClient, path: str) -> None:
     allowed = set(http.request("TRACE", path).headers["Allow"].split(", "))
     assert allowed

@@ -1,0 +1,52 @@
+"""`pipeplan audit`: who did what to the service's database."""
+
+from typing import Annotated
+
+import typer
+
+from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
+
+
+def audit(
+    action: Annotated[str | None, typer.Option(help="What was done, such as alias.put or token.revoke.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="done, begun, refused or failed.")] = None,
+    actor: Annotated[str | None, typer.Option(help="The name of the token; local, nobody or console.")] = None,
+    agent: Annotated[str | None, typer.Option(help="The agent in whose name it was done.")] = None,
+    object_id: Annotated[str | None, typer.Option("--object", help="The id or name of what it was done to.")] = None,
+    since: Annotated[str | None, typer.Option(help="From this moment on, such as 2026-01-31T12:00:00Z.")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows who did what, and what was refused to whom: the newest first. It asks for the scope admin."""
+    from pipeplan.cli.console import show_table
+    from pipeplan.documents.files import parse
+    from pipeplan.documents.names import on_one_line
+    from pipeplan.protocol.audit import AuditQuery
+
+    asked = {"action": action, "outcome": outcome, "actor": actor, "agent": agent, "object_id": object_id}
+    asked["created_after"] = since
+    query = parse(AuditQuery, {name: value for name, value in asked.items() if value is not None})
+    with service_at(url, token) as service:
+        page = service.audit(query, limit=limit, cursor=cursor).page()
+    if as_json:
+        typer.echo(page.model_dump_json(indent=2))
+        return
+    show_table(
+        ("when", "who", "via", "action", "object", "outcome", "detail"),
+        [
+            (
+                f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
+                on_one_line(entry.actor + (f" ({entry.agent})" if entry.agent else "")),
+                entry.via,
+                entry.action,
+                on_one_line(entry.object_id or ""),
+                entry.outcome + (f" {entry.status}" if entry.status else ""),
+                on_one_line(entry.detail or ""),
+            )
+            for entry in page.items
+        ],
+    )
+    tell_more(page.next_cursor)

@@ -1,0 +1,73 @@
+"""Audit: who did what to the service's database, and what was refused to whom."""
+
+from datetime import datetime
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from pipeplan.protocol.listing import ListQuery, Name, WireModel
+
+Action = Literal[
+    "profile.store",
+    "cluster.store",
+    "plan.store",
+    "alias.put",
+    "alias.delete",
+    "job.enqueue",
+    "job.lease",
+    "job.renew",
+    "job.complete",
+    "job.fail",
+    "job.release",
+    "job.retry",
+    "job.cancel",
+    "agent.register",
+    "agent.present",
+    "token.create",
+    "token.revoke",
+    "session.open",
+    "session.end",
+    "database.upgrade",
+    "database.downgrade",
+    "database.prune",
+    "database.restore",
+]
+"""What can be done. Of `job.renew` and `agent.present`, an agent's signs of life, only what was refused is kept, and
+that it drains.
+"""
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+
+Outcome = Literal["done", "begun", "refused", "failed"]
+"""`begun` is a command that works in several transactions; `failed` is the service's own failure."""
+
+Via = Literal["api", "dashboard", "command"]
+
+
+class AuditEntry(WireModel):
+    """One act, or one attempt."""
+
+    sequence: int = Field(description="its place in the log")
+    created_at: datetime
+    action: Action
+    outcome: Outcome
+    object_id: str | None = Field(description="the id, or the name, of what it was done to")
+    actor: str = Field(description="the token's name; `local`, `nobody` or `console` where there was none")
+    token_id: str | None
+    agent: str | None = Field(description="the agent in whose name it was done")
+    via: Via
+    status: int | None = Field(description="the answer's status, of what was refused or failed")
+    detail: str | None
+    request_id: str | None = Field(description="the request's X-Request-ID, as in the log")
+
+
+class AuditQuery(ListQuery):
+    """Which entries, and in which order: a minus before it is from the last to the first. Default: newest first."""
+
+    sort: Literal["created_at", "-created_at"] | None = None
+    action: Action | None = None
+    outcome: Outcome | None = None
+    actor: Name | None = Field(default=None, description="the token's name")
+    token_id: Name | None = None
+    agent: Name | None = None
+    object_id: Name | None = None

@@ -1,0 +1,74 @@
+"""Rules: how long, and how many of each kind of row the database keeps, as settings and commands spell it.
+
+A rule is `runs=90d` (an age) or `runs=1000` (a number). Several rules on one noun all hold: a row goes once one of them
+says so.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pipeplan.errors import require
+from pipeplan.protocol.tokens import DAY_S
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S, "y": 365 * DAY_S}
+"""The units of an age or a life, as in 90d."""
+
+KEPT = ("runs", "abandoned-runs", "jobs", "plans", "profiles", "clusters", "agents", "events", "tokens", "audit")
+"""What rules can be about, in the order in which it is removed: a plan goes after its runs, a profile after its plans.
+
+`runs` are those that have succeeded; `abandoned-runs` failed, died or were cancelled, and could still be resumed.
+"""
+
+UNASKED = ("abandoned-runs", "audit")
+"""What goes only where a rule names it."""
+
+MAX_AGE_S = 1000 * UNITS_S["y"]
+LARGEST_NUMBER = 10**12
+
+_AGE = re.compile(r"([1-9][0-9]{0,8})([smhdwy])")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,11}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What goes: rows older than an age, and rows beyond the newest so many. None: no such bound."""
+
+    older_than_s: float | None = None
+    most: int | None = None
+
+    def __str__(self) -> str:
+        bounds = {"older than": self.older_than_s, "beyond": self.most}
+        return " or ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+
+    def __post_init__(self) -> None:
+        age_s = self.older_than_s
+        require(
+            age_s is None or 0 < age_s <= MAX_AGE_S, "older_than", "must be above 0 s and at most 1000 years", age_s
+        )
+        require(self.most is None or 0 <= self.most <= LARGEST_NUMBER, "keep", "must be 0 or more", self.most)
+
+
+def age_s(text: str) -> int | None:
+    """The seconds of an age such as 90d; None for a text that is none."""
+    match = _AGE.fullmatch(text)
+    return None if match is None else int(match[1]) * UNITS_S[match[2]]
+
+
+def parse_rules(texts: Iterable[str]) -> Mapping[str, Rule]:
+    """The rules by noun. Raises InvalidInputError."""
+    rules: dict[str, Rule] = {}
+    for text in texts:
+        noun, _, bound = (part.strip() for part in text.partition("="))
+        require(noun in KEPT, "", f"must be rules such as runs=90d or runs=1000 on {', '.join(KEPT)}", text)
+        older_than_s = age_s(bound)
+        known = rules.get(noun, Rule())
+        if older_than_s is not None:
+            require(known.older_than_s is None, "", f"must have one age of {noun}", text)
+            rules[noun] = replace(known, older_than_s=older_than_s)
+        else:
+            rule = "must give an age such as 90d (s, m, h, d, w or y), or a number of rows"
+            require(_NUMBER.fullmatch(bound) is not None, "", rule, text)
+            require(known.most is None, "", f"must have one number of {noun}", text)
+            rules[noun] = replace(known, most=int(bound))
+    return rules

@@ -1,0 +1,1 @@
+"""Upkeep: the service's own scheduled work, and its commands on the database."""

@@ -1,0 +1,79 @@
+"""Backups on a schedule: a SQLite database is copied into a folder, which keeps a number of the newest copies.
+
+PostgreSQL has its own tools for this, which do not copy rows through Python. The setting is refused there.
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+from datetime import UTC, timedelta
+from pathlib import Path
+
+from pipeplan.errors import PipeplanError, ServiceError
+from planner_service.platform.context import Context
+from planner_service.platform.migrations import PARTIAL, backup
+from planner_service.upkeep import chores
+
+CHORE = "backup"
+
+HELD_S = 3600.0
+"""How long a service has to make one backup before another tries."""
+
+AGAIN_S = 600.0
+"""When a backup that failed is tried again."""
+
+NAME = re.compile(r"pipeplan-[0-9]{8}T[0-9]{6}Z\.sqlite3")
+LOG = logging.getLogger("pipeplan.upkeep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackupPlan:
+    """Where backups go, how often one is made, and how many are kept."""
+
+    folder: Path
+    every_s: float
+    kept: int
+
+
+def prepare(plan: BackupPlan) -> None:
+    """Makes the folder, for its owner only. Raises ServiceError where that cannot be done."""
+    try:
+        plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ServiceError(f"the folder of backups {plan.folder} cannot be made: {error.strerror}") from error
+
+
+def take_turn(context: Context, plan: BackupPlan) -> Path | None:
+    """Makes a backup if it is time for one, and this service's to do; its file."""
+    claim = chores.claim(context, CHORE, HELD_S)
+    if claim is None:
+        return None
+    next_s = min(AGAIN_S, plan.every_s)
+    try:
+        file = make(context, plan)
+        next_s = plan.every_s
+    except (OSError, PipeplanError) as error:
+        context.metrics.count_chore(CHORE, "failed")
+        LOG.error("a backup into %s failed: %s", plan.folder, error)
+        return None
+    finally:
+        chores.end(context, claim, context.now() + timedelta(seconds=next_s))
+    context.metrics.count_chore(CHORE, "done")
+    LOG.info("backed up to %s (%d bytes)", file, file.stat().st_size)
+    return file
+
+
+def make(context: Context, plan: BackupPlan) -> Path:
+    """Writes a backup that is verified before it has its name, and removes those beyond the newest ones.
+
+    A backup is removed only after a newer one is whole.
+    """
+    prepare(plan)
+    for left in plan.folder.glob(f".pipeplan-*.sqlite3{PARTIAL}*"):  # of a process that died
+        left.unlink(missing_ok=True)
+    file = plan.folder / f"pipeplan-{context.now().astimezone(UTC):%Y%m%dT%H%M%SZ}.sqlite3"
+    backup(context.database, file)
+    names = sorted(path.name for path in plan.folder.iterdir() if NAME.fullmatch(path.name))
+    for name in names[: -plan.kept]:
+        (plan.folder / name).unlink(missing_ok=True)
+    return file

@@ -1,0 +1,63 @@
+"""Chores: which of the services on one database has the turn for each scheduled task.
+
+A service claims a chore that is due by an update, and holds it for a while. The update has no effect if another service
+has claimed the chore first. Each part of the work renews the claim in its own transaction, under the claim's fence. A
+service that stood still until another one took the chore over therefore writes nothing more.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
+
+from planner_service.platform.context import Context
+from planner_service.platform.listing import insert_once
+from planner_service.platform.tables import chores
+
+HELD_S = 120.0
+"""How long a service has a chore to itself from its last sign of life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoreClaim:
+    """A chore that is this service's, under a fence that no other claim of it has."""
+
+    name: str
+    fence: int
+
+
+def claim(context: Context, name: str, held_s: float = HELD_S) -> ChoreClaim | None:
+    """Claims a chore that is due; None where it is not, or another service is at it."""
+    now = context.now()
+    with context.database.read() as connection:
+        row = connection.execute(select(chores).where(chores.c.name == name)).one_or_none()
+    if row is not None and (row.due_at > now or (row.held_until is not None and row.held_until > now)):
+        return None
+    free = or_(chores.c.held_until.is_(None), chores.c.held_until <= now)
+    claimed = (
+        update(chores)
+        .where(chores.c.name == name, chores.c.due_at <= now, free)
+        .values(fence=chores.c.fence + 1, held_until=now + timedelta(seconds=held_s))
+        .returning(chores.c.fence)
+    )
+    with context.database.write() as connection:
+        if row is None:
+            insert_once(connection, insert(chores).values(name=name, fence=0, due_at=now))
+        fence = connection.execute(claimed).scalar_one_or_none()
+    return None if fence is None else ChoreClaim(name=name, fence=fence)
+
+
+def is_held(connection: Connection, held: ChoreClaim, now: datetime) -> bool:
+    """Renews the claim; False where another service has taken the chore over."""
+    until = now + timedelta(seconds=HELD_S)
+    return connection.execute(update(chores).where(*_is(held)).values(held_until=until)).rowcount == 1
+
+
+def end(context: Context, held: ChoreClaim, due_at: datetime) -> None:
+    """Ends the claim; the chore is due again then."""
+    with context.database.write() as connection:
+        connection.execute(update(chores).where(*_is(held)).values(held_until=None, due_at=due_at))
+
+
+def _is(held: ChoreClaim) -> tuple[ColumnElement[bool], ...]:
+    return chores.c.name == held.name, chores.c.fence == held.fence
