@@ -1,11 +1,14 @@
 """Formats: seconds, bytes, rates and moments, as people read them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
 
+from pipeplan.documents.calibration import Calibration, Term
+from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
+from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import Options
 from pipeplan.simulation.report import Compared, Missed
 
@@ -13,6 +16,9 @@ NONE = "–"
 
 PROVEN = 1e-9
 """A gap that is rounding only."""
+
+TermRow = tuple[str, str, str, str, str]
+"""A term of a calibration: its name, its value in the profile, the corrected one, the spread, how many observations."""
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _RATES = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
@@ -74,18 +80,65 @@ def price_of(other: Alternative) -> str:
 
 
 def why_missed(throughput: Compared, found: Missed) -> str:
-    """One sentence: how far a run was from its prediction, and what each cause adds, which sums to the difference."""
-    causes = [("compute", found.compute), ("link", found.link), ("waiting", found.waiting)]
+    """How far a run was from its prediction, and what each cause adds, which sums to the difference."""
+    causes = [("compute", found.compute), ("link", found.link), ("bubble", found.waiting)]
     if found.other_programs is not None:
         causes.append(("other programs", found.other_programs))
-    parts = ", ".join(f"{name} {part or 0.0:+.3g}" for name, part in sorted(causes, key=lambda each: -abs(each[1])))
-    gap = f"{throughput.measured - throughput.predicted:+.3g} samples/s ({change(throughput.error)})"
-    sentence = f"measured against predicted: {gap}, of which {parts}"
+    parts = ", ".join(f"{name} {_signed(part)}" for name, part in sorted(causes, key=lambda each: -abs(each[1])))
+    how = "slower" if throughput.measured < throughput.predicted else "faster"
+    sentences = [
+        f"The run was {percent(abs(throughput.error))} {how} than predicted: "
+        f"{_number(throughput.measured)} samples/s, not {_number(throughput.predicted)}.",
+        f"By cause, in samples/s: {parts}.",
+    ]
     if found.other_programs is None:
-        return f"{sentence}; what other programs took is in these parts"
-    if found.other_programs == min(part for _, part in causes) < 0:
-        return f"{sentence}; before calibrating, run it again without the other programs"
-    return sentence
+        sentences.append("What other programs took is in these parts.")
+    elif found.other_programs == min(part for _, part in causes) < 0:
+        sentences.append("Before you calibrate, run it again without the other programs.")
+    return " ".join(sentences)
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{_number(abs(value))}"
+
+
+def calibration_terms(found: Calibration, profile: Profile, cluster: Cluster) -> Iterator[TermRow]:
+    """The terms that a calibration corrects."""
+    known = profile.overheads
+    for name, factors in (
+        ("forward, by block", found.forward),
+        ("backward, by block", found.backward),
+        ("backward's first half, by block", found.backward_input),
+        ("backward's second half, by block", found.backward_weight),
+    ):
+        if factors is not None:
+            values = f"{min(factors.values):.3f} to {max(factors.values):.3f}"
+            yield name, "1", values, f"{factors.spread:.1%}", str(factors.observations)
+    yield from _term("forward without a graph", known.forward_without_graph, found.forward_without_graph)
+    yield from _term("recomputed forward", known.recompute, found.recompute)
+    yield from _term("backward after its forward", known.backward_after_forward, found.backward_after_forward)
+    yield from _term("µs an instruction", known.instruction_s, found.instruction_s, 1e6)
+    yield from _term("µs an update, a MB", known.update_s_per_byte, found.update_s_per_byte, 1e12)
+    yield from _term("µs a weight version, a MB", known.version_s_per_byte, found.version_s_per_byte, 1e12)
+    yield from _term("gradient exchange", known.exchange_factor, found.exchange_factor)
+    yield from _term("activation bytes", 1.0, found.activation_factor)
+    for terms in found.levels:
+        before, after = (
+            f"{level.bandwidth_bytes_per_s / 1e9:.3g} GB/s, {level.latency_s * 1e6:.3g} µs"
+            for level in (cluster.levels[terms.level], terms)
+        )
+        yield f"network level {terms.level}", before, after, "", str(terms.observations)
+    if found.context_bytes is not None:
+        held, spread = size(round(found.context_bytes.value)), size(round(found.context_bytes.spread))
+        before = size(profile.device.context_bytes)
+        yield "beside the tensors", before, held, spread, str(found.context_bytes.observations)
+    yield from _term("allocator's reserve", profile.device.allocator_reserve, found.allocator_reserve)
+
+
+def _term(name: str, known: float, term: Term | None, scale: float = 1.0) -> Iterator[TermRow]:
+    if term is not None:
+        before, after, spread = (_number(value * scale) for value in (known, term.value, term.spread))
+        yield name, before, after, spread, str(term.observations)
 
 
 def percent(value: float | None) -> str:

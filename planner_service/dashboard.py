@@ -8,6 +8,7 @@ from pipeplan.protocol.problems import Problem
 from planner_service.access.auth import scope
 from planner_service.agents import page as agents
 from planner_service.aliases import page as aliases
+from planner_service.audit import page as audit
 from planner_service.documents import page as documents
 from planner_service.jobs import page as jobs
 from planner_service.overview import page as overview
@@ -18,7 +19,7 @@ from planner_service.platform.pages import FOLDER, page
 from planner_service.runs import page as runs
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse, dependencies=[scope("read")])
-for view in (overview, plans, form, plan, documents, runs, jobs, agents, aliases):
+for view in (overview, plans, form, plan, documents, runs, jobs, agents, aliases, audit):
     router.include_router(view.router)
 
 

@@ -1,1 +1,1 @@
-"""Calibration: measured timelines -> a calibration, the cost terms that they show (`documents.calibration`)."""
+"""Calibration: measured timelines -> a calibration with the cost terms that they show (`documents.calibration`)."""

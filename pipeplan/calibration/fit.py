@@ -1,7 +1,7 @@
 """Fit: observations of sums -> the factors and terms that explain them.
 
-Both fits are linear least squares in relative errors, with a Gaussian prior around what is known: the more certain an
-observation is, the more it counts, and what no observation separates keeps its proportions.
+Both fits are linear least squares in relative errors, with a Gaussian prior around the known values. A more certain
+observation has more weight. Terms that no observation separates keep their proportions.
 """
 
 from collections.abc import Sequence

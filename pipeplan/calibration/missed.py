@@ -8,9 +8,9 @@ The plan's streams are played again and again, each time with one more of its co
     other programs   and the time in which a computing process was not on a processor
     waiting          what is left of the gap: single delays that other ranks waited for, which no typical duration shows
 
-Each play's batch takes so much longer than the one before it: that is the cause's part. The parts sum to the gap. A
-duration is the median of its kind, as in calibration, so what a few disturbances took counts as waiting, or, where
-processor time was measured, as other programs'.
+A cause's part is the difference between its play and the play before. The parts sum to the gap. A duration is the
+median of its kind, as in calibration. The time of a few disturbances therefore counts as waiting, or, where processor
+time was measured, as that of other programs.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Network: what runs show of the links between stages, and of gradient exchanges."""
+"""Network: what runs show about the links between stages, and about gradient exchanges."""
 
 from collections import defaultdict
 from collections.abc import Sequence

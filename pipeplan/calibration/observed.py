@@ -1,4 +1,4 @@
-"""Observed: a run beside what the profile and the cluster predict for it. All terms are made from this."""
+"""Observed: a run beside what the profile and the cluster predict for it. All terms are computed from this pair."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Samples: what a run's timeline says of each stage's instructions, as medians; its first batches are left out.
+"""Samples: the medians of each stage's instructions in a run's timeline, without its first batches.
 
-An instruction takes from its start to the start of the next one: what passes between two instructions is the cost of
+An instruction takes from its start to the start of the next one. The time between two instructions is the cost of
 executing them, and a plan's costs have no other place for it.
 """
 

@@ -1,4 +1,4 @@
-"""Stages: what runs show of computing, of updates, of an instruction's own cost, and of the memory of a process."""
+"""Stages: what runs show about compute, updates, the overhead of an instruction, and the memory of a process."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -1,1 +1,1 @@
-"""Programs: a schedule as data, a stream of instructions for every worker, and all that reads or rewrites them."""
+"""Programs: a schedule as data, one stream of instructions for every worker, and what reads or rewrites streams."""

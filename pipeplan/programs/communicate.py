@@ -6,13 +6,14 @@
 stage 0   F1 F2       B1    B2 G1 T1:0,1 N1 U1
 stage 1      F1 B1 F2 B2       G1 T1:0,1 N1 U1
 
-First the replicas of a stage average their gradients (G); then stages that share weights sum theirs (T); then all agree
-on the norm of the whole (N). Every worker has its exchanges in this order, and those of one version before those of the
-next. The sends before an exchange wait for nobody: no worker waits for what comes after the exchange elsewhere.
+First the replicas of a stage average their gradients (G). Then stages that share weights sum their gradients (T). Then
+all stages agree on the norm of the whole gradient (N). Every worker has its exchanges in this order, and those of one
+version before those of the next. The sends before an exchange do not wait: no worker waits for what follows the
+exchange on another worker.
 
-With a flush the stages are through with a batch when they meet, and wait in the drain, where they were idle anyway.
-Under 2BW the last stage, first to be through with a batch, waits for the first one's last backward before it goes on
-with the next batch: about one bubble of a flush a batch.
+With a flush the stages have finished a batch when they meet. They wait in the drain, where they are idle in any case.
+Under 2BW the last stage finishes a batch first. It waits for the first stage's last backward before it continues with
+the next batch. This costs about one bubble of a flush in each batch.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Footprint: what a worker holds after each instruction of its stream, in counts. Bytes are the reader's business."""
+"""Footprint: what a worker holds after each instruction of its stream, in counts. Readers turn counts into bytes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,12 @@ from pipeplan.programs.instructions import (
     Forward,
     Instruction,
     Recompute,
-    RecvActivation,
-    RecvGradient,
-    SendActivation,
-    SendGradient,
     StartReduce,
     Update,
+    is_transfer,
 )
 
 _ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
-_TRANSFERS = frozenset({SendActivation, RecvActivation, SendGradient, RecvGradient})
 _OF_GRADIENTS = frozenset({StartReduce, Backward, BackwardInput, BackwardWeight, Update})
 
 
@@ -57,7 +53,7 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
     last: dict[int, int] = {}
     newest = 0
     for index, instruction in enumerate(instructions):
-        if type(instruction) in _TRANSFERS:
+        if is_transfer(instruction):
             continue
         if isinstance(instruction, _ON_A_VERSION):
             last[instruction.version] = index
@@ -72,6 +68,8 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
 
 def versions_needed(instruction: Instruction) -> Sequence[int]:
     """The weight versions that must be there for an instruction."""
+    if is_transfer(instruction):
+        return ()
     match instruction:
         case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
             return (instruction.version,)

@@ -1,9 +1,9 @@
 """The instructions that a worker executes, in the order in which its stream lists them.
 
-Microbatches are numbered from 1 through the whole run, as in the papers' figures, over all replicas: microbatch k
-holds the samples [(k - 1) b, k b) and is computed by replica (k - 1) mod replicas of every stage. Weight version v
-is the stage's weights after v updates. `chunk` says which of its rank's stages an instruction is for, where a rank has
-several (`pipeline`): versions and microbatches are each chunk's own.
+Microbatches are numbered from 1 through the whole run, as in the papers' figures, over all replicas. Microbatch k holds
+the samples [(k - 1) b, k b). On every stage replica (k - 1) mod replicas computes it. Weight version v is the stage's
+weights after v updates. If a rank has several stages, `chunk` says which of them an instruction is for (`pipeline`).
+Each chunk counts its own versions and microbatches.
 """
 
 from dataclasses import dataclass
@@ -186,11 +186,17 @@ Exchange: TypeAlias = StartReduce | ReduceGradients | ReduceTied | ReduceNorm
 Instruction: TypeAlias = Compute | Transfer | Exchange | Update | Checkpoint
 
 _COMPUTE = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
+_TRANSFERS = frozenset({SendActivation, RecvActivation, SendGradient, RecvGradient})
 
 
 def is_compute(instruction: Instruction) -> bool:
     """Whether the instruction is forward or backward work: what the papers' bubbles count as busy."""
     return isinstance(instruction, _COMPUTE)
+
+
+def is_transfer(instruction: Instruction) -> bool:
+    """Whether the instruction moves tensors between stages. Two in three do: the answer must be quick."""
+    return type(instruction) in _TRANSFERS
 
 
 def microbatches_of(instruction: Instruction) -> tuple[int, ...]:

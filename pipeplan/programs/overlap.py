@@ -1,9 +1,9 @@
-"""Overlap: gradient exchanges among replicas that go on while their workers compute. A pass over any streams.
+"""Overlap: gradient exchanges among replicas that run while their workers compute. A pass over any streams.
 
-An exchange begins (S) with the backward that completes the gradients; the worker waits for it (G) before the update.
-The update itself stands as late as its schedule lets it: before the first instruction that names the new version. With
-a flush that is where the update stood. Under PipeDream-2BW it is almost a batch later, as its cost model (2021,
-appendix A.1.1) assumes.
+An exchange begins (S) with the backward that completes the gradients. The worker waits for it (G) before the update.
+The update comes as late as its schedule allows: before the first instruction that names the new version. With a flush
+the update stays where it was. Under PipeDream-2BW it is almost a batch later, as the paper's cost model (2021, appendix
+A.1.1) assumes.
 
 1f1b            F1 F3 B1 S1 B3 G1 U1 F5@1 F7@1 ...
 pipedream-2bw   F1 B1 F3 S1 B3 F5 B5 F7 S2 B7 G1 U1 F9@1 B9@1 F11@1 S3 B11@1 G2 U2 F13@2 ...

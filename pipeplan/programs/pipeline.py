@@ -1,4 +1,4 @@
-"""Pipeline: the shape that a schedule is generated for, and how microbatches are numbered in it."""
+"""Pipeline: the shape for which a schedule is generated, and the numbers of the microbatches in it."""
 
 from dataclasses import dataclass
 from math import lcm

@@ -1,4 +1,4 @@
-"""Program: the streams of all workers; and the program of any number of batches, made of a short one that repeats."""
+"""Program: the streams of all workers; and the program of any number of batches, made from a short one that repeats."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

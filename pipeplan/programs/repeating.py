@@ -1,13 +1,14 @@
-"""Repeating: the stream of a run of any length, of which a few batches are kept.
+"""Repeating: the stream of a run of any length, from a few batches that are kept.
 
-From when the pipeline has filled until it drains, every batch is the one before with its microbatches and weight
-versions moved on by a batch's. That holds for all schedules, with a flush or without, because microbatches are numbered
-over all replicas: replica and stage of microbatch k are those of k plus a batch's microbatches.
+From the moment when the pipeline has filled until it drains, every batch equals the one before, except that the numbers
+of its microbatches and weight versions are those of the next batch. This holds for all schedules, with a flush or
+without, because microbatches are numbered over all replicas: microbatch k has the same replica and stage as the
+microbatch with its place in the next batch.
 
 batch          0    1    2    3    4    ...   n-3       n-2  n-1
 taken from     0    1    2    2    2          2         3    4     (of 5 batches, of which the third is repeated)
 
-A stream is a sequence as before: its instructions are made when they are asked for.
+Such a stream is still a sequence: an instruction is made when a reader asks for it.
 """
 
 from bisect import bisect_right
@@ -204,7 +205,8 @@ def retirements(instructions: Sequence[Instruction]) -> Iterator[tuple[int, ...]
     following, ahead, needed, newest = iter(instructions), deque[Instruction](), Counter[int](), -1
     for new in following:
         ahead.append(new)
-        needed.update(versions_needed(new))
+        for version in versions_needed(new):
+            needed[version] += 1
         if len(ahead) > horizon:
             newest = _newest(ahead[0], newest)
             yield _given_up(ahead.popleft(), needed, newest)

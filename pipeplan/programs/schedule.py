@@ -1,8 +1,8 @@
-"""Schedule: what generates a worker's compute, and what everything else must know of it.
+"""Schedule: what generates a worker's compute, and what all other code must know about it.
 
-A schedule is a class with a name, a generator and laws. No other code compares schedules by name: the check holds
-streams to the laws, cost models count by them, passes and planners ask them what they may do. The schedules are in
-`pipeplan.schedules`; docs/schedules.md shows how to write another one.
+A schedule is a class with a name, a generator and laws. No other code compares schedules by name. The check tests
+streams by the laws, cost models count by them, and passes and planners read from them what is allowed. The schedules
+are in `pipeplan.schedules`; docs/schedules.md shows how to write another one.
 """
 
 from abc import ABC, abstractmethod

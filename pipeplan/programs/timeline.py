@@ -1,7 +1,7 @@
 """Timeline: what every worker did and when. The simulator predicts it, the runtime records it.
 
-Rates are read off it: seconds a batch, samples a second. A summary is what a timeline came to, and all that is known of
-a run that is too long for one.
+A timeline gives the rates: seconds a batch, samples a second. A summary holds a timeline's totals. For a run that is
+too long for a timeline, the summary is all that is known.
 """
 
 from collections.abc import Iterator, Sized
@@ -136,11 +136,12 @@ def steady_batch_s(timeline: Timeline, period: int) -> float:
 
 
 def flushed_batch_s(timeline: Timeline) -> float:
-    """The time between the ends of the first two batches of three or more, of a schedule with a flush.
+    """The time between the ends of the first two batches, of a schedule with a flush.
 
-    The pipeline is empty between batches: all are alike but the first and the last.
+    The pipeline is empty between batches: all are alike but the first; and the last of three or more, where exchanges
+    run beside the compute. Two are enough where they do not.
     """
-    first_s, second_s, _, *_ = _ends_s(timeline)
+    first_s, second_s, *_ = _ends_s(timeline)
     return second_s - first_s
 
 

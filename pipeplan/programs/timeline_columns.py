@@ -1,6 +1,6 @@
-"""Timelines as columns of small numbers: what a picture of a long timeline is drawn from.
+"""Timelines as columns of small numbers, to draw pictures of long timelines.
 
-A lane has five columns. What follows from the entry before it is 0 or 1 there, and compression takes it out:
+A lane has five columns. An entry that follows from the entry before it is 0 or 1, and compression removes it:
 
 words       which of `words`, (head, tail), stands around the instruction's number: `>F3:1` is (">F", ":1") around 3
 numbers     the number, less that of the instruction before it on the lane with the same head
@@ -8,7 +8,7 @@ gaps        ticks from the end of the instruction before it (of the first: from 
 durations   ticks from its start to its end
 held        bytes held once it was done, less those held before
 
-Instructions and bytes come back exactly, a moment within half a tick. A tick is 2^-30 of the timeline's span.
+Instructions and bytes come back exactly, and a time within half a tick. A tick is 2^-30 of the timeline's span.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""Timelines as documents: what files, HTTP and the database hold. Instructions are texts there, and typed everywhere
-else.
-"""
+"""Timelines as documents, for files, HTTP and the database. Instructions are texts here, and typed elsewhere."""
 
 from dataclasses import dataclass
 from typing import ClassVar

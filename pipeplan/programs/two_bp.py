@@ -1,18 +1,18 @@
 """2BP (2024): the backward split in two.
 
-p1, the gradient of a stage's input, is what the stage before waits for; p2, the gradient of its weights, is only needed
-by the update.
+p1 is the gradient of a stage's input; the stage upstream waits for it. p2 is the gradient of the stage's weights; only
+the update needs it.
 
 stage 0   F1 F2       I1    I2 W1,2 U1
 stage 1      F1 I1 W1 F2 I2 W2      U1      (the gap before F2 is long enough for W1)
 
-The memory-saving variant (figure 5) does the p2 of a batch's first half half-way through it, in one block:
+The memory-saving variant (figure 5) computes the p2 of a batch's first half half-way through the batch, in one block:
 
 stage 0   F1 F2       I1 W1 F3 I2 ...
 stage 1      F1 I1 W1 F2 I2 ...
 
-A pass over the streams of a schedule with a flush. Only a simulation knows where the idle time is: it comes in as
-seconds an instruction (`simulation.split_backward` asks the simulator).
+This is a pass over the streams of a schedule with a flush. Only a simulation knows where the idle time is: the pass
+gets it as seconds for each instruction (`simulation.split_backward` asks the simulator).
 """
 
 from collections.abc import Iterable, Sequence

@@ -6,16 +6,19 @@ holds what others read: the plan, its measured timeline, and the report.
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.files import parse, read, read_text
+from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import Plan
-from pipeplan.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError, require
+from pipeplan.programs.timeline_columns import TimelineColumns
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.jobs import JobState, Progress, RunTask
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
@@ -105,8 +108,21 @@ class Losses(WireModel):
     losses: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlayColumns:
+    """A run's last batches, each timeline from 0 on. `predicted` is None where the plan is too large to be played."""
+
+    predicted: TimelineColumns | None
+    measured: TimelineColumns
+
+    __pydantic_config__: ClassVar = STRICT
+
+
 def read_run(folder: Path) -> MeasuredRun:
     """The run in a folder that `pipeplan-agent run` wrote. Raises InvalidInputError, which names the file."""
+    for name in (PLAN, TIMELINE, REPORT):
+        rule = f"must be the folder of a run, with {PLAN}, {TIMELINE} and {REPORT}: there is no {name}"
+        require((folder / name).is_file(), "run", rule, str(folder))
     try:
         plan, timeline = read(Plan, folder / PLAN), read(TimelineDocument, folder / TIMELINE).timeline()
         report = folder / REPORT

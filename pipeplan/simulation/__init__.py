@@ -1,1 +1,1 @@
-"""Simulation: programs played with costs, and what a timeline shows."""
+"""Simulation: plays programs with costs, and shows what a timeline holds."""

@@ -1,7 +1,7 @@
 """Compile: a program's streams as columns, the form in which the engine (`play`) plays them.
 
 A column has one row for each instruction: its own seconds, and the workers that it waits for. Two workers meet at an
-edge (a send and its receive), several at an exchange.
+edge (a send and its receive). Several meet at an exchange.
 """
 
 from collections import Counter, deque

@@ -1,13 +1,13 @@
-"""Network: what is on its way, and how fast. Routes and moments in, ends out.
+"""Network: what is in transit, and how fast. Routes and start times in, end times out.
 
-A route leads through ports, out of a sender's unit of devices and into a receiver's, and carries one thing after
-another. Things on several routes share a port: its bandwidth is divided max-min fairly. No route can then be faster
-unless one that is no faster becomes slower (Bertsekas and Gallager, Data Networks, section 6.5.2). Shares are found by
-filling: all routes become faster together, and a route stays as it is once a port of its is full.
+A route leads through ports, out of a sender's unit of devices and into a receiver's. It carries one transfer after
+another. Transfers on several routes share a port: its bandwidth is divided max-min fairly. No route can then become
+faster unless one that is no faster becomes slower (Bertsekas and Gallager, Data Networks, section 6.5.2). Filling finds
+the shares: the rates of all routes rise together, and a route's rate is final once one of its ports is full.
 
-Shares change when a thing starts or ends. Only routes that share ports with it, directly or by way of others, are then
-looked at. Their shares depend on nothing but which routes they are, and in a steady state the same ones meet in every
-batch: the shares of each set are found once. A set of routes is a whole number here, with bit k for route number k.
+Shares change when a transfer starts or ends, and only on routes that share ports with it, directly or through other
+routes. The shares depend only on the set of these routes. In a steady state the same sets recur in every batch, and the
+shares of each set are computed once. A set of routes is a whole number here, with bit k for route number k.
 """
 
 from collections import defaultdict, deque

@@ -1,6 +1,6 @@
-"""Picture: a timeline as SVG, a row a worker, in the manner of the papers' figures.
+"""Picture: a timeline as SVG, with a row for each worker, in the style of the papers' figures.
 
-Compute and updates are boxes with their text form, without the weight version; what a worker idles is left blank.
+Compute and updates are boxes with their text form, without the weight version. Idle time is left blank.
 """
 
 from html import escape

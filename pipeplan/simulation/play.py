@@ -1,18 +1,18 @@
 """Play: a program's streams with given costs. Streams + stage costs -> Timeline.
 
-Every worker executes its stream in order. A send hands its tensor to the link and goes on; a receive waits for the
-arrival. A gradient exchange waits for all replicas, an exchange among stages for all of them. An exchange that was
-begun earlier runs beside its workers' other work, on a link of its own. The runtime does the same: its timeline holds
-the same instructions.
+Every worker executes its stream in order. A send passes its tensor to the link and does not wait. A receive waits for
+the arrival. A gradient exchange waits for all replicas, and an exchange among stages waits for all of these. An
+exchange that was begun earlier runs beside its workers' other work, on a separate link. The runtime does the same: its
+timeline holds the same instructions.
 
 Network levels have ports, and a level's bandwidth is that of its ports. What crosses a level leaves one unit of devices
-through that unit's port and enters the other through its own. Between one sender and one receiver tensors follow each
-other, and so do the exchanges of one stage; whatever else passes a port at the same time shares it (`network`). An
-exchange passes the ports of every unit once. Where the costs name no port, every sender, receiver and direction has a
-link of its own, as in the papers' pictures.
+through this unit's port, and enters the other unit through the other's port. Tensors between one sender and one
+receiver follow each other, and so do the exchanges of one stage. All other transfers that pass a port at the same time
+share it (`network`). An exchange passes the ports of every unit once. If the costs name no port, every sender, receiver
+and direction has a separate link, as in the papers' pictures.
 
-The engine plays columns (`compile`). Every worker runs ahead as far as it can. When all of them wait, the network's
-time advances to its next event; no later send can come before that.
+The engine plays columns (`compile`). Every worker runs ahead as far as it can. When all workers wait, the network's
+time advances to its next event; no later send can start before that event.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Predict: a plan's program, and the timeline that its costs give.
 
-The runtime executes the same streams; here the costs play them. Of a run that is too long to be played, the start and
-the end are predicted, and the summary of all of it.
+The runtime executes the same streams; here they are played with costs. If a run is too long to be played, its start,
+its end and the summary of the whole run are predicted.
 """
 
 from dataclasses import replace

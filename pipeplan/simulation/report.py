@@ -48,6 +48,8 @@ class RankReport:
     That is the host's memory. `device_memory` is what it took of a GPU of its own, None where it had none.
     `off_processor_fraction`: the share of its compute time in which the process was not on a processor, because others
     were; None of a GPU, and of a process that computes with several threads.
+    `deferred_share`: how much of the time of its split backwards was p2's, 0 where nothing could be deferred; None
+    where no backward was split.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class RankReport:
     peak_resident_bytes: int
     device_memory: DeviceMemory | None = None
     off_processor_fraction: float | None = None
+    deferred_share: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -1,4 +1,4 @@
-"""Split backward: 2BP's pass, with the idle gaps that a simulation shows. Program + costs -> the one with p1 and p2."""
+"""Split backward: 2BP's pass, with the idle gaps from a simulation. Program + costs -> the program with p1 and p2."""
 
 from collections.abc import Sequence
 from dataclasses import replace

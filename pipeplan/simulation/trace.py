@@ -1,11 +1,12 @@
 """Chrome trace: timelines for chrome://tracing and Perfetto, in the Trace Event Format.
 
-A timeline is a process, a rank a track in it, an instruction a slice on that, named by its text. A transfer is a flow:
-an arrow from the slice of the send to that of the receive. What a rank holds is a counter.
+A timeline is a process, a rank is a track in it, and an instruction is a slice on the track, named by its text. A
+transfer is a flow: an arrow from the slice of the send to that of the receive. The bytes that a rank holds are a
+counter.
 
-Times are whole nanoseconds, Perfetto's unit. No slice is shorter than one, none begins before the one before it has
-ended, and a receive ends after its send began. Perfetto thus drops nothing and draws every arrow. Where work costs
-nothing, as in the papers' pictures, slices move by as many nanoseconds as that takes.
+Times are whole nanoseconds, Perfetto's unit. No slice is shorter than one nanosecond or begins before the previous one
+has ended, and a receive ends after its send began. Perfetto thus drops nothing and draws every arrow. If work costs
+nothing, as in the papers' pictures, slices move by the few nanoseconds that these rules need.
 """
 
 import json

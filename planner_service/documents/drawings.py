@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import require
 from pipeplan.formats import bandwidth, count, seconds, size
 from planner_service.platform.axes import Tick, memory_ticks, ticks
 
@@ -70,6 +72,43 @@ class BlockChart:
     values: tuple[Tick, ...]
     blocks: tuple[Tick, ...]
     blocks_a_bar: int
+
+
+def size_of(profile: Profile, wanted: str) -> int:
+    """The microbatch size that is wanted; the largest where none is. Raises InvalidInputError for one not measured."""
+    sizes = sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements)
+    rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
+    require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
+    return int(wanted) if wanted else sizes[-1]
+
+
+def time_columns(profile: Profile, microbatch_size: int) -> list[BlockColumn]:
+    """The seconds of every block's forward and backward."""
+    measured = [(block.name, block.at(microbatch_size)) for block in profile.blocks]
+    return [
+        BlockColumn(
+            name=name,
+            parts=(("forward", at.forward_s), ("backward", at.backward_s)),
+            spread=(at.forward_spread_s or 0.0) + (at.backward_spread_s or 0.0),
+        )
+        for name, at in measured
+    ]
+
+
+def memory_columns(profile: Profile, microbatch_size: int) -> list[BlockColumn]:
+    """The bytes of every block's weights, activations and workspace."""
+    measured = [(block, block.at(microbatch_size)) for block in profile.blocks]
+    return [
+        BlockColumn(
+            name=block.name,
+            parts=(
+                ("weights", float(block.weight_bytes)),
+                ("activations", float(at.activation_bytes)),
+                ("transient", float(at.workspace_bytes)),
+            ),
+        )
+        for block, at in measured
+    ]
 
 
 def time_chart(columns: Sequence[BlockColumn]) -> BlockChart | None:

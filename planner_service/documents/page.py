@@ -17,7 +17,15 @@ from pipeplan.documents.files import parse
 from pipeplan.documents.profile import Device, Measurement, Method, Model, Profile
 from pipeplan.errors import require
 from pipeplan.protocol.documents import ClusterQuery, ProfileQuery
-from planner_service.documents.drawings import BlockChart, BlockColumn, cluster_drawing, memory_chart, time_chart
+from planner_service.documents.drawings import (
+    BlockChart,
+    cluster_drawing,
+    memory_chart,
+    memory_columns,
+    size_of,
+    time_chart,
+    time_columns,
+)
 from planner_service.documents.pairs import pair_of
 from planner_service.documents.service import clusters, profiles
 from planner_service.platform.context import Context
@@ -93,9 +101,7 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
     """The page of the profile that the text holds. The parser's process imports this by its name."""
     profile = parse(Profile, content)
     sizes = tuple(sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements))
-    rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
-    require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
-    microbatch_size = int(wanted) if wanted else sizes[-1]
+    microbatch_size = size_of(profile, wanted)
     measured = [(block, block.at(microbatch_size)) for block in profile.blocks]
     names = [block.name for block in profile.blocks]
     runs = list(alike(names, [(block.weight_bytes, at) for block, at in measured]))
@@ -125,29 +131,8 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
             for start, stop, name in shown
         ),
         hidden_rows=len(measured) - shown[-1][1],
-        times=time_chart(
-            [
-                BlockColumn(
-                    name=block.name,
-                    parts=(("forward", at.forward_s), ("backward", at.backward_s)),
-                    spread=(at.forward_spread_s or 0.0) + (at.backward_spread_s or 0.0),
-                )
-                for block, at in measured
-            ]
-        ),
-        memory=memory_chart(
-            [
-                BlockColumn(
-                    name=block.name,
-                    parts=(
-                        ("weights", float(block.weight_bytes)),
-                        ("activations", float(at.activation_bytes)),
-                        ("transient", float(at.workspace_bytes)),
-                    ),
-                )
-                for block, at in measured
-            ]
-        ),
+        times=time_chart(time_columns(profile, microbatch_size)),
+        memory=memory_chart(memory_columns(profile, microbatch_size)),
         forward_s=sum(at.forward_s for _, at in measured),
         backward_s=sum(at.backward_s for _, at in measured),
         weight_bytes=sum(block.weight_bytes for block, _ in measured),

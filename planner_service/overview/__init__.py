@@ -1,1 +1,1 @@
-"""Overview: what shows several nouns at once, or none."""
+"""Overview: pages and routes that show several nouns at once, or none."""

@@ -1,4 +1,4 @@
-"""Drawings of the overview: the throughput of a model's plans over time, and how far predictions were off."""
+"""Drawings of the overview: the throughput of a model's plans over time, and the errors of predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

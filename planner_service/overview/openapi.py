@@ -1,6 +1,6 @@
 """OpenAPI: the API's description, with examples of requests that work as they stand, in their order.
 
-The service reads bodies by its own rules. What they hold is therefore added here to what FastAPI knows.
+The service reads bodies by its own rules. This module therefore adds their contents to what FastAPI knows.
 """
 
 from copy import deepcopy
@@ -28,6 +28,7 @@ from pipeplan.protocol.plans import PLAYED, AliasTarget, PlanRequest
 from pipeplan.protocol.problems import MEDIA_TYPE, Problem, problem_of
 from pipeplan.protocol.tokens import NewToken
 from planner_service.access.auth import demands_of, is_public, scope
+from planner_service.platform.base_path import base_of
 from planner_service.platform.context import Context, Solve
 from planner_service.platform.requests import limit_of, size_of
 
@@ -82,7 +83,7 @@ PROFILE_TASK = {"kind": "profile", "model": MODEL, "microbatch_sizes": [1, 2], "
 
 
 REQUEST_ID = "X-Request-ID"
-TAKES_IDS = ("/v1/plans/compare",)
+TAKES_IDS = ("/v1/plans/compare", "/v1/runs/calibration")
 """Paths that name stored things elsewhere than in the path."""
 
 REFERENCE = "#/components/schemas/"
@@ -144,7 +145,8 @@ router = APIRouter(include_in_schema=False)
 @router.get("/openapi.json", dependencies=[scope("read", "agent")])
 def description(request: Request) -> JSONResponse:
     """This description, to whoever may call anything that it describes."""
-    return JSONResponse(request.app.openapi())
+    base = base_of(request.scope)
+    return JSONResponse(request.app.openapi() | ({"servers": [{"url": base}]} if base else {}))
 
 
 def install(app: FastAPI) -> None:

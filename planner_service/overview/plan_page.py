@@ -1,13 +1,16 @@
 """Page of one plan: the plan, its predicted schedule, what it was made from, its runs and aliases."""
 
 from dataclasses import dataclass
+from shlex import quote
 from statistics import fmean
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from pipeplan.costs.memory import rank_host_bytes, stages_by_rank
 from pipeplan.documents.plan import Alternative, Plan, Worker
+from pipeplan.documents.profile import Model
 from pipeplan.formats import layout, memory_items
 from pipeplan.protocol.plans import Alias, AliasQuery, PlanRequest, PlanSummary, Streams
 from pipeplan.protocol.runs import RunSummary
@@ -44,6 +47,11 @@ MOST_SHOWN_WORKERS = 32
 MOST_SHOWN_MICROBATCHES = 1_024
 """Of all workers together, where their instructions are written out."""
 MOST_SHOWN_RANKS = 256
+
+TOKENS = "worker_agent.models.text:random_tokens?vocab_size=256"
+YOURS = "package.module:factory"
+NO_DECODERS = ("bert", "vit")
+"""The Hugging Face families whose batches are not tokens and the ones that follow them."""
 
 router = APIRouter()
 
@@ -82,6 +90,8 @@ class PlanView:
     aliases: tuple[Alias, ...]
     request: PlanRequest
     exports: tuple[Offer, ...]
+    known_data: bool
+    names: str
 
 
 @router.get("/plans/{plan_id}")
@@ -110,6 +120,7 @@ def plan_view(
     enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
     batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
     short = plan.microbatches * plan.workers <= MOST_SHOWN_MICROBATCHES and plan.workers <= MOST_SHOWN_WORKERS
+    data = _data_for(plan.model)
     return PlanView(
         summary=plans.summary(context, plan_id),
         plan=plan,
@@ -131,7 +142,18 @@ def plan_view(
         aliases=aliases.page(context, AliasQuery(plan_id=plan_id, limit=SHOWN_ALIASES)).items,
         request=plans.request(context, plan_id),
         exports=exports.offers(context, plan_id, plan),
+        known_data=bool(data),
+        names=f"model={quote(plan.model.spec or YOURS)}\ndata={quote(data or YOURS)}",
     )
+
+
+def _data_for(model: Model) -> str:
+    """Random data that the worker has for such a model; empty where the data can only be one's own."""
+    factory, _, options = (model.spec or "").partition("?")
+    if factory == "preset:mlp":
+        width = dict(parse_qsl(options)).get("width")
+        return "preset:regression" + (f"?width={width}" if width else "")
+    return TOKENS if factory.startswith("hf:") and factory.removeprefix("hf:") not in NO_DECODERS else ""
 
 
 def _ranks(plan: Plan) -> tuple[RankRow, ...]:

@@ -1,6 +1,4 @@
-"""Routes of the overview: whether the service is alive and can work, this process's metrics for Prometheus, and ids by
-their heads.
-"""
+"""Routes of the overview: health, this process's metrics for Prometheus, and ids by their first digits."""
 
 from typing import Annotated, Literal
 

@@ -1,23 +1,18 @@
-"""Overview: what the first page shows, the metrics that live in the database, ids by their heads, and retention of what
-is old and not pinned.
-"""
+"""Overview: what the first page shows, the metrics that come from the database, and ids by their first digits."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from sqlalchemy import Connection, QueuePool, event
+from sqlalchemy import QueuePool, event
 from sqlalchemy.engine import ExceptionContext
 
-from pipeplan.errors import ConflictError, PipeplanError, UnavailableError, require
+from pipeplan.errors import PipeplanError
 from pipeplan.protocol.jobs import Job, JobState
 from pipeplan.protocol.listing import IdQuery, Matches
 from pipeplan.protocol.plans import PlanQuery, PlanSummary
 from pipeplan.protocol.runs import RunSummary
 from planner_service.jobs import service as jobs
 from planner_service.overview import store as storage
-from planner_service.overview.store import REMOVERS, Remove
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
 from planner_service.platform.listing import Cut
@@ -25,18 +20,6 @@ from planner_service.platform.metrics import Stored
 
 ALIVE_S = 90.0
 """An agent that was heard of within so many seconds is alive."""
-
-ROWS = 500
-"""The most rows of one transaction: the service's other writers wait for no more."""
-
-ATTEMPTS = 20
-"""How often a transaction is tried whose rows are used again meanwhile."""
-
-YEAR_S = 365 * 86_400
-MAX_AGE_S = 1000 * YEAR_S
-
-Begin = Callable[[], AbstractContextManager[Connection]]
-
 
 MODELS = 6
 PLANS_A_MODEL = 20
@@ -131,36 +114,3 @@ def stored(context: Context) -> Stored | None:
             )
     except PipeplanError:
         return None
-
-
-def prune(context: Context, older_than_s: float, *, dry_run: bool = False) -> dict[str, int]:
-    """Removes what is older and not pinned; returns how much of each. With `dry_run` all of it is rolled back.
-
-    A plan is pinned if a run of it is kept or an alias has pointed at it since then. A profile or cluster is pinned if
-    a kept plan was made from it, a kept job gave it, or a job will plan with it. The history of aliases and the tokens
-    are never removed.
-    """
-    require(0 < older_than_s <= MAX_AGE_S, "older_than", "must be above 0 s and at most 1000 years", older_than_s)
-    before = context.now() - timedelta(seconds=older_than_s)
-    if not dry_run:
-        return {name: _all(context.database.write, remove, before) for name, remove in REMOVERS.items()}
-    with context.database.write() as connection:
-        counts = {name: _all(lambda: nullcontext(connection), remove, before) for name, remove in REMOVERS.items()}
-        connection.rollback()
-    return counts
-
-
-def _all(begin: Begin, remove: Remove, before: datetime) -> int:
-    """Removes all that one remover finds, a bounded number of rows per transaction."""
-    total = attempts = 0
-    while attempts < ATTEMPTS:
-        try:
-            with begin() as connection:
-                removed = remove(connection, before, ROWS)
-        except ConflictError:  # used again between the look and the removal: look anew
-            attempts += 1
-            continue
-        if not removed:
-            return total
-        total, attempts = total + removed, 0
-    raise UnavailableError("what is to be removed is used again all the time; try again when less is going on")

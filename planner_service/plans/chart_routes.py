@@ -1,9 +1,7 @@
 """Routes of a plan's charts, as files: CSV for spreadsheets, SVG that stands by itself."""
 
-import csv
-import io
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -12,31 +10,26 @@ from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Timeline
 from planner_service.access.auth import scope
-from planner_service.documents.caching import REVALIDATE, UNCHANGED, derived_tag, document_response
+from planner_service.documents.chart_files import ANSWERS, Format, Row, chart_response, csv_text, svg_text
 from planner_service.plans import charts
 from planner_service.plans import service as plans
 from planner_service.plans.drawings import draw, last_batches, stage_drawing
 from planner_service.platform.context import Context
-from planner_service.platform.pages import FOLDER, templates
 from planner_service.platform.requests import Batches, Services
 
 router = APIRouter(prefix="/v1/plans", tags=["plans"])
 
 Chart = Literal["stages", "memory", "front", "search", "schedule"]
-Format = Literal["csv", "svg"]
 Degree = Annotated[str | None, Query(json_schema_extra={"enum": [*charts.DEGREES, None]}, description="of search only")]
 
-STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
 STAGES_HEIGHT, HEIGHT = 46.0, 240.0
-MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
-FILES: dict[str, Any] = {media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
 
 
 @router.get(
     "/{plan_id}/charts/{chart}.{kind}",
     dependencies=[scope("read")],
     response_class=Response,
-    responses=UNCHANGED | {200: {"description": "The chart", "content": FILES}},
+    responses=ANSWERS,
 )
 def get_plan_chart(
     services: Services,
@@ -53,26 +46,24 @@ def get_plan_chart(
     """
     plan = plans.get(services, plan_id)
     made = _csv if kind == "csv" else _svg
-    text = made(services, plan_id, plan, chart, across, down, batches)
-    tag = derived_tag(plan_id, chart, kind, across or "", down or "", batches, "played" if plan.simulated else "")
-    response = document_response(request, tag, lambda: text, cache_control=REVALIDATE, media_type=MEDIA_TYPES[kind])
-    response.headers["Content-Disposition"] = f'attachment; filename="plan-{plan_id[:8]}-{chart}.{kind}"'
-    return response
+    name = f"plan-{plan_id[:8]}-{chart}"
+    varies = (across or "", down or "", batches, "played" if plan.simulated else "")
+    return chart_response(
+        request, plan_id, kind, name, lambda: made(services, plan_id, plan, chart, across, down, batches), *varies
+    )
 
 
 def _csv(
     context: Context, plan_id: str, plan: Plan, chart: Chart, across: str | None, down: str | None, batches: int
 ) -> str:
-    rows: Sequence[charts.Row]
+    rows: Sequence[Row]
     if chart == "stages":
         rows = stage_rows(plan)
     elif chart == "schedule":
         rows = event_rows(plans.timeline(context, plan_id, batches))
     else:
         rows = _drawn(context, plan, chart, across, down).rows
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def _svg(
@@ -92,9 +83,7 @@ def _svg(
         drawn = found = _drawn(context, plan, chart, across, down)
         height = found.height if isinstance(found, charts.SearchMap) else HEIGHT
     title = f"{chart} of plan {plan_id}"
-    return templates.get_template("plans/chart.svg").render(
-        name=chart, chart=drawn, height=height, style=STYLE, title=title
-    )
+    return svg_text("plans/chart.svg", title=title, height=height, name=chart, chart=drawn)
 
 
 def _drawn(
@@ -110,7 +99,7 @@ def _drawn(
     return front
 
 
-def stage_rows(plan: Plan) -> list[charts.Row]:
+def stage_rows(plan: Plan) -> list[Row]:
     """A row a stage."""
     heads = ("stage", "start", "stop", "replicas", "recompute", "time_s", "forward_s", "backward_s", "memory_bytes")
     return [
@@ -132,7 +121,7 @@ def stage_rows(plan: Plan) -> list[charts.Row]:
     ]
 
 
-def event_rows(timeline: Timeline) -> list[charts.Row]:
+def event_rows(timeline: Timeline) -> list[Row]:
     """A row an instruction."""
     return [
         ("rank", "stage", "replica", "instruction", "start_s", "end_s", "memory_bytes"),

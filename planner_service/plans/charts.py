@@ -14,6 +14,7 @@ from pipeplan.costs.memory import rank_bytes, stages_by_rank
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import require
 from pipeplan.formats import several, shape, size
+from planner_service.documents.chart_files import Row
 from planner_service.plans.drawings import items
 from planner_service.platform.axes import Tick, memory_ticks, ticks
 
@@ -21,8 +22,6 @@ LEFT, RIGHT, TOP, BOTTOM = 92.0, 1140.0, 14.0, 206.0
 GAP = 0.15
 FAR = 20
 """A capacity of so many times what is held is stated and not drawn: it would flatten all else."""
-
-Row = tuple[str | int | float | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

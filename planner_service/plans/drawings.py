@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 from pipeplan.documents.plan import Plan, Stage, StageMemory
 from pipeplan.formats import seconds, size
-from pipeplan.programs.instructions import Instruction, StartReduce, is_compute, microbatches_of
+from pipeplan.programs.instructions import Instruction, StartReduce, microbatches_of
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline, TimelineEvent
 from planner_service.platform.axes import Tick, time_ticks
@@ -136,7 +136,6 @@ LABEL_WIDTH = 92.0
 ROW_HEIGHT = 28.0
 AXIS_HEIGHT = 26.0
 MAX_ROWS = 32
-READABLE_BARS = 64
 NARROWEST_TEXT = 9.0
 BAR_LETTER_WIDTH = 6.5
 JOINED_GAP = 0.6
@@ -203,15 +202,6 @@ class DrawnWindow:
         share = (moment_s - self.start_s) / self.span_s if self.span_s > 0 else 0.0
         return LABEL_WIDTH + min(max(share, 0.0), 1.0) * (WIDTH - LABEL_WIDTH)
 
-    def head(self, span_s: float) -> "DrawnWindow":
-        """Its first part."""
-        return DrawnWindow(start_s=self.start_s, span_s=min(span_s, self.span_s))
-
-    def tail(self, span_s: float) -> "DrawnWindow":
-        """Its last part."""
-        shown_s = min(span_s, self.span_s)
-        return DrawnWindow(start_s=self.start_s + self.span_s - shown_s, span_s=shown_s)
-
     def shows(self, event: TimelineEvent) -> bool:
         """Whether any of the event is inside."""
         return event.end_s > self.start_s and event.start_s < self.start_s + self.span_s
@@ -222,14 +212,6 @@ def last_batches(timeline: Timeline, batches: int) -> DrawnWindow:
     start_s = min((lane.start_s[0] for lane in timeline.lanes if lane.start_s), default=0.0)
     shown_s = timeline.makespan_s * min(batches / timeline.batches, 1.0)
     return DrawnWindow(start_s=start_s + timeline.makespan_s - shown_s, span_s=shown_s)
-
-
-def readable_s(timeline: Timeline, window: DrawnWindow) -> float:
-    """How many seconds of the window can be shown so that its bars can still be told apart."""
-    bars = (
-        sum(is_compute(event.instruction) and window.shows(event) for event in lane.events()) for lane in timeline.lanes
-    )
-    return window.span_s * min(1.0, READABLE_BARS / max(1, *bars))
 
 
 def draw(timeline: Timeline, window: DrawnWindow, *, title: str, most_rows: int = MAX_ROWS) -> Drawing:

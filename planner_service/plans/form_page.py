@@ -22,7 +22,7 @@ from planner_service.plans.example import store_example
 from planner_service.plans.routes import Preference, plan_answer
 from planner_service.platform.context import Context
 from planner_service.platform.listing import Cut
-from planner_service.platform.pages import OwnPage, address_of, page
+from planner_service.platform.pages import OwnPage, address_of, origin_of, page
 from planner_service.platform.requests import SMALL, Form, Services, takes
 
 SUGGESTED = Cut(limit=50)
@@ -97,7 +97,7 @@ def _form(
             asking.checked(context, document)
         except PipeplanError as error:
             failed = error
-    origin = str(request.base_url).rstrip("/")
+    origin = origin_of(request)
     return page(
         request,
         "plans/new.html",

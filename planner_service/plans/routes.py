@@ -5,7 +5,6 @@ works.
 """
 
 import asyncio
-import gzip
 import json
 import re
 from collections.abc import Callable
@@ -41,6 +40,7 @@ from planner_service.documents.caching import (
     ListLane,
     derived_tag,
     document_response,
+    packed_response,
     stored,
 )
 from planner_service.jobs import service as jobs
@@ -58,9 +58,6 @@ from planner_service.platform.writers import WritingRoute, in_writer
 LONGEST_WAIT_S = 60.0
 HELD_S = 30.0
 """How long an idempotency key is held beyond the planner's deadline: what a request takes beside the planner."""
-
-GZIP = r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))"
-"""What stands in the Accept-Encoding of a caller that takes gzip."""
 
 PreferHeader = Annotated[
     str | None,
@@ -247,10 +244,9 @@ def _list_answer(query_string: bytes) -> Answer | None:
 
 
 def _page(query: PlanQuery, services: Context) -> bytes:
-    if not query.content:
-        return plans.page(services, query).model_dump_json().encode()
-    documents, next_cursor = plans.page_of_documents(services, query)
-    return b"".join((b'{"items":[', b",".join(documents), b'],"next_cursor":', json.dumps(next_cursor).encode(), b"}"))
+    texts = plans.page_of_documents if query.content else plans.page_of_summaries
+    items, next_cursor = texts(services, query)
+    return b"".join((b'{"items":[', b",".join(items), b'],"next_cursor":', json.dumps(next_cursor).encode(), b"}"))
 
 
 LIST = ListLane(path="/v1/plans", scopes=("read",), answer=_list_answer)
@@ -341,17 +337,10 @@ def get_plan_timeline(services: Services, request: Request, plan_id: str, batche
 )
 def get_plan_timeline_columns(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline as columns of small numbers, compressed where the caller takes gzip: to draw it from."""
-    packs = re.search(GZIP, request.headers.get("accept-encoding", "")) is not None
-
-    def load() -> bytes:
-        packed = plans.timeline_packed(services, plan_id, batches)
-        return packed if packs else gzip.decompress(packed)
-
-    response = _derived(services, request, plan_id, load, "columns", batches, *(("gzip",) if packs else ()))
-    response.headers["Vary"] = "Accept-Encoding"
-    if packs and response.status_code == HTTPStatus.OK:
-        response.headers["Content-Encoding"] = "gzip"
-    return response
+    stored(services, DOCUMENT.noun, plan_id, plans.document)
+    return packed_response(
+        request, lambda: plans.timeline_packed(services, plan_id, batches), plan_id, "columns", batches
+    )
 
 
 @router.get("/{plan_id}/trace", dependencies=[scope("read")], responses=UNCHANGED)

@@ -22,6 +22,7 @@ from pipeplan.simulation.trace import chrome_trace
 from planner_service.documents.store import clusters, packed_cluster, profiles
 from planner_service.plans import store as storage
 from planner_service.plans.questions import Answered, Posed
+from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 from planner_service.platform.stored import Noun, may_change
@@ -113,6 +114,7 @@ def keep(
         request = request.model_copy(update={"cluster_id": cluster.id})
     plan_id = content_id(answer)
     new = storage.add(connection, answer, request, answered.solve_time_s, context.now(), asked_by)
+    trail.record(connection, "plan.store", plan_id, context.now())
     if not new and answer.simulated is None:  # its play may have been added since
         content = found("plan", plan_id, storage.content(connection, plan_id))
         if not may_change(NOUN, content.encode()):
@@ -148,6 +150,19 @@ def page(context: Context, query: PlanQuery) -> Page[PlanSummary]:
     """The plans that the query asks for, as lists show them."""
     with context.database.read() as connection:
         return storage.page(connection, query)
+
+
+def page_of_summaries(context: Context, query: PlanQuery) -> tuple[list[bytes], str | None]:
+    """The same as JSON texts, and the cursor of the next page. Most lie ready: only a play changes a summary."""
+    with context.database.read() as connection:
+        keys = storage.page_of_keys(connection, query)
+        known = context.documents.known("summaries", keys.items)
+        missing = {key.partition(" ")[0]: key for key in keys.items if key not in known}
+        read = storage.summaries(connection, list(missing)) if missing else []
+    for summary in read:
+        known[missing[summary.id]] = content = summary.model_dump_json().encode()
+        context.documents.put("summaries", missing[summary.id], content)
+    return [known[key] for key in keys.items], keys.next_cursor
 
 
 def page_of_documents(context: Context, query: PlanQuery) -> tuple[list[bytes], str | None]:

@@ -1,1 +1,1 @@
-"""Runs: what executions of plans came to."""
+"""Runs: executions of plans, and their results."""

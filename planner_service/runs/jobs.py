@@ -1,4 +1,4 @@
-"""Run jobs: the kind of job that executes a plan. The run is made with the job; its end stores what was measured."""
+"""Run jobs: the kind of job that executes a plan. A run is made with its job; the job's end stores the measurements."""
 
 import secrets
 from collections.abc import Mapping

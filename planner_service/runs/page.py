@@ -1,53 +1,63 @@
-"""Pages of the runs: their list, and one run with what was predicted and what was measured, side by side."""
+"""Pages of the runs: their list, and one run with prediction and measurement side by side."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import get_args
 
-from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import HTMLResponse, RedirectResponse
 
+from pipeplan.documents.calibration import mean_absolute_error
 from pipeplan.documents.plan import Plan
+from pipeplan.errors import NotFoundError, require
 from pipeplan.formats import why_missed
-from pipeplan.programs.timeline import Timeline
 from pipeplan.protocol.jobs import JobState
 from pipeplan.protocol.runs import Run, RunQuery
-from pipeplan.simulation.report import RunReport
+from pipeplan.simulation.overlay import StageDifference, differences
+from planner_service.access.auth import scope
 from planner_service.plans import service as plans
-from planner_service.plans.drawings import Drawing, DrawnWindow, draw, last_batches, readable_s
-from planner_service.platform.axes import Tick, ticks
+from planner_service.plans.drawings import KINDS
+from planner_service.plans.form_page import answer_to
 from planner_service.platform.context import Context
-from planner_service.platform.pages import page, query_of
-from planner_service.platform.requests import Services
+from planner_service.platform.pages import OwnPage, page, query_of
+from planner_service.platform.requests import SMALL, Form, Services, takes
+from planner_service.runs import calibrations
 from planner_service.runs import service as runs
+from planner_service.runs.charts import LossChart, loss_chart
 
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 1140.0, 12.0, 208.0
-MAX_POINTS = 1000
 DRAWN_BATCHES = 3
+MOST_DIFFERENCES = 200
+"""Rows of the table of instructions: of a deep pipeline, the first stages."""
+
+NAMES = KINDS | {
+    "RecvActivation": "Receive an activation, with waiting",
+    "RecvGradient": "Receive a gradient, with waiting",
+    "SendActivation": "Send an activation",
+    "SendGradient": "Send a gradient",
+    "StartReduce": "Begin the gradient exchange",
+}
+"""The kinds of instructions in words."""
+
 STATES: tuple[JobState, ...] = get_args(JobState)
 
 router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossChart:
-    """The losses of a run by step: the line's points as SVG has them, and the axes."""
-
-    points: str
-    steps: tuple[Tick, ...]
-    losses: tuple[Tick, ...]
-    first: float
-    last: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What the page shows; drawings and losses are there once the run has succeeded."""
+    """What the page shows. All but run and plan is there once the run has succeeded.
+
+    `batches` are the last ones: those that are drawn, and whose instructions are compared.
+    """
 
     run: Run
     plan: Plan
-    drawings: tuple[Drawing, ...]
-    losses: LossChart | None
+    batches: int = 0
+    capacity_bytes: int = 0
+    differences: tuple[StageDifference, ...] = ()
+    losses: LossChart | None = None
 
 
 @router.get("/runs")
@@ -56,59 +66,65 @@ def list_runs(services: Services, request: Request) -> HTMLResponse:
     return page(request, "runs/runs.html", runs=runs.page(services, query_of(RunQuery, request)), states=STATES)
 
 
+@router.get("/runs/calibrate")
+def show_calibration(services: Services, request: Request) -> HTMLResponse:
+    """What the runs that the address names with `run` correct, the first of them the one that it began with."""
+    chosen = _chosen(request.query_params.getlist("run"))
+    run = runs.get(services, chosen[0])
+    plan = plans.summary(services, run.plan_id)
+    found = calibrations.fitted(services, chosen)
+    errors = [(each.error_before, each.error_after) for each in found.calibration.runs]
+    return page(
+        request,
+        "runs/calibration.html",
+        run=run,
+        plan=plan,
+        chosen=chosen,
+        found=found,
+        off=tuple(mean_absolute_error(each) for each in zip(*errors, strict=True)),
+        others=calibrations.others(services, run),
+    )
+
+
+@router.post("/runs/calibrate", dependencies=[scope("plan"), OwnPage, takes(SMALL)])
+async def plan_again(request: Request, services: Services, given: Form) -> Response:
+    """Makes the first run's plan anew, with costs that the runs of the field `runs` correct, and shows it."""
+    chosen = _chosen(given.get("runs", "").split())
+    asked = await run_in_threadpool(calibrations.request, services, chosen)
+    answer = await answer_to(request, services, asked)
+    place = answer.headers.get("location")
+    if place is None:
+        raise NotFoundError("no plan fits with the corrected costs")
+    return RedirectResponse(place.removeprefix("/v1"), HTTPStatus.SEE_OTHER)
+
+
+def _chosen(named: Sequence[str]) -> list[str]:
+    """The runs that are named, each once."""
+    chosen = list(dict.fromkeys(filter(None, named)))
+    rule = f"must name 1 to {calibrations.MOST_RUNS} runs"
+    require(1 <= len(chosen) <= calibrations.MOST_RUNS, "run", rule, len(chosen))
+    return chosen
+
+
 @router.get("/runs/{run_id}")
 def show_run(services: Services, request: Request, run_id: str) -> HTMLResponse:
     """One run."""
-    return page(request, "runs/run.html", view=run_view(services, run_id), why_missed=why_missed)
+    return page(request, "runs/run.html", view=run_view(services, run_id), why_missed=why_missed, kinds=NAMES)
 
 
 def run_view(context: Context, run_id: str) -> RunView:
     """Gathers the page's content. Raises NotFoundError."""
     run = runs.get(context, run_id)
-    timelines = runs.timelines(context, run_id) if run.report is not None else {}
-
-    windows = windows_of(timelines)
-    drawings = [draw(timeline, windows[name], title=name.capitalize()) for name, timeline in timelines.items()]
-
+    plan = plans.get(context, run.plan_id)
+    if run.report is None:
+        return RunView(run=run, plan=plan)
+    shown = runs.overlay(context, run_id, DRAWN_BATCHES)
+    found = () if shown.predicted is None else differences(shown.predicted, shown.measured)
     return RunView(
         run=run,
-        plan=plans.get(context, run.plan_id),
-        drawings=tuple(drawings),
-        losses=None if run.report is None else loss_chart(run.report),
-    )
-
-
-def windows_of(timelines: Mapping[str, Timeline]) -> dict[str, DrawnWindow]:
-    """What to draw of each timeline: its end, where the pipeline is warm. All windows are equally long: one scale.
-
-    Where bars would be too narrow to tell apart, that is as much as can be read of one of them at least.
-    """
-    windows = {name: last_batches(timeline, DRAWN_BATCHES) for name, timeline in timelines.items()}
-    shown_s = max((readable_s(timeline, windows[name]) for name, timeline in timelines.items()), default=0.0)
-    return {name: replace(window.tail(shown_s), span_s=shown_s) for name, window in windows.items()}
-
-
-def loss_chart(report: RunReport) -> LossChart | None:
-    """The chart; None where there is nothing to draw a line through. Pure geometry: the template writes the SVG."""
-    if len(report.losses) < 2:
-        return None
-    every = -(-len(report.losses) // MAX_POINTS)
-    values = list(enumerate(report.losses, start=report.first_step))[::every]
-    low, high = min(loss for _, loss in values), max(loss for _, loss in values)
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    low, high = low - margin, high + margin
-    first, last = values[0][0], values[-1][0]
-
-    def x(step: int) -> float:
-        return LEFT + (RIGHT - LEFT) * (step - first) / (last - first)
-
-    def y(loss: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * (loss - low) / (high - low)
-
-    return LossChart(
-        points=" ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in values),
-        steps=ticks(first, last, start=LEFT, end=RIGHT, most=min(10, last - first), label=lambda step: f"{step:g}"),
-        losses=ticks(low, high, start=BOTTOM, end=TOP, most=5, label=lambda loss: f"{loss:.4g}"),
-        first=report.losses[0],
-        last=report.losses[-1],
+        plan=plan,
+        batches=shown.measured.batches,
+        capacity_bytes=min(plans.capacities(context, plan)),
+        differences=found[:MOST_DIFFERENCES],
+        losses=loss_chart(run.report),
     )

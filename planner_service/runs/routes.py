@@ -1,17 +1,21 @@
 """Routes of the runs."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 
+from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.identity import canonical_json
 from pipeplan.errors import require
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.listing import Page
-from pipeplan.protocol.runs import Losses, Run, RunQuery, RunSummary
+from pipeplan.protocol.runs import Losses, OverlayColumns, Run, RunQuery, RunSummary
 from planner_service.access.auth import scope
+from planner_service.documents.caching import UNCHANGED, packed_response
+from planner_service.documents.chart_files import ANSWERS, Format, chart_response, csv_text
 from planner_service.platform.requests import Services, page_response, raw_json
+from planner_service.runs import calibrations, charts
 from planner_service.runs import service as runs
 from planner_service.runs.timelines import TimelineWindow
 
@@ -20,13 +24,27 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], dependencies=[scope("read")
 Start = Annotated[float | None, Query(description="seconds since the run's start; default: from its start on")]
 Stop = Annotated[float | None, Query(description="seconds since the run's start, not included; default: to its end")]
 FirstStep = Annotated[int, Query(ge=0, le=2**63 - 1, description="of the run's steps, counted from its first one")]
-LastStep = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="the step behind the last; default: all")]
+LastStep = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="the step after the last; default: all")]
+
+Batches = Annotated[int, Query(ge=1, le=1000, description="how many batches, the last ones")]
+Chart = Literal["loss", "timeline"]
 
 
 @router.get("", response_model=Page[RunSummary])
 def list_runs(services: Services, query: Annotated[RunQuery, Query()]) -> Response:
     """The runs, newest first or oldest first; those that pass all filters."""
     return page_response(runs.page(services, query))
+
+
+@router.get("/calibration", response_model=Calibration)
+def get_calibration(
+    services: Services,
+    run_id: Annotated[
+        list[str], Query(alias="id", min_length=1, max_length=calibrations.MOST_RUNS, description="runs' ids")
+    ],
+) -> Response:
+    """What measured runs correct of the profile and the cluster of their plans: the `calibration` of a request."""
+    return raw_json(canonical_json(calibrations.fitted(services, run_id).calibration))
 
 
 @router.get("/{run_id}")
@@ -61,3 +79,26 @@ def get_run_timeline(services: Services, run_id: str, start: Start = None, stop:
 def get_run_trace(services: Services, run_id: str) -> Response:
     """The predicted and the measured timeline side by side, as a Chrome trace; of a very long run, the end of both."""
     return raw_json(runs.trace(services, run_id))
+
+
+@router.get("/{run_id}/timeline/columns", response_model=OverlayColumns, responses=UNCHANGED)
+def get_run_timeline_columns(services: Services, request: Request, run_id: str, batches: Batches = 2) -> Response:
+    """The last batches, predicted and measured, as columns of small numbers: to draw one over the other."""
+    return packed_response(request, lambda: runs.overlay_packed(services, run_id, batches), run_id, "columns", batches)
+
+
+@router.get("/{run_id}/charts/{chart}.{kind}", response_class=Response, responses=ANSWERS)
+def get_run_chart(
+    services: Services, request: Request, run_id: str, chart: Chart, kind: Format, batches: Batches = 2
+) -> Response:
+    """A chart of a run's page, as a table or as a picture. `batches`: the last ones, which the timeline shows."""
+    run = runs.get(services, run_id)
+
+    def make() -> str:
+        if chart == "loss":
+            return csv_text(charts.loss_rows(run)) if kind == "csv" else charts.loss_svg(run)
+        shown = runs.overlay(services, run_id, batches)
+        return csv_text(charts.pair_rows(shown)) if kind == "csv" else charts.overlay_svg(run_id, shown)
+
+    name = f"run-{run_id[:8]}-{chart}"
+    return chart_response(request, run_id, kind, name, make, run.state, batches)

@@ -1,15 +1,19 @@
 """Runs: executions of plans, as their jobs report them."""
 
+import gzip
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
+from pipeplan.documents.identity import canonical_json
 from pipeplan.errors import NotFoundError, require
 from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.timeline_columns import timeline_columns
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.listing import Page
-from pipeplan.protocol.runs import Losses, Run, RunQuery, RunSummary
+from pipeplan.protocol.runs import Losses, OverlayColumns, Run, RunQuery, RunSummary
+from pipeplan.simulation.overlay import overlaid
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.trace import chrome_trace
 from planner_service.plans import service as plans
@@ -20,6 +24,9 @@ from planner_service.runs.timelines import TimelineWindow, extent_of, read, read
 
 MAX_INSTRUCTIONS = 250_000
 """The most that one answer holds of a timeline: some 20 MB of JSON, and a second of one core."""
+
+MORE_BATCHES = 2
+"""Batches that are read and played besides those that an overlay shows."""
 
 
 def get(context: Context, run_id: str) -> Run:
@@ -86,6 +93,50 @@ def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
         return {"measured": measured}
     first_batch = run.report.first_step + run.report.steps - measured.batches
     return {"predicted": predict(plan, batches=batches, first_batch=first_batch), "measured": measured}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """A run's last batches as measured and, where the plan is not too large to be played, as predicted."""
+
+    predicted: Timeline | None
+    measured: Timeline
+
+
+def overlay(context: Context, run_id: str, batches: int) -> Overlay:
+    """The run's last batches, at most so many. Raises NotFoundError where there is no run, or nothing measured yet."""
+    run = get(context, run_id)
+    if run.report is None:
+        raise NotFoundError(f"run {run_id} has no timeline: it is {run.state}")
+    plan, report = plans.get(context, run.plan_id), run.report
+    # The pipeline must be full where the batches that are shown begin.
+    more = batches + MORE_BATCHES + -(-plan.depth // plan.microbatches)
+    played = min(more, report.steps, plans.playable_batches(plan))
+    with context.database.read() as connection:
+        head, whole = _head(connection, run_id), extent_of(connection, run_id)
+        share = min((more + MORE_BATCHES) / report.steps, MAX_INSTRUCTIONS / max(whole.instructions, 1))
+        start_s = whole.last_s - share * (whole.last_s - whole.first_s) if share < 1 else -math.inf
+        measured = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf)).timeline()
+    if not played:
+        return Overlay(predicted=None, measured=overlaid(measured, measured, batches)[1])
+    first_batch = report.first_step + report.steps - played
+    predicted, measured = overlaid(predict(plan, batches=played, first_batch=first_batch), measured, batches)
+    return Overlay(predicted=predicted, measured=measured)
+
+
+def overlay_packed(context: Context, run_id: str, batches: int) -> bytes:
+    """The overlay's columns as JSON, compressed by gzip; read and played once, then cached. Raises NotFoundError."""
+    identity = f"{run_id}.{batches}"
+    ready = context.documents.get("timelines", identity)
+    if ready is None:
+        made = overlay(context, run_id, batches)
+        columns = OverlayColumns(
+            predicted=None if made.predicted is None else timeline_columns(made.predicted),
+            measured=timeline_columns(made.measured),
+        )
+        ready = gzip.compress(canonical_json(columns).encode(), mtime=0)
+        context.documents.put("timelines", identity, ready)
+    return ready
 
 
 def trace(context: Context, run_id: str) -> str:

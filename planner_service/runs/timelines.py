@@ -1,13 +1,13 @@
-"""Timelines and losses of runs, stored in chunks of a few thousand rows. Each says what it spans, so windows are cheap.
+"""Timelines and losses of runs, stored in chunks of a few thousand rows. Each states its span, and windows are cheap.
 
 Everything comes back exactly as it was stored, to the last bit, from few bytes. What repeats is stored once. An
-instruction is a template, such as `F%d@%d`, and its numbers. Rows are ordered by template, so that like stands beside
-like. Numbers become differences to the one before, then byte planes (all lowest bytes, all second ones, ...), of which
-zlib leaves little but the measurements' noise. Every column is packed by itself. Times are whole nanoseconds, as clocks
-give them, and beside them by how many steps of a float each differs from that: none for measured times, few for
-computed ones.
+instruction is a template, such as `F%d@%d`, and its numbers. Rows are ordered by template to put similar rows beside
+each other. Each number becomes its difference to the one before. The differences become byte planes (all lowest bytes,
+all second ones, ...), and zlib compresses these to little more than the measurements' noise. Every column is packed
+separately. Times are whole nanoseconds, as clocks give them. Beside each time stands the number of float steps by which
+the exact value differs: none for measured times, few for computed ones.
 
-The first byte of a chunk names its format. A format, once released, stays readable.
+The first byte of a chunk names its format. Every released format stays readable.
 """
 
 import json

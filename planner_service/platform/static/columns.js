@@ -98,6 +98,27 @@ export function sentence(timeline, lane, i) {
     `to ${moment(end)}; then holds ${size(lane.held[i])}`;
 }
 
+// The place in another timeline of the same instruction of a lane; null where that does not have it.
+export function twinOf(timeline, other, index, i) {
+  const lane = other.lanes[index];
+  lane.places ??= new Map(Array.from(lane.words, (_, at) => [textOf(other, lane, at), at]));
+  return lane.places.get(textOf(timeline, timeline.lanes[index], i)) ?? null;
+}
+
+// An instruction of a run in a sentence, as measured, and how that is from what was predicted.
+export function pairSentence(predicted, measured, index, timeline, i) {
+  const same = timeline === measured;
+  const twin = twinOf(timeline, same ? predicted : measured, index, i);
+  const [seen, expected] = same ? [i, twin] : [twin, i];
+  if (seen === null) return `Predicted only. ${sentence(predicted, predicted.lanes[index], expected)}`;
+  const words = sentence(measured, measured.lanes[index], seen);
+  if (expected === null) return `${words}; it was not predicted`;
+  const [its, was] = [measured.lanes[index], predicted.lanes[index]];
+  const [took, meant] = [its.end[seen] - its.start[seen], was.end[expected] - was.start[expected]];
+  const change = meant > 0 ? ` (${took < meant ? "−" : "+"}${number((100 * Math.abs(took - meant)) / meant)} %)` : "";
+  return `${words}; predicted ${seconds(meant)}${change}, from ${moment(was.start[expected])}`;
+}
+
 const TIMES = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
 const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 

@@ -1,6 +1,7 @@
 // Timelines on a canvas: every rank a row, below them what each holds; with zoom, pan, and words for each instruction.
-// Any element with `data-timeline`, an address of packed columns, becomes one.
-import { KINDS, firstAfter, labelOf, memoryTicks, sentence, size, timeTicks, unpacked } from "./columns.js";
+// Any element with `data-timeline`, an address of packed columns, becomes one. Where the address holds two timelines, each
+// row has two bands: predicted above, measured below.
+import { KINDS, firstAfter, labelOf, memoryTicks, pairSentence, sentence, size, timeTicks, twinOf, unpacked } from "./columns.js";
 import { button, save } from "./charts.js";
 import { FONT, Pixels, coloursOf, sized } from "./pixels.js";
 
@@ -10,18 +11,24 @@ const ROWS = { low: 3, high: 40, first: 24, least: 9 }; // Heights of a row, in 
 const LETTER = 6.6;
 const MEMORY = 170;
 const NEAREST = 1e-7; // The smallest share of the time that is shown.
+const UPPER = 0.42; // The share of a row that the predicted band has, and the gap below it.
+const BETWEEN = 0.04;
+const UPDATE = 8; // The kind whose colour the predicted memory has.
 
 class View {
-  constructor(element, timeline) {
+  constructor(element, timeline, predicted) {
     this.element = element;
     this.timeline = timeline;
+    this.predicted = predicted;
+    this.span = Math.max(timeline.span, predicted?.span ?? 0);
     this.capacity = Number(element.dataset.capacityBytes ?? 0);
     const peaks = timeline.lanes.map((lane) => lane.most);
-    this.most = Math.max(...peaks);
-    [this.from, this.to, this.top] = [0, timeline.span || 1, 0];
+    this.most = Math.max(...peaks, ...(predicted?.lanes ?? []).map((lane) => lane.most));
+    [this.from, this.to, this.top] = [0, this.span || 1, 0];
     const fitting = Math.floor(TALLEST / timeline.lanes.length);
-    this.row = Math.min(ROWS.first, Math.max(ROWS.least, fitting));
-    this.chosen = { lane: peaks.indexOf(this.most), event: null };
+    const bands = predicted ? 2 : 1;
+    this.row = Math.min(ROWS.first * bands, Math.max(ROWS.least * bands, fitting));
+    this.chosen = { lane: peaks.indexOf(Math.max(...peaks)), event: null };
     this.build();
     this.schedule();
   }
@@ -36,8 +43,8 @@ class View {
       ["−", "Zoom out", () => this.zoom(2)],
       ["←", "Earlier", () => this.pan(-0.25)],
       ["→", "Later", () => this.pan(0.25)],
-      ["Whole", "Show all of it", () => this.show(0, this.timeline.span)],
-      ["Beginning", "Show how it begins", () => this.show(0, this.readable())],
+      ["Whole", "Whole: show all of it", () => this.show(0, this.span)],
+      ["Beginning", "Beginning: show how it begins", () => this.show(0, this.readable())],
       ["Taller", "Taller rows", () => this.heighten(1.5)],
       ["Lower", "Lower rows", () => this.heighten(1 / 1.5)],
       ["PNG", "Download what is shown as PNG", () => this.png()],
@@ -46,7 +53,7 @@ class View {
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", `${label}: ${lanes.length} ranks, ${batches} batches, ` +
-      `${this.timeline.span.toPrecision(4)} s. Arrows move and choose a rank, plus and minus zoom, 0 shows all, ` +
+      `${this.span.toPrecision(4)} s. Arrows move and choose a rank, plus and minus zoom, 0 shows all, ` +
       "comma and full stop go from instruction to instruction.");
     this.memory = document.createElement("canvas");
     this.memory.className = "held";
@@ -66,7 +73,7 @@ class View {
     const stack = document.createElement("div");
     stack.className = "stack";
     stack.append(this.canvas, this.mark, this.tip);
-    this.element.replaceChildren(legendOf(this.timeline), tools, stack, this.words);
+    this.element.replaceChildren(legendOf([this.timeline, this.predicted]), tools, stack, this.words);
     if (this.most > 0) this.element.append(this.memory);
     this.listen(stack);
     this.measure();
@@ -118,7 +125,7 @@ class View {
       ArrowLeft: () => this.pan(-0.1), ArrowRight: () => this.pan(0.1),
       ArrowUp: () => this.chooseLane(-1), ArrowDown: () => this.chooseLane(1),
       "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
-      0: () => this.show(0, this.timeline.span), Home: () => this.pan(-Infinity), End: () => this.pan(Infinity),
+      0: () => this.show(0, this.span), Home: () => this.pan(-Infinity), End: () => this.pan(Infinity),
       ",": () => this.step(-1), ".": () => this.step(1),
     };
     if (!acts[event.key]) return;
@@ -140,11 +147,11 @@ class View {
   // So much of the beginning that its bars can be told apart.
   readable() {
     const busiest = Math.max(1, ...this.timeline.lanes.map((lane) => lane.drawn.length));
-    return this.timeline.span * Math.min(1, 64 / busiest);
+    return this.span * Math.min(1, 64 / busiest);
   }
 
   show(from, to) {
-    const whole = this.timeline.span || 1;
+    const whole = this.span || 1;
     const span = Math.min(whole, Math.max(to - from, whole * NEAREST));
     this.from = Math.min(Math.max(0, from), whole - span);
     this.to = this.from + span;
@@ -159,7 +166,7 @@ class View {
 
   pan(share) {
     const span = this.to - this.from;
-    const far = Math.min(Math.max(share * span, -this.timeline.span), this.timeline.span);
+    const far = Math.min(Math.max(share * span, -this.span), this.span);
     this.show(this.from + far, this.to + far);
   }
 
@@ -176,13 +183,26 @@ class View {
     this.scroll(this.top * (this.row / before - 1));
   }
 
-  // The lane and the event at a place; the event is null where the rank has nothing to do.
+  // The bands of a row so high: each a timeline, its lane, how far below the row's top it begins, and its height.
+  bands(index, high) {
+    const measured = [this.timeline, this.timeline.lanes[index]];
+    if (!this.predicted) return [[...measured, 0, high]];
+    const below = high * (UPPER + BETWEEN);
+    return [[this.predicted, this.predicted.lanes[index], 0, high * UPPER], [...measured, below, high - below]];
+  }
+
+  get high() { return this.row - (this.row > 6 ? Math.min(4, this.row / 5) : 0); }
+
+  // The row, timeline, lane and event at a place; the event is null where the rank has nothing to do.
   under(x, y) {
-    const lane = this.timeline.lanes[Math.floor((y - AXIS + this.top) / this.row)];
-    if (!lane || y < AXIS || x < this.left) return null;
+    const index = Math.floor((y - AXIS + this.top) / this.row);
+    if (!this.timeline.lanes[index] || y < AXIS || x < this.left) return null;
+    const inside = y - AXIS + this.top - index * this.row;
+    const bands = this.bands(index, this.high);
+    const [timeline, lane] = bands.findLast(([, , top]) => top <= inside);
     const at = this.at(x);
     const event = lane.drawn[firstAfter(lane, at)];
-    return { lane, event: event !== undefined && lane.start[event] <= at ? event : null };
+    return { index, timeline, lane, event: event !== undefined && lane.start[event] <= at ? event : null };
   }
 
   point(x, y) {
@@ -191,21 +211,23 @@ class View {
       this.unmark();
       return;
     }
-    this.tell(found.lane, found.event);
+    this.tell(found);
     this.tip.hidden = false;
     this.tip.textContent = this.words.textContent;
     this.tip.style.left = `${Math.min(x + 14, Math.max(0, this.full - 280))}px`;
     this.tip.style.top = `${y + 18}px`;
   }
 
-  // Says what an instruction is, and draws a frame around it.
-  tell(lane, event) {
-    this.words.textContent = sentence(this.timeline, lane, event);
+  // Says what an instruction is, beside what it is in the other timeline, and draws a frame around it.
+  tell({ index, timeline, lane, event }) {
+    this.words.textContent = this.predicted
+      ? pairSentence(this.predicted, this.timeline, index, timeline, event) : sentence(timeline, lane, event);
     const [start, end] = [Math.max(this.left, this.x(lane.start[event])), Math.min(this.full, this.x(lane.end[event]))];
-    const y = AXIS + this.timeline.lanes.indexOf(lane) * this.row - this.top;
+    const [, , below, high] = this.bands(index, this.high).find(([of]) => of === timeline);
+    const y = AXIS + index * this.row - this.top + below;
     this.mark.hidden = end < start || y < AXIS || y > AXIS + this.height - 2;
     Object.assign(this.mark.style, {
-      left: `${start}px`, top: `${y}px`, width: `${Math.max(2, end - start)}px`, height: `${this.row - 1}px`,
+      left: `${start}px`, top: `${y}px`, width: `${Math.max(2, end - start)}px`, height: `${Math.max(2, high)}px`,
     });
   }
 
@@ -217,8 +239,10 @@ class View {
   choose(x, y) {
     const found = this.under(x, y);
     if (!found) return;
-    this.chosen = { lane: this.timeline.lanes.indexOf(found.lane), event: found.event };
-    if (found.event !== null) this.tell(found.lane, found.event);
+    const { index, timeline, event } = found;
+    const same = timeline === this.timeline || event === null;
+    this.chosen = { lane: index, event: same ? event : twinOf(timeline, this.timeline, index, event) };
+    if (event !== null) this.tell(found);
     this.schedule();
   }
 
@@ -246,7 +270,7 @@ class View {
       const half = (this.to - this.from) / 2;
       this.show(lane.start[event] - half, lane.start[event] + half);
     }
-    this.tell(lane, event);
+    this.tell({ index: this.chosen.lane, timeline: this.timeline, lane, event });
   }
 
   schedule() {
@@ -280,17 +304,18 @@ class View {
   drawLanes(pen) {
     const { lanes } = this.timeline;
     const replicated = lanes.some((lane) => lane.replica);
-    const space = this.row > 6 ? Math.min(4, this.row / 5) : 0;
-    const high = this.row - space;
+    const { high } = this;
     this.axis(pen, this.height + 4, Math.max(2, Math.floor(this.width / 110)));
     const pixels = new Pixels(this.width, this.height);
     const labels = [];
     const first = Math.floor(this.top / this.row);
     const shown = [...lanes.entries()].slice(first, first + Math.ceil(this.height / this.row) + 1);
-    for (const [index, lane] of shown) {
+    for (const [index] of shown) {
       const y = index * this.row - this.top;
-      pixels.fill(0, this.width, y, y + high, this.colours.lane);
-      this.drawEvents(pixels, lane, y, high, labels);
+      for (const [timeline, its, below, tall] of this.bands(index, high)) {
+        pixels.fill(0, this.width, y + below, y + below + tall, this.colours.lane);
+        this.drawEvents(pixels, timeline, its, y + below, tall, labels);
+      }
     }
     pixels.put(pen, this.left, AXIS);
     pen.textAlign = "center";
@@ -309,7 +334,7 @@ class View {
   }
 
   // Bars wider than a point one by one; those that share a point above one another, each as high as it takes time.
-  drawEvents(pixels, lane, y, height, labels) {
+  drawEvents(pixels, timeline, lane, y, height, labels) {
     const shares = new Float64Array(KINDS.length);
     let [column, taken] = [-1, 0];
     const flush = () => {
@@ -342,7 +367,7 @@ class View {
       flush();
       pixels.fill(start, end - (end - start > 4 ? 0.7 : 0), y, y + height, this.colours.kinds[lane.kind[event]]);
       if (height < 10 || end - start < 9 || y < -height / 3 || y + height > this.height + 4) continue;
-      const label = labelOf(this.timeline, lane, event);
+      const label = labelOf(timeline, lane, event);
       if (label && label.length * LETTER + 2 <= end - start) labels.push([label, (start + end) / 2, y + height / 2]);
     }
     flush();
@@ -364,12 +389,14 @@ class View {
     }
     const pixels = new Pixels(this.width, MEMORY);
     for (const lane of this.timeline.lanes) this.drawLine(pixels, lane, y, this.colours.send, 1);
-    this.drawLine(pixels, this.timeline.lanes[this.chosen.lane], y, this.colours.forward, 2);
+    const { lane } = this.chosen;
+    if (this.predicted) this.drawLine(pixels, this.predicted.lanes[lane], y, this.colours.kinds[UPDATE], 2);
+    this.drawLine(pixels, this.timeline.lanes[lane], y, this.colours.forward, 2);
     pixels.over(pen, this.left, 0);
     pen.textAlign = "start";
     pen.fillStyle = this.colours.text;
-    const rank = this.timeline.lanes[this.chosen.lane].rank;
-    pen.fillText(`bold: rank ${rank}`, this.left + 4, floor - 5);
+    const rank = this.timeline.lanes[lane].rank;
+    pen.fillText(`bold: rank ${rank}${this.predicted ? ", predicted in orange" : ""}`, this.left + 4, floor - 5);
     if (!this.capacity) return;
     pen.fillStyle = this.colours.bad;
     const text = `a device has ${size(this.capacity)}`;
@@ -416,8 +443,9 @@ class View {
 }
 
 // What the colours stand for: the kinds that occur.
-function legendOf(timeline) {
-  const occurring = new Set(timeline.lanes.flatMap((lane) => [...new Set(lane.drawn.map((event) => lane.kind[event]))]));
+function legendOf(timelines) {
+  const lanes = timelines.flatMap((timeline) => timeline?.lanes ?? []);
+  const occurring = new Set(lanes.flatMap((lane) => [...new Set(lane.drawn.map((event) => lane.kind[event]))]));
   const list = document.createElement("ul");
   list.className = "legend";
   const entries = KINDS.filter((_, kind) => occurring.has(kind));
@@ -435,7 +463,9 @@ async function start(element) {
   try {
     const answer = await fetch(element.dataset.timeline);
     if (!answer.ok) throw new Error(`the service answers ${answer.status}`);
-    element.view = new View(element, unpacked(await answer.json()));
+    const columns = await answer.json();
+    const { measured = columns, predicted } = columns;
+    element.view = new View(element, unpacked(measured), predicted ? unpacked(predicted) : null);
   } catch (error) {
     element.querySelector(".words").textContent = `The timeline cannot be shown: ${error.message}`;
   }

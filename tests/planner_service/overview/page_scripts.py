@@ -57,3 +57,15 @@ CONTRASTS = """(() => {
     .map((element) => `${element.tagName}.${element.className} ${ratio(element).toFixed(2)}`);
 })()"""
 """What has text of less contrast than WCAG 2.1's 4.5 to 1."""
+
+MISNAMED = """(() => {
+  const named = [...document.querySelectorAll("[role=region], nav, header, main")];
+  const names = named.map((each) => `${each.tagName} ${each.getAttribute("aria-label") ?? ""}`);
+  const twice = names.filter((name, at) => names.indexOf(name) !== at).map((name) => `twice: ${name}`);
+  const words = (text) => text.toLowerCase().match(/[a-z]+/g)?.join(" ") ?? "";
+  const hidden = [...document.querySelectorAll("button[aria-label], a[aria-label]")]
+    .filter((each) => !words(each.getAttribute("aria-label")).includes(words(each.textContent)))
+    .map((each) => `${each.textContent} is not in ${each.getAttribute("aria-label")}`);
+  return [...twice, ...hidden];
+})()"""
+"""Landmarks that share a name, and controls whose names do not hold what they show (WCAG 2.5.3)."""

@@ -92,10 +92,18 @@ def test_the_page_of_a_plan_that_was_not_played_shows_no_price(http: TestClient,
 
 def test_a_runs_page_shows_predicted_and_measured_side_by_side(http: TestClient, context: Context) -> None:
     page = _page(http, f"/runs/{_run(context)}")
-    for text in ("48 samples/s", "-20.0 %", "+25.0 %", "<h3>Predicted</h3>", "<h3>Measured</h3>", "polyline", "3.1"):
+    for text in (
+        "48 samples/s",
+        "-20.0 %",
+        "+25.0 %",
+        "Predicted over measured",
+        "Difference by instruction",
+        "polyline",
+        "3.1",
+    ):
         assert text in page
-    assert "Measured against predicted: -12 samples/s (-20.0 %), of which compute " in page
-    assert "pipeplan calibrate --profile profile.json" in page
+    assert "The run was 20.0 % slower than predicted: 48 samples/s, not 60. By cause, in samples/s: compute -" in page
+    assert 'href="/runs/calibrate?run=' in page
 
 
 def test_a_run_under_way_and_one_that_failed_say_so(http: TestClient, context: Context) -> None:

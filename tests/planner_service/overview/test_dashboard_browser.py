@@ -6,11 +6,22 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from pipeplan.documents.files import dump
+from pipeplan.documents.files import dump, parse_plan
+from pipeplan.protocol.jobs import Completion
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.planner_service.chromium import Tab, browsing, found
 from tests.planner_service.dashboard_content import NAMES
-from tests.planner_service.overview.page_scripts import COLOURS, CONTRASTS, LEGEND, OVERFLOWING, UNTIL, VIEW, WORDS
+from tests.planner_service.examples import run_result
+from tests.planner_service.overview.page_scripts import (
+    COLOURS,
+    CONTRASTS,
+    LEGEND,
+    MISNAMED,
+    OVERFLOWING,
+    UNTIL,
+    VIEW,
+    WORDS,
+)
 from tests.planner_service.servers import pipeplan, serving
 
 PROGRAM = found()
@@ -124,6 +135,19 @@ def test_text_stands_out_from_what_is_behind_it(service: httpx.Client, tab: Tab,
         assert tab.evaluate(CONTRASTS) == [], address
 
 
+def test_landmarks_and_controls_are_named_as_they_are_seen(service: httpx.Client, tab: Tab) -> None:
+    run_id = _measured_run(service)
+    plan_id = service.get("/v1/plans").json()["items"][-1]["id"]
+    for address in ("", "plans", "plans/new", "runs", "jobs", f"runs/{run_id}", f"plans/{plan_id}"):
+        tab.show(f"{service.base_url}/{address}")
+        if "/" in address and "new" not in address:
+            tab.evaluate(UNTIL % "document.querySelector('[data-drawn]')")
+        assert tab.evaluate(MISNAMED) == [], address
+    tab.show(f"{service.base_url}/runs/calibrate?run={run_id}", width=375)
+    assert tab.evaluate(MISNAMED) == []
+    assert tab.evaluate(OVERFLOWING) == []
+
+
 def test_keys_are_enough_to_get_past_the_head_and_to_follow_a_link(service: httpx.Client, tab: Tab) -> None:
     tab.show(f"{service.base_url}/plans")
     tab.press(*TAB)
@@ -235,6 +259,21 @@ def test_whoever_has_a_token_logs_in_presses_a_button_and_logs_out(
         assert tab.evaluate("location.pathname") == "/login"
 
 
+def _measured_run(service: httpx.Client) -> str:
+    """A run of the oldest plan that took a quarter longer than predicted; its id."""
+    plan_id = service.get("/v1/plans").json()["items"][-1]["id"]
+    for job in service.get("/v1/jobs?state=queued").json()["items"]:
+        service.post(f"/v1/jobs/{job['id']}/cancel", json={}).raise_for_status()
+    job = _enqueued(service, plan_id)
+    token = service.post("/v1/jobs/lease", json={"agent": "node-1"}).raise_for_status().json()["token"]
+    result = run_result(parse_plan(service.get(f"/v1/plans/{plan_id}").text))
+    completion = Completion(token=token, result=result).model_dump_json()
+    sent = service.post(
+        f"/v1/jobs/{job['id']}/complete", content=completion, headers={"Content-Type": "application/json"}
+    )
+    return str(sent.raise_for_status().json()["run_id"])
+
+
 def _drawn(service: httpx.Client, tab: Tab, *, width: int = 1280, dark: bool = False) -> str:
     """Shows the oldest plan and waits until its timeline is drawn; the plan's id."""
     plan_id = str(service.get("/v1/plans").json()["items"][-1]["id"])
@@ -303,6 +342,22 @@ def test_a_drag_moves_the_timeline_and_chooses_nothing(service: httpx.Client, ta
         tab.evaluate(f"200 / {VIEW}.width"), rel=1e-3
     )
     assert tab.evaluate(f"{VIEW}.chosen.event") is None
+
+
+def test_a_run_is_drawn_as_predicted_over_as_measured(service: httpx.Client, tab: Tab) -> None:
+    run_id = _measured_run(service)
+    tab.show(f"{service.base_url}/runs/{run_id}")
+    tab.evaluate(UNTIL % "document.querySelector('[data-drawn]')")
+    tab.evaluate("document.querySelector('canvas').focus()")
+    tab.press(".", 190)
+    words = tab.evaluate(WORDS)
+    assert "; predicted " in words
+    assert "(+25 %)" in words
+    y = tab.evaluate(f"{VIEW}.bands(0, {VIEW}.high)[0][2] + 24")
+    tab.evaluate(f"{VIEW}.point({VIEW}.x({VIEW}.span / 2), {y})")
+    assert tab.evaluate(f"{VIEW}.under({VIEW}.x({VIEW}.span / 2), {y}).timeline === {VIEW}.predicted")
+    # Both bands are as long as they take: the lower one ends last.
+    assert tab.evaluate(f"{VIEW}.span / {VIEW}.predicted.span") == pytest.approx(1.25)
 
 
 def test_the_browser_reads_columns_as_they_are_written(service: httpx.Client, tab: Tab) -> None:

@@ -1,5 +1,6 @@
 """Every page that can be gone to: it is there, it is whole, it holds nothing that runs, whatever the names are."""
 
+import re
 from urllib.parse import parse_qsl, urldefrag, urlsplit
 
 import pytest
@@ -51,7 +52,7 @@ def test_every_link_leads_to_a_page_that_is_whole_and_runs_no_name(http: TestCli
 
 def _require_whole(pages: dict[str, Page]) -> None:
     kinds = {address.split("?")[0].split("/")[1] for address in pages}
-    assert kinds == {"", "plans", "aliases", "profiles", "clusters", "runs", "jobs", "agents", "compare"}
+    assert kinds == {"", "plans", "aliases", "profiles", "clusters", "runs", "jobs", "agents", "compare", "audit"}
     for address, page in pages.items():
         assert page.counted == {"main": 1, "h1": 1}, address
         assert not page.unlabelled, (address, page.unlabelled)
@@ -68,8 +69,9 @@ def _require_that_nothing_runs(pages: dict[str, Page]) -> None:
     assert not names & set(RUNS_SOMETHING)
     for address, page in pages.items():
         tags = {(tag, value) for tag, name, value in page.attributes if name == "src"}
-        scripts = {("script", f"/static/{name}.js") for name in ("live", "timeline")}
-        pictures = {(tag, value) for tag, value in tags if tag == "img" and "/charts/schedule.svg?batches=" in value}
+        scripts = {("script", f"/static/{name}.js") for name in ("live", "timeline", "charts")}
+        drawn = re.compile(r"/charts/(schedule|timeline)\.svg\?batches=")
+        pictures = {(tag, value) for tag, value in tags if tag == "img" and drawn.search(value)}
         assert tags - pictures <= {("img", "/static/icon.svg"), *scripts}, address
         assert "49" not in [word.strip() for word in page.words if "7 * 7" in word], address
         assert max(len(word) for word in page.words) <= 4100, address

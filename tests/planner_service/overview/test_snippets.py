@@ -56,10 +56,17 @@ def test_every_snippet_of_the_empty_pages_runs_as_it_stands(empty: httpx.Client,
 
     _ran(plan, tmp_path)
     (made,) = empty.get("/v1/plans").json()["items"]
+    job, by_hand, named = _snippets(empty, f"/plans/{made['id']}")
     assert json.loads(_ran(profile, tmp_path).splitlines()[-1])["model"] == "mlp"
     assert json.loads(_ran(cluster, tmp_path))["devices"] == 32
     _ran(alias, tmp_path)
     assert json.loads((tmp_path / "plan.json").read_text())["id"] == made["id"]
+    assert json.loads(_ran(job, tmp_path))["task"]["plan_id"] == made["id"]
+    fetch, run_it = by_hand.rsplit("\n", 1)
+    assert json.loads(_ran(f"{fetch}\ncat plan.json", tmp_path))["model"]["name"] == "mlp"
+    assert run_it.startswith("pipeplan-agent run --plan plan.json ")
+    _ran(named, tmp_path)
+    assert empty.get("/v1/aliases/prod").json()["plan_id"] == made["id"]
     assert json.loads(_ran(shown["/jobs"][1], tmp_path))["task"]["kind"] == "profile"
     assert json.loads(_ran(run, tmp_path))["task"]["plan_id"] == made["id"]
 

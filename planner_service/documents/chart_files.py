@@ -1,0 +1,45 @@
+"""Charts as files: CSV for spreadsheets, SVG that stands by itself. Pages make PNG of the SVG in the browser.
+
+A chart's template extends `platform/chart.svg`, which adds the style sheet and the white ground.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias
+
+from fastapi import Request, Response
+
+from planner_service.documents.caching import REVALIDATE, UNCHANGED, derived_tag, document_response
+from planner_service.platform.pages import FOLDER, templates
+
+Format = Literal["csv", "svg"]
+Row: TypeAlias = tuple[str | int | float | None, ...]
+
+STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
+MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
+CONTENT: dict[str, Any] = {media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
+ANSWERS: dict[int | str, dict[str, Any]] = UNCHANGED | {200: {"description": "The chart", "content": CONTENT}}
+"""What routes of charts add to their OpenAPI description."""
+
+
+def csv_text(rows: Iterable[Row]) -> str:
+    """The rows as CSV."""
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    return text.getvalue()
+
+
+def svg_text(template: str, *, title: str, height: float, **content: object) -> str:
+    """The picture that the template draws, with a title that readers of screens say."""
+    return templates.get_template(template).render(style=STYLE, title=title, height=height, **content)
+
+
+def chart_response(
+    request: Request, identity: str, kind: Format, name: str, make: Callable[[], str], *parameters: object
+) -> Response:
+    """The chart as a file of this name. `parameters` are what else it depends on: they are in its entity tag."""
+    tag = derived_tag(identity, name, kind, *parameters)
+    response = document_response(request, tag, make, cache_control=REVALIDATE, media_type=MEDIA_TYPES[kind])
+    response.headers["Content-Disposition"] = f'attachment; filename="{name}.{kind}"'
+    return response
