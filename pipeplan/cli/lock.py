@@ -15,9 +15,10 @@ from pipeplan.cli.console import CHANGED, show_table
 from pipeplan.cli.service import Token, Url, service_at
 from pipeplan.documents.files import dump, parse, parse_plan, plan_document, read, read_text, write_document
 from pipeplan.documents.identity import plain
+from pipeplan.documents.names import require_line
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError, NotFoundError, require
+from pipeplan.errors import InvalidInputError, NotFoundError, require, require_unique
 from pipeplan.questions.locked import (
     SCHEMA_VERSION,
     Lock,
@@ -86,24 +87,34 @@ def is_lock(path: Path) -> bool:
     return isinstance(document, dict) and "schema_version" in document
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of two equal keys a parser silently keeps the last."""
+    require_unique("document", "must not hold a key twice", [key for key, _ in pairs])
+    return dict(pairs)
+
+
 def read_lock(path: Path) -> Lock:
     """The lock in a file. Raises InvalidInputError that names file and field."""
     text = read_text(path)
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_once)
+    except InvalidInputError as error:
+        raise InvalidInputError(str(path), error.rule, error.value) from error
     except (ValueError, RecursionError) as error:
         rule = "must be a JSON document, as `pipeplan lock` writes it"
         raise InvalidInputError(str(path), rule, text[:60]) from error
     require(isinstance(document, dict), str(path), "must be a JSON object, as `pipeplan lock` writes it", document)
     version = document.get("schema_version")
     rule = f"must be {SCHEMA_VERSION}, the version of this release: write the lock again with `pipeplan lock`"
-    require(version == SCHEMA_VERSION, f"{path}: schema_version", rule, version)
+    require(type(version) is int and version == SCHEMA_VERSION, f"{path}: schema_version", rule, version)
     for key in _KEYS:
         require(key in document, f"{path}: {key}", "is required", None)
     for key in document:
         require(key in _KEYS, f"{path}: {key}", "is not a known key", document[key])
     alias, ids, plan = document["alias"], document["ids"], document["plan"]
     require(alias is None or isinstance(alias, str), f"{path}: alias", "must be a name or null", alias)
+    if alias is not None:
+        require_line(f"{path}: alias", alias)
     named = isinstance(ids, dict) and all(value is None or isinstance(value, str) for value in ids.values())
     require(named, f"{path}: ids", "must be hashes by what they are of", ids)
     require(isinstance(plan, dict), f"{path}: plan", "must be a JSON object", plan)

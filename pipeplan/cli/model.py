@@ -186,7 +186,7 @@ def key_of(estimate: Estimate) -> str | None:
     config = None
     if spec.path is not None:
         path = Path(spec.path)
-        config = read_text(path / "config.json" if path.is_dir() else path)
+        config = read_text(path / "config.json" if path.is_dir() else path, field="model")
     worker = find_spec("worker_agent")
     folders = [] if worker is None else [Path(place) for place in worker.submodule_search_locations or ()]
     code = [file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.rglob("*.py"))]

@@ -18,7 +18,7 @@ from pipeplan.documents.files import plan_document
 from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
-from pipeplan.formats import layout, memory_items, percent, proven, size
+from pipeplan.formats import layout, memory_items, percent, proven, several, size
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
@@ -98,7 +98,8 @@ def show_plan(plan: Plan) -> None:
     else:
         line = f"{_figures(plan.simulated)}{_mark(plan)}; closed form: {closed_form}"
     console.print(line, soft_wrap=True)
-    console.print(f"{plan.workers} workers, {plan.microbatches} microbatches of {plan.microbatch_size}")
+    microbatches = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
+    console.print(f"{several(plan.workers, 'worker')}, {microbatches} of {plan.microbatch_size}")
     for warning in plan.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if plan.engine != OUR_RUNTIME:

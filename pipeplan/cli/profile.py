@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pipeplan.documents.files import dump, read_text, write_document
+from pipeplan.documents.files import dump, read_text, require_place, write_document
 from pipeplan.documents.profile import DTYPE_BYTES, Device, Model
 from pipeplan.errors import InvalidInputError, require, require_count
 from pipeplan.imports.pipedream_graph import import_pipedream_graph
@@ -46,9 +46,11 @@ def import_profile(
     if microbatch_size is not None:
         require_count("microbatch_size", microbatch_size)
     require(dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", dtype)
+    require_place(output)
+    text = read_text(file)
     try:
         profile = import_pipedream_graph(
-            read_text(file),
+            text,
             microbatch_size=microbatch_size,
             model=model,
             device=device,

@@ -76,9 +76,9 @@ def simulate(
     check(program)
     timeline = play(program, costs)
     if trace is not None:
-        write_document(trace, chrome_trace({"predicted": timeline}))
+        write_document(trace, chrome_trace({"predicted": timeline}), field="trace")
     if svg is not None:
-        write_document(svg, draw_svg(timeline))
+        write_document(svg, draw_svg(timeline), field="svg")
     if as_json:
         typer.echo(dump(_document(program, timeline, microbatches=microbatches, batches=batches)))
     else:

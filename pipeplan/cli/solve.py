@@ -22,7 +22,7 @@ from pipeplan.cli.console import INFEASIBLE
 from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, estimated_profiles, model_asked
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
-from pipeplan.documents.files import answer_document, dump, read, write_document
+from pipeplan.documents.files import answer_document, dump, read, require_place, write_document
 from pipeplan.documents.plan import OPTIMIZERS, Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved
@@ -233,6 +233,7 @@ def solve(
     """
     from pipeplan.cli.plan_tables import show_choices, show_reasons, show_solution
 
+    require_place(output)
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype, no_cache=no_cache)
     where, calibrated = read_cluster(cluster), read_calibration(calibration)
     if asked is not None:

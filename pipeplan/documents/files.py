@@ -67,6 +67,13 @@ _UNREADABLE: dict[type[Exception], str] = {
     PermissionError: "this user may not read it",
 }
 
+_UNWRITABLE: dict[type[Exception], str] = {
+    FileNotFoundError: "its folder does not exist",
+    NotADirectoryError: "its folder does not exist",
+    IsADirectoryError: "this is a folder",
+    PermissionError: "this user may not write it",
+}
+
 
 def load(kind: type[T], path: str | Path) -> T:
     """The profile, cluster, plan or calibration in a JSON file. Raises InvalidInputError that names file and field."""
@@ -118,12 +125,21 @@ def read_text(path: Path, *, field: str = "file") -> str:
         raise InvalidInputError(field, f"must be a file that can be read: {reason}", str(path)) from error
 
 
-def write_document(path: Path, text: str) -> None:
-    """Writes a document. Raises InvalidInputError where that is not possible."""
+def write_document(path: Path, text: str, *, field: str = "output") -> None:
+    """Writes a document. Raises InvalidInputError for `field` where that is not possible."""
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise InvalidInputError("output", "must be a file that can be written", str(path)) from error
+        reason = _UNWRITABLE.get(type(error), str(error.strerror))
+        raise InvalidInputError(field, f"must be a file that can be written: {reason}", str(path)) from error
+
+
+def require_place(path: Path | None, *, field: str = "output") -> None:
+    """Raises InvalidInputError where a document cannot be written there: to know it before the work, not after."""
+    if path is not None:
+        rule = "must be a file that can be written"
+        require(not path.is_dir(), field, f"{rule}: this is a folder", str(path))
+        require(path.absolute().parent.is_dir(), field, f"{rule}: its folder does not exist", str(path))
 
 
 def parse_plan(content: str | bytes | dict[str, Any]) -> Plan:

@@ -1,1 +1,1 @@
-"""Exports: plans as other systems read them."""
+"""Exports: plans in the formats of other systems."""

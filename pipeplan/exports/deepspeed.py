@@ -1,8 +1,7 @@
-"""DeepSpeed: the configuration, what its PipelineModule must be given, and notes, as one JSON document.
+"""DeepSpeed: the configuration, the arguments of its PipelineModule, and notes, as one JSON document.
 
-ZeRO-2 and ZeRO-3 have no PipelineModule: DeepSpeed refuses them there, with one stage too.
-Checked against DeepSpeed 0.19.5: `runtime/pipe/module.py`, `runtime/pipe/engine.py`, `runtime/pipe/topology.py`,
-`runtime/config.py`.
+ZeRO-2 and ZeRO-3 have no PipelineModule: DeepSpeed refuses them there, even with one stage. Checked against DeepSpeed
+0.19.5: `runtime/pipe/module.py`, `runtime/pipe/engine.py`, `runtime/pipe/topology.py`, `runtime/config.py`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Formats: all exports by name, and by the version of their target where that matters."""
+"""Formats: all exports by name, and, where it matters, by the version of their target."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Kubernetes: an Indexed Job with a pod for every node. The pods find one another through a headless Service."""
+"""Kubernetes: an Indexed Job with a pod for every node. The pods find each other through a headless Service."""
 
 from pipeplan.exports.nodes import commented, nodes_of, notes_of, plan_json, require_chain, run_lines, settings_of
 from pipeplan.exports.source import ExportSource

@@ -1,8 +1,8 @@
 """Megatron-LM: the plan's part of the arguments, as a bash array.
 
 The layout of stages is `--pipeline-model-parallel-layout` (E: embedding, t: transformer layer, L: loss, | between
-stages); the classic first and last stage flags could not express most plans. With more parts than
-`--pipeline-model-parallel-size` a rank holds several, as the plan's chunks, and Megatron interleaves them.
+stages); the older flags for the first and the last stage cannot express most plans. If there are more parts than
+`--pipeline-model-parallel-size`, a rank holds several parts, like the plan's chunks, and Megatron interleaves them.
 
 Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the main branch of 2026-08-22:
 `megatron/training/arguments.py`, `megatron/core/transformer/pipeline_parallel_layer_layout.py`.

@@ -1,9 +1,9 @@
 """Nodes: scripts that execute a plan. torchrun, Slurm and Kubernetes start one on every node.
 
-Such a script calls `pipeplan-agent run`, on one node or as a part of several, and takes all options of that command.
-`write_torchrun` writes a script that is started once on every node, `write_slurm` one for sbatch, whose srun starts the
-command once on every node; `kubernetes` has the third. What these and the other exports say of a plan stands in the
-target's own comment lines (`commented`), which no text of a document can leave.
+Such a script calls `pipeplan-agent run`, on one node or as a part of several, and takes all options of this command.
+`write_torchrun` writes a script to start once on every node. `write_slurm` writes a script for sbatch; its srun starts
+the command once on every node. `kubernetes` has the third script. These and the other exports describe a plan in the
+target's own comment lines (`commented`). No text of a document can escape from such a line.
 """
 
 import shlex

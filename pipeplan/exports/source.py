@@ -1,4 +1,4 @@
-"""Source: what an export is made from, and the roles that a language model's blocks have."""
+"""Source: the input of an export, and the roles of a language model's blocks."""
 
 import re
 from dataclasses import dataclass

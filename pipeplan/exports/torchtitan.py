@@ -1,10 +1,10 @@
 """torchtitan: the plan's part of a job's configuration, as TOML or as Python.
 
-"0.2" is the TOML file that the newest releases read. It is the default: most people have a release installed.
+"0.2" is the TOML file that the newest releases read. It is the default, because most people have a release installed.
 Checked against the tags v0.2.0, v0.2.1 and v0.2.2: `config/job_config.py`, `distributed/pipeline_parallel.py`,
 `models/llama3/infra/parallelize.py` (v0.1.0 has no `module_fqns_per_model_part`).
 
-"2026-08" is the Python configuration of the main branch, which has other names since 2026-08-20. Checked against commit
+"2026-08" is the Python configuration of the main branch. Its names changed on 2026-08-20. Checked against commit
 b5bcd76c6 of 2026-08-21: `config/configs.py`, `trainer.py`, `distributed/pipeline_parallel.py`,
 `distributed/activation_checkpoint.py`, `components/optimizer/optimizer.py`.
 """

@@ -32,8 +32,12 @@ from tests.planner_service.servers import serving
 
 SERVED = "runs until it is interrupted: the tests of the service and of the agent start it"
 DOCKER = "needs Docker, or images that are built: tests/docker checks the files"
+CLUSTER = "needs a cluster: tests/docker checks the files, and that these commands name what is in them"
 NOT_RUN = {
     "pipeplan serve": SERVED,
+    "pipeplan serve --database sqlite:///restored.sqlite3": SERVED,
+    "PIPEPLAN_BASE_PATH=/pipeplan PIPEPLAN_ALLOWED_HOSTS=plans.example.org pipeplan serve": SERVED,
+    "pipeplan db restore pipeplan-20260131T120000Z.sqlite3 --database sqlite:///restored.sqlite3": "test_backups does",
     "pipeplan serve --host 0.0.0.0": SERVED,
     "pipeplan-agent start": SERVED,
     "pipeplan-agent start --allow mymodels:gpt --models-dir /models": SERVED,
@@ -47,6 +51,22 @@ NOT_RUN = {
     "docker compose run --rm -T migrate token create --name agent --scope agent --expires never '>'"
     " secrets/agent_token": DOCKER,
     "docker compose up -d": DOCKER,
+    "kubectl apply -f docker/kubernetes/namespace.yaml": CLUSTER,
+    "kubectl create secret generic pipeplan-database -n pipeplan --from-file=secrets/postgres_password"
+    " --from-file=secrets/database_url": CLUSTER,
+    "kubectl create secret tls pipeplan-tls -n pipeplan --cert=plans.crt --key=plans.key": CLUSTER,
+    "kubectl apply -f docker/kubernetes/network.yaml -f docker/kubernetes/postgres.yaml -f"
+    " docker/kubernetes/console.yaml": CLUSTER,
+    "kubectl rollout status statefulset/postgres -n pipeplan": CLUSTER,
+    "kubectl wait pod/console -n pipeplan --for=condition=Ready": CLUSTER,
+    "kubectl exec console -n pipeplan -- pipeplan db upgrade": CLUSTER,
+    "kubectl exec console -n pipeplan -- pipeplan token create --name admin --scope admin --scope read"
+    " --scope plan": CLUSTER,
+    "kubectl exec console -n pipeplan -- pipeplan token create --name agent --scope agent --expires never"
+    " '>' secrets/agent_token": CLUSTER,
+    "kubectl create secret generic pipeplan-agent -n pipeplan --from-file=secrets/agent_token": CLUSTER,
+    "kubectl delete pod console -n pipeplan": CLUSTER,
+    "kubectl apply -f docker/kubernetes/service.yaml -f docker/kubernetes/agent.yaml": CLUSTER,
 }
 
 MODEL = "preset:mlp?width=8&depth=4"

@@ -191,7 +191,7 @@ def test_a_model_of_ones_own_code_is_estimated_each_time(place: Place) -> None:
     [
         (("--dtype", "bfloat16", "--cluster", "p3.16xlarge"), "dtype: must be one in which V100-SXM2-16GB's datasheet"),
         (("--sequence-length", "257"), "sequence_length: must be at most the 256 positions of the model's config"),
-        (("--model", "hf:other.json"), "model.model_type: must be of a known family: bert, gemma, gpt2"),
+        (("--model", "hf:other.json"), "model.model_type: must be of a known family: bart, bert, bloom"),
         (("--dtype", "int8"), "dtype: "),
     ],
 )
@@ -213,7 +213,7 @@ def test_without_the_extra_the_sentence_says_how_to_install_it(place: Place) -> 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--model", "hf:missing.json"), "file: must be a file that can be read: there is none of this name"),
+        (("--model", "hf:missing.json"), "model: must be a file that can be read: there is none of this name"),
         (("--model", "nonsense"), "model: must be hf:FAMILY?key=value"),
         (("--model", "hf:gpt2", "--profile", "P.json"), "model: must not be given beside --profile"),
         ((), "profile: is required, unless there is a --model to estimate"),

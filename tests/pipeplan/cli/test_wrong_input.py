@@ -19,6 +19,7 @@ from pipeplan.errors import (
     TooManyRequestsError,
     UnauthorizedError,
     UnavailableError,
+    shown,
 )
 from tests.pipeplan.cli.commands import Ended, cluster_document, pipeplan, profile_document, write
 
@@ -68,7 +69,7 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -
     cluster = write(tmp_path / "cluster.json", cluster_document())
     for path, reason in ((tmp_path / "none", "there is none of this name"), (tmp_path, "this is a folder")):
         ended = pipeplan("solve", "--profile", path, "--cluster", cluster, *SOLVE)
-        refused(ended, f"profile: must be a file that can be read: {reason}, got '{path}'")
+        refused(ended, f"profile: must be a file that can be read: {reason}, got {shown(str(path))}")
 
 
 def test_a_value_that_is_no_number_is_named(files: tuple[str, ...]) -> None:
@@ -208,3 +209,32 @@ def test_a_batch_that_the_microbatch_asked_for_does_not_divide_names_that_one(fi
     """The sentence listed all measured sizes, of some of which the batch was a multiple."""
     ended = pipeplan("solve", *files, "--planner", "gpipe", "--batch-size", "3", "--microbatch-size", "2")
     refused(ended, "batch_size: must be a multiple of the microbatch size: 2, as was asked for, got 3")
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(
+    files: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A search ended with nothing, because its answer could not be written."""
+    rule = "output: must be a file that can be written: "
+    refused(pipeplan("solve", *files, *SOLVE, "-o", tmp_path), f"{rule}this is a folder, got {shown(str(tmp_path))}")
+    nowhere = tmp_path / "none" / "plan.json"
+    refused(
+        pipeplan("solve", *files, *SOLVE, "-o", nowhere), f"{rule}its folder does not exist, got {shown(str(nowhere))}"
+    )
+
+
+def test_a_picture_that_cannot_be_written_names_its_option(tmp_path: Path) -> None:
+    unit = ("--stages", "2", "--microbatches", "2", "--forward", "1", "--backward-input", "1", "--backward-weight", "1")
+    ended = pipeplan("simulate", "--schedule", "1f1b", *unit, "--svg", tmp_path)
+    refused(ended, f"svg: must be a file that can be written: this is a folder, got {shown(str(tmp_path))}")
+
+
+def test_what_is_no_runs_folder_is_refused_as_the_option_run(files: tuple[str, ...], tmp_path: Path) -> None:
+    rule = "run: must be the folder of a run, with plan.json, timeline.json and run.json: there is no plan.json"
+    refused(pipeplan("calibrate", *files, "--run", tmp_path), f"{rule}, got {shown(str(tmp_path))}")
+
+
+def test_a_file_to_import_that_does_not_exist_is_named_once(tmp_path: Path) -> None:
+    missing = tmp_path / "vgg16.txt"
+    ended = pipeplan("profile", "import", missing, "--format", "pipedream-graph", "-o", tmp_path / "P.json")
+    refused(ended, f"file: must be a file that can be read: there is none of this name, got {shown(str(missing))}")
