@@ -2,8 +2,7 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -73,11 +72,3 @@ def task_process(folder: Path) -> int:
     return next(
         pid for pid in processes(folder) if b"worker_agent.agent.task" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float = 40.0) -> None:
-    """Polls until something that other processes do has happened."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.02)

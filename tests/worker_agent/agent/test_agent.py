@@ -17,6 +17,7 @@ from pipeplan.planners.problem import Options
 from pipeplan.protocol.jobs import Job, ProfileTask, Progress, RunResult
 from pipeplan.protocol.plans import PlanRequest
 from tests.planner_service.servers import serving
+from tests.waiting import wait_until
 from tests.worker_agent.agent.nodes import (
     DATA,
     ENDLESS,
@@ -26,7 +27,6 @@ from tests.worker_agent.agent.nodes import (
     run_task,
     store_plan,
     task_process,
-    wait_until,
     working,
 )
 from tests.worker_agent.runtime.plans import make_plan

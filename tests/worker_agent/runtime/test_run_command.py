@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.plan import Plan
 from pipeplan.protocol.runs import read_run
+from tests.waiting import wait_until
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
 from worker_agent.runtime.status import read_status
@@ -229,12 +229,3 @@ def at_instruction(path: Path) -> int:
     """The instruction that a rank is at; -1 before it is at one."""
     status = read_status(path)
     return -1 if status is None else status.instruction
-
-
-def wait_until(condition: object, timeout_s: float = 40.0) -> None:
-    """Polls until something that other processes do has happened."""
-    assert callable(condition)
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.02)

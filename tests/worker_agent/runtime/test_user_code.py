@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from tests.worker_agent.runtime.plans import make_plan
-from tests.worker_agent.runtime.test_run_command import SLEEP, at_instruction, command, finish, rank_process, wait_until
+from tests.worker_agent.runtime.test_run_command import SLEEP, at_instruction, command, finish, rank_process
 
 FAULTY = "tests.worker_agent.runtime.faulty"
 MUST = "a block must return a tensor or a tuple of tensors, and this one returned"
