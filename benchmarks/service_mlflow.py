@@ -1,9 +1,10 @@
 """MLflow's tracking server beside the service, in one run: `make bench-mlflow` gives it an environment of its own.
 
-    python -m benchmarks.service_mlflow MLFLOW_PYTHON
+    python -m benchmarks.service_mlflow MLFLOW_PYTHON [--records N]
 
-Both hold 1,000 records on SQLite: MLflow runs with ten metrics and ten parameters each, the service plans. A get is one
-record by id, a search the first 50 of a filter in an order; 4 connections, because more only queue at MLflow.
+Both hold as many records on SQLite, 1,000 by default: MLflow runs with ten metrics and ten parameters each, the service
+plans. A get is one record by id, a search the first 50 of a filter in an order; 4 connections, because more only queue
+at MLflow.
 """
 
 import argparse
@@ -19,11 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.idle import busy_cores
-from benchmarks.service import LIST, Server, make_token, serving
+from benchmarks.service import LIST, Server, compile_modules, make_token, serving
 from benchmarks.service_database import fill
 from benchmarks.service_load import Load, Seen, request, run
 
-RECORDS = 1_000
 CONNECTIONS = 4
 START_LIMIT_S = 120.0
 VALUES = 10
@@ -71,11 +71,11 @@ def serving_mlflow(python: Path, folder: Path) -> Iterator[Server]:
             os.killpg(process.pid, 15)
 
 
-def fill_mlflow(python: Path, folder: Path) -> tuple[str, list[str]]:
+def fill_mlflow(python: Path, folder: Path, records: int) -> tuple[str, list[str]]:
     """An experiment and its runs' ids, written by MLflow's own client: over HTTP it takes minutes."""
-    command = [str(python), "-c", _FILL, f"sqlite:///{folder / 'mlflow.sqlite3'}", str(RECORDS), str(VALUES)]
+    command = [str(python), "-c", _FILL, f"sqlite:///{folder / 'mlflow.sqlite3'}", str(records), str(VALUES)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    experiment, *ids = done.stdout.split()[-RECORDS - 1 :]
+    experiment, *ids = done.stdout.split()[-records - 1 :]
     return experiment, ids
 
 
@@ -95,8 +95,8 @@ def _load(server: Server, total: int, *requests: str) -> Seen:
     return run(Load(port=server.port, connections=CONNECTIONS, total=total, requests=requests))
 
 
-def _mlflow(python: Path, folder: Path) -> tuple[Server, int, Seen, Seen]:
-    experiment, ids = fill_mlflow(python, folder)
+def _mlflow(python: Path, folder: Path, records: int) -> tuple[Server, int, Seen, Seen]:
+    experiment, ids = fill_mlflow(python, folder, records)
     with serving_mlflow(python, folder) as server:
         gets = [request("GET", f"{API}/runs/get?run_id={run_id}") for run_id in ids[::10]]
         wanted = {
@@ -109,9 +109,9 @@ def _mlflow(python: Path, folder: Path) -> tuple[Server, int, Seen, Seen]:
         return server, server.resident_bytes, _load(server, 500, *gets), _load(server, 50, search)
 
 
-def _ours(folder: Path) -> tuple[Server, int, Seen, Seen]:
+def _ours(folder: Path, records: int) -> tuple[Server, int, Seen, Seen]:
     database = folder / "service.sqlite3"
-    ids = fill(database, RECORDS)
+    ids = fill(database, records)
     token = make_token(database)
     with serving(database) as server:
         gets = [request("GET", f"/v1/plans/{plan_id}", token) for plan_id in ids[::10]]
@@ -124,11 +124,13 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("python", type=Path, help="the Python of the environment that MLflow is installed in")
-    python = parser.parse_args().python
+    parser.add_argument("--records", type=int, default=1_000)
+    given = parser.parse_args()
     print(f"{busy_cores():.2f} cores busy with other things before\n")
+    compile_modules()
     with tempfile.TemporaryDirectory() as folder:
-        theirs, their_bytes, their_gets, their_searches = _mlflow(python, Path(folder))
-        ours, our_bytes, our_gets, our_searches = _ours(Path(folder))
+        theirs, their_bytes, their_gets, their_searches = _mlflow(given.python, Path(folder), given.records)
+        ours, our_bytes, our_gets, our_searches = _ours(Path(folder), given.records)
     print("| | pipeplan | MLflow | ratio |\n|---|---|---|---|")
     pairs = (("gets/s", our_gets, their_gets), ("searches/s", our_searches, their_searches))
     for name, mine, other in pairs:

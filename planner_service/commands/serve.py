@@ -69,6 +69,7 @@ def serve(
 ) -> None:
     """Serves the API and the dashboard until it is interrupted; what is under way then ends first."""
     require_extra("service")
+    gc.disable()  # until the server is made: nearly all that the imports make stays, and looking through it takes time
     from planner_service.platform.settings import load_settings
 
     settings = load_settings(
@@ -134,8 +135,8 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
 
     signal.signal(signal.SIGTERM, end)
     # All objects of now stay. A full collection looks through them in 0.2 s, and 64 KiB of empty lists set one off.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     state = application.state
     return server, state.context.database.shown, partial(state.background.wind_down, settings.shutdown_s / 2)
 
