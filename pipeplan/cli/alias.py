@@ -7,7 +7,7 @@ import typer
 from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
 from pipeplan.protocol.plans import Alias, AliasQuery
 
-app = typer.Typer(no_args_is_help=True, help="Names that point at plans, with a history of where they pointed.")
+app = typer.Typer(no_args_is_help=True, help="Names that point at plans, with their history.")
 
 Name = Annotated[str, typer.Argument(help="The alias, such as gpt-prod.")]
 IfVersion = Annotated[int | None, typer.Option(help="Only if this is its version still: nobody has moved it since.")]

@@ -20,7 +20,7 @@ def audit(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows who did what, and what was refused to whom: the newest first. It asks for the scope admin."""
+    """Shows who did what, and what was refused to whom. The newest comes first. It needs the scope admin."""
     from pipeplan.cli.console import show_table
     from pipeplan.documents.files import parse
     from pipeplan.documents.names import on_one_line

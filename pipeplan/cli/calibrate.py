@@ -32,7 +32,7 @@ def calibrate(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the calibration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Corrects a profile's and a cluster's terms by runs of plans that were made from them."""
+    """Corrects a profile's and a cluster's terms by measured runs. Their plans were made from both."""
     require_place(output)
     measured, network = read(Profile, profile), read_cluster(cluster)
     found = fit(measured, network, [read_run(folder) for folder in run])

@@ -41,7 +41,7 @@ def check(
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Checks where a plan comes from, what its streams give, and its proof; exit status 7 where one does not hold.
+    """Checks a plan's origin, price and proof. The exit status is 7 where one does not hold.
 
     The proof is about the batch and the options that the plan was asked for with: give the same ones. What the plan
     itself says of them (optimizer, accounting of memory, master weights) need not be given. A witness is checked by its

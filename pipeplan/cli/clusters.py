@@ -57,7 +57,7 @@ def clusters(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write that file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Lists the clusters that have a name, and where their figures are from; NAME alone is one server."""
+    """Lists the named clusters, with the sources of their figures. NAME alone is one server."""
     if name is not None:
         document = dump(plain(named_cluster(name)))
         if output is not None:

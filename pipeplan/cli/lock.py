@@ -45,7 +45,10 @@ def lock(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Writes an alias's plan to pipeplan.lock, with its profile, cluster and calibration: `pipeplan check` reads it."""
+    """Writes an alias's plan to pipeplan.lock.
+
+    Profile, cluster and calibration are in it; `pipeplan check` reads it.
+    """
     with service_at(url, token) as service:
         plan_id = service.plan_id(plan)
         held, asked = _stored(service, plan_id)

@@ -158,7 +158,7 @@ def list_plans(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists plans that pass all filters, newest first or in the order asked for."""
+    """Lists plans that pass all filters. The newest come first, or those of another order."""
     from pipeplan.cli import plan_tables
 
     filters: dict[str, Any] = {
@@ -194,7 +194,7 @@ def compare(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows plans side by side, how much faster or slower each is than the first, and why."""
+    """Shows plans side by side. It says how much faster or slower each is than the first, and why."""
     from pipeplan.cli import plan_tables
 
     require(len(plan_ids) > 1, "ID", "must name at least two plans", plan_ids)

@@ -38,7 +38,7 @@ def import_profile(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")] = "float32",
     cuts: Annotated[str, typer.Option(help="any keeps the graph, single-tensor makes a chain of it.")] = "any",
 ) -> None:
-    """Writes a profile from another system's measurements; a model with branches stays the graph that it is."""
+    """Writes a profile from another system's measurements. A model with branches stays a graph."""
     require(source in FORMATS, "format", f"must be one of {', '.join(FORMATS)}", source)
     require(cuts in CUTS, "cuts", f"must be one of {', '.join(CUTS)}", cuts)
     model = Model(name=file.name.partition(".")[0] if model_name is None else model_name)

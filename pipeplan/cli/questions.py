@@ -99,7 +99,7 @@ def smallest(
     calibration: CalibrationFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Finds the fewest devices that reach a throughput; exit status 3 where the whole cluster does not.
+    """Finds the fewest devices that reach a throughput. The exit status is 3 where the whole cluster does not.
 
     Devices are the cluster's first: 1, 2, ... of a server, then whole servers, and so on. Plans are judged by the
     throughput of their streams, those that are too long to be played by the closed form's.
@@ -151,7 +151,7 @@ def largest(
     calibration: CalibrationFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Finds the largest model that fits at every pipeline depth (PipeDream-2BW, figure 9), by repeating blocks.
+    """Finds the largest model that fits at every pipeline depth. It repeats blocks (PipeDream-2BW, figure 9).
 
     Microbatches are of the size asked for, or the smallest measured. Exit status 3 where nothing fits.
     """
@@ -218,9 +218,10 @@ def sweep(
     calibration: CalibrationFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plans for every value of a batch size, number of devices, outermost bandwidth or memory of a device.
+    """Plans for every value of one quantity.
 
-    Exit status 3 where no value has a plan that fits.
+    It is the batch size, the number of devices, the outermost bandwidth or a device's memory. Exit status 3
+    where no value has a plan that fits.
     """
     name, _, listed = over.partition("=")
     require(name in VARIED, "over", f"must be WHAT=VALUES, WHAT one of {', '.join(VARIED)}", over)

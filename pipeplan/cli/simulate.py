@@ -49,7 +49,7 @@ def simulate(
     svg: Annotated[Path | None, typer.Option(help="Writes the timeline as a picture.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Plays a schedule's instruction streams with unit costs: bubble, makespan, streams, timeline."""
+    """Plays a schedule with unit costs. Shows bubble, makespan, streams and timeline."""
     if ":" not in schedule:
         names = [name for name in schedule_names() if not schedule_named(name).single_stage]
         require(schedule in names, "schedule", f"must be one of {', '.join(names)}", schedule)

@@ -226,7 +226,7 @@ def solve(
         bool, typer.Option("--explain", help="For other engines: why each degree has its value.")
     ] = False,
 ) -> None:
-    """Finds the fastest plan that fits; where none does, says by how much (exit status 3).
+    """Finds the fastest plan that fits. Where none does, it says by how much (exit status 3).
 
     Costs come from --profile, measured or estimated before, or from --model, which is estimated now for the cluster's
     devices by their datasheets.

@@ -31,7 +31,7 @@ def group() -> None:
 
 @app.command()
 def upgrade(database: DatabaseUrl = None, config: Config = None) -> None:
-    """Brings the database to the tables that this version needs; `pipeplan serve` does it at its start, too."""
+    """Brings the database to this version's tables. `pipeplan serve` does it at its start, too."""
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
 
@@ -47,7 +47,7 @@ def downgrade(
     database: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
-    """Takes revisions back, for an older version of the service; what only later ones can keep is lost.
+    """Takes revisions back, for an older version of the service. What only later ones can keep is lost.
 
     `base` removes all that the database holds: that is asked for first.
     """
@@ -77,7 +77,7 @@ def prune(
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Removes what is old or beyond a number: by default what the setting `retention` says.
+    """Removes what is old or beyond a number. By default the setting `retention` says what.
 
     Kept are plans with a run that is kept or at which an alias has pointed since then, what kept plans were made from,
     jobs that have not ended, runs that can be resumed, valid tokens, the newest event of each job, the aliases'
@@ -120,7 +120,7 @@ def _rules(older_than: str | None, keep: int | None, only: list[str] | None, aba
 
 @app.command()
 def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
-    """Writes one state of the database to a new file, while others go on writing."""
+    """Writes the database to a new file. It is one state, while others go on writing."""
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
 

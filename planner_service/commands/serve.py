@@ -67,7 +67,7 @@ def serve(
     log_format: FormOfLogs = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Serves the API and the dashboard until it is interrupted; what is under way then ends first."""
+    """Serves the API and the dashboard until it is interrupted. What is under way then ends first."""
     require_extra("service")
     gc.disable()  # until the server is made: nearly all that the imports make stays, and looking through it takes time
     from planner_service.platform.settings import load_settings
@@ -92,7 +92,7 @@ def settings(
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Shows the service's settings: what they are, mean, and were set by. Secrets are masked."""
+    """Shows the service's settings. Each has its value, its meaning and what set it; secrets are masked."""
     from planner_service.platform.settings import resolve_settings
 
     shown = resolve_settings(config=config).shown()

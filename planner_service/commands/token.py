@@ -36,7 +36,7 @@ def create(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Makes a token and shows it, this once: the database keeps its hash only."""
+    """Makes a token and shows it, this once. The database keeps only its hash."""
     new = parse(NewToken, {"name": name, "scopes": list(dict.fromkeys(scope)), "expires_in_s": duration_s(expires)})
     with _context(database, config) as context:
         from planner_service.access import service as tokens

@@ -32,7 +32,10 @@ def demo(
     training_s: Annotated[float, typer.Option(min=0, help="Aim to train for so long; 30 to 120 steps.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Profiles a GPT-2 model on this machine, plans, trains it as the best plan says, and compares."""
+    """Profiles, plans and trains a GPT-2 model on this machine.
+
+    It compares what was predicted with what was measured.
+    """
     require_extra("service")
     require_extra("worker")
     from rich.console import Console

@@ -16,7 +16,10 @@ def export(
         int | None, typer.Option(min=1, help="The checkpoint after so many steps; default: the newest whole one.")
     ] = None,
 ) -> None:
-    """Writes a checkpoint's weights for others: of hf: models what from_pretrained loads, else one safetensors file."""
+    """Writes a checkpoint's weights for other programs.
+
+    Of hf: models it writes what from_pretrained loads, else one safetensors file.
+    """
     require_extra("worker")
     from worker_agent.runtime.export import export_checkpoint
 

@@ -11,7 +11,10 @@ from pipeplan.documents.names import FAMILIES, query_of
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False) -> None:
-    """Lists the papers' models, each with its options and their defaults, and the Hugging Face families."""
+    """Lists the papers' models and the Hugging Face families.
+
+    Each model has its options with their defaults.
+    """
     require_extra("worker")
     from worker_agent.models.papers import PAPERS
 

@@ -79,7 +79,9 @@ def profile(
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile on standard output, nothing else.")] = False,
 ) -> None:
-    """Measures a model block by block on this node's devices, and the links between them.
+    """Measures a model block by block, on this node's devices.
+
+    The links between them are measured, too.
 
     With --analytic nothing is measured and no device is needed: times follow from the model's operations and a
     datasheet, and the profile says so. --devices is then how many the cluster has that is written.

@@ -114,7 +114,9 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report on standard output, nothing else.")] = False,
 ) -> None:
-    """Trains a model as a plan says, through torchrun, on this node or together with others.
+    """Trains a model as a plan says.
+
+    torchrun starts the ranks, on this node or together with others.
 
     Node 0 of several writes the report; the others give it their ranks, and take --resume and --json from it.
     """

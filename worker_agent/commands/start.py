@@ -36,7 +36,10 @@ def start(
     ] = None,
     exit_with_parent: Annotated[bool, typer.Option("--exit-with-parent", help="End when its parent ends.")] = False,
 ) -> None:
-    """Takes jobs from the service until it is interrupted, one at a time; a second interrupt ends it at once."""
+    """Takes jobs from the service until it is interrupted.
+
+    It does one at a time. A second interrupt ends it at once.
+    """
     require_extra("worker")
     from worker_agent.agent.agent import NodeAgent
     from worker_agent.agent.client import AgentClient

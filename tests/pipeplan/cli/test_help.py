@@ -35,6 +35,8 @@ def test_every_option_of_every_command_is_named_whole_at_80_columns(app: typer.T
         assert shown.exit_code == 0
         words = shown.output.replace(",", " ").split()
         assert "…" not in shown.output
+        listed = shown.output.partition("\nCommands:\n")[2].partition("\n\n")[0]
+        assert "..." not in listed, path
         for parameter in command.params:
             for name in (*parameter.opts, *parameter.secondary_opts):
                 if name.startswith("-") and not parameter.hidden:
