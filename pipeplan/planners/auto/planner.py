@@ -168,9 +168,12 @@ def _infeasible(
 
 
 def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternative]:
-    """Everything but the answer, with the reason: slower, too large, or not asked."""
+    """Everything but the answer, with the reason: slower, too large, or not asked.
+
+    Of plans that differ only in their stages or their placement the fastest stands for all.
+    """
     best, *others = ranking.fitting
-    for other in others:
+    for other in _one_of_each(others):
         rate = f"{other.samples_per_s:.4g} samples/s"
         if not other.played:
             reason = f"too long to be played; about {rate}, {_less(other, best)}"
@@ -178,8 +181,9 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
             reason = f"as fast when played: {rate}, on no fewer devices"
         else:
             reason = f"slower when played: {rate}, {_less(other, best)}"
-        yield other.alternative(f"{'2BP, ' if other.plan.split_backward else ''}{reason}")
-    for other in ranking.exceeding:
+        alike = "other stages or places, " if other.kind == best.kind else ""
+        yield other.alternative(f"{'2BP, ' if other.plan.split_backward else ''}{alike}{reason}")
+    for other in _one_of_each(ranking.exceeding):
         yield other.alternative(other.over or "")
     for answer in asked.answers:
         misses = [other for other in answer.alternatives if not other.closed_form_samples_per_s and other.memory_bytes]
@@ -188,6 +192,15 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
         yield _nothing(proposer, f"{proposer}: no plan fits; {infeasible.reasons[0].detail}")
     for proposer, error in asked.refused:
         yield _nothing(proposer, f"{proposer} is left out: {error}")
+
+
+def _one_of_each(ranked: Sequence[Ranked]) -> Iterator[Ranked]:
+    """The first of each kind."""
+    kinds = set()
+    for each in ranked:
+        if each.kind not in kinds:
+            kinds.add(each.kind)
+            yield each
 
 
 def _nothing(proposer: Proposer, reason: str) -> Alternative:

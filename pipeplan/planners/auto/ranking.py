@@ -40,6 +40,16 @@ class Ranked:
         return self.proposal.plan
 
     @property
+    def kind(self) -> object:
+        """What the plan is, apart from its stages and where they are placed."""
+        plan = self.plan
+        return (
+            *(plan.schedule, plan.depth, plan.width, plan.chunks, plan.microbatch_size, plan.microbatches),
+            *(plan.recompute, plan.recomputes_by_block, plan.split_backward, plan.split_backward_half_way),
+            *(plan.form, plan.sharding, plan.offload),
+        )
+
+    @property
     def memory_bytes(self) -> int:
         """What its worst stage holds."""
         return max(rank_bytes(self.plan))

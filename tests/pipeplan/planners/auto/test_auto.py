@@ -1,5 +1,6 @@
 """Auto: never slower than what it asks, the same every time, and open about what it left out."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -119,6 +120,29 @@ def test_every_loser_says_why() -> None:
         if other.throughput_samples_per_s is not None:
             assert other.throughput_samples_per_s <= rate(plan)
             assert other.reason.startswith(("slower when played", "as fast when played", "too long"))
+
+
+def test_plans_that_differ_in_stages_or_places_only_are_one_loser() -> None:
+    uneven = random.Random(0)
+    blocks = [
+        Cell(
+            forward_s=uneven.uniform(0.5, 3),
+            backward_s=uneven.uniform(1, 6),
+            weight_bytes=uneven.randrange(50, 500),
+            output_bytes=uneven.randrange(1, 60),
+            activation_bytes=50,
+        )
+        for _ in range(10)
+    ]
+    machines = cluster((4, 400.0), (2, 40.0), memory_bytes=10**9, latency_s=0.1)
+    plan = solve("auto", PlanningProblem(profile=profile(blocks), cluster=machines, batch_size=32))
+    assert isinstance(plan, Plan)
+    played = [other for other in plan.alternatives if other.throughput_samples_per_s is not None]
+    kinds = [
+        (o.schedule, o.depth, o.width, o.microbatch_size, o.recompute, o.chunks, "2BP" in o.reason) for o in played
+    ]
+    assert len(played) > 2
+    assert len(set(kinds)) == len(kinds)
 
 
 def test_the_front_is_that_of_all_that_fit() -> None:
