@@ -20,6 +20,7 @@ from pipeplan.documents.forms import AXES, Form
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.errors import require, require_count
+from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.listing import WireModel
 from pipeplan.protocol.plans import PlanQuestion, PlanRequest
@@ -142,16 +143,19 @@ def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | 
     return tuple(size for size in (2**power for power in range(most.bit_length())) if batch_size % size == 0)
 
 
-def forms_asked(cluster: Cluster, options: Options, sequence_length: int | None) -> FormsAsked | None:
+def forms_asked(
+    cluster: Cluster, options: Options, *, batch_size: int, sequence_length: int | None
+) -> FormsAsked | None:
     """The forms that the engine and the options allow; None for our runtime, which shares no block out.
 
-    Tensor groups stay inside a server, where a level may not be torn. Raises InvalidInputError for a degree that the
-    engine cannot have, or that does not divide the devices.
+    Tensor groups stay inside a server, where a level may not be torn. Raises InvalidInputError for options that the
+    engine, the devices or the batch rule out.
     """
     engine, length = engine_named(options.engine or OUR_RUNTIME), sequence_length or 0
-    require_degrees(engine, cluster.devices, {axis: getattr(options, axis) or 1 for axis in AXES})
     if engine.name == OUR_RUNTIME:
+        require_degrees(engine, cluster.devices, {axis: getattr(options, axis) or 1 for axis in AXES})
         return None
+    require_engine_options(options, devices=cluster.devices, batch_size=batch_size)
     return FormsAsked(
         tensor=options.tensor,
         context=options.context,

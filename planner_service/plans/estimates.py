@@ -43,7 +43,9 @@ def task_of(context: Context, request: ModelPlanRequest) -> EstimateTask:
         request=request,
         analytic=datasheet_of(cluster.device),
         microbatch_sizes=sizes,
-        forms=forms_asked(cluster, request.options, request.sequence_length),
+        forms=forms_asked(
+            cluster, request.options, batch_size=request.batch_size, sequence_length=request.sequence_length
+        ),
     )
 
 

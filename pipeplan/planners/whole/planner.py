@@ -9,19 +9,19 @@ from dataclasses import replace
 from itertools import islice, product
 
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
-from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, require_degrees, require_sharding
+from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.whole.choices import choices
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways
 from pipeplan.planners.whole.space import WholeSpace
-from pipeplan.schedules.registry import schedule_named
 
 USED = (
     "microbatch_size",
@@ -94,20 +94,10 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     types = [device.name for device in problem.cluster.types]
     require(len(types) == 1, "cluster.groups", f"must be of one type for the engine {engine.name}", types)
     require(options.memory == "training", "memory", f"must be training for the engine {engine.name}", options.memory)
-    if options.schedule is not None:
-        known = engine.schedules or ()
-        rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
-        require(schedule_named(options.schedule).name in known, "schedule", rule, options.schedule)
-    known = tuple(dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)))
-    rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
-    require(options.sharding in (None, *known), "sharding", rule, options.sharding)
+    require_engine_options(options, devices=problem.cluster.devices, batch_size=problem.batch_size)
     require_host(problem, engine)
-    if options.data is not None:
-        rule = f"must divide the batch ({problem.batch_size} samples)"
-        require(problem.batch_size % options.data == 0, "data", rule, options.data)
     forms = forms_for(problem, engine)
     require_room(problem, forms[0])
-    require_schedule(problem, engine)
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
         problem=fused,
@@ -160,7 +150,6 @@ def remade(problem: PlanningProblem, plan: Plan) -> Plan:
 def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[ModelForm]:
     """The forms that the engine runs and the options allow; sequence parallelism wherever there is a choice."""
     options, able = problem.options, list(problem.profile.forms)
-    require_degrees(engine, problem.cluster.devices, {axis: getattr(options, axis) or 1 for axis in AXES})
     for axis in AXES:
         asked = getattr(options, axis)
         able = [each for each in able if axis in engine.axes or getattr(each.form, axis) == 1]
@@ -178,53 +167,15 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
 
 
 def require_room(problem: PlanningProblem, model: ModelForm) -> None:
-    """Raises InvalidInputError for degrees that ask for more blocks, devices or samples than there are."""
-    options, devices, blocks = problem.options, problem.cluster.devices, len(model.blocks)
-    ranks, replicas, groups = options.stages or 1, options.data or 1, (options.tensor or 1) * (options.context or 1)
-    require(devices % groups == 0, "context", f"must with tensor divide the cluster's {devices} devices", groups)
-    rule = f"must be at most {blocks}, a block for each"
-    require(ranks <= blocks, "stages", rule, ranks)
+    """Raises InvalidInputError for degrees that ask for more blocks than there are, or for a size without a form."""
+    options, blocks = problem.options, len(model.blocks)
+    require((options.stages or 1) <= blocks, "stages", f"must be at most {blocks}, a block for each", options.stages)
     chunks, sharing = options.chunks or 1, options.stages or min(2, options.chunks or 1)
     rule = f"must be at most {blocks // sharing}: {sharing} ranks share {blocks} blocks"
     require(chunks * sharing <= blocks, "chunks", rule, chunks)
-    rule = f"must be at most {devices // groups}: tensor and context leave so many groups of {devices} devices"
-    require(ranks * groups <= devices, "stages", rule, ranks)
-    left = devices // groups // ranks
-    rule = f"must be at most {left}: tensor, context and stages leave so many replicas of {devices} devices"
-    require(replicas <= left, "data", rule, replicas)
-    expert, size = options.expert or 1, options.microbatch_size or 1
-    require(
-        options.data is None or replicas % expert == 0, "expert", f"must divide the {replicas} replicas (data)", expert
-    )
+    size = options.microbatch_size
     rule = f"must be one of {', '.join(map(str, model.microbatch_sizes))}: the profile's forms have these"
-    require(options.microbatch_size is None or size in model.microbatch_sizes, "microbatch_size", rule, size)
-    share = problem.batch_size // replicas
-    rule = f"must divide the {share} samples of a batch that each of the {replicas} replicas has"
-    require(share % size == 0, "microbatch_size", rule, size)
-    if options.data and options.microbatch_size and chunks > 1:
-        rule = f"must be 1 where {ranks} ranks do not divide a replica's {share // size} microbatches"
-        require(share // size % ranks == 0, "chunks", rule, chunks)
-
-
-def require_schedule(problem: PlanningProblem, engine: TrainingEngine) -> None:
-    """Raises InvalidInputError for numbers of stages that the schedule, the sharding or the engine does not have."""
-    options, known = problem.options, engine.schedules
-    chunks, asked = options.chunks or 1, options.schedule
-    interleaves = known is None or "1f1b-interleaved" in known
-    rule = f"must be 1 for the engine {engine.name}, which has no ranks of several stages"
-    require(interleaves or chunks == 1, "chunks", rule, chunks)
-    rule = "must be 1 where one rank holds all blocks"
-    require(options.stages != 1 or chunks == 1, "chunks", rule, chunks)
-    if asked is not None:
-        laws = schedule_named(asked)
-        rule = f"must be 1 for the schedule {laws.name}"
-        require(not laws.single_stage or options.stages in (None, 1), "stages", rule, options.stages)
-        require(laws.chunked or chunks == 1, "chunks", rule, chunks)
-        rule = f"must be above 1 for the schedule {laws.name} on the engine {engine.name}"
-        require(laws.single_stage or options.stages != 1, "stages", rule, options.stages)
-        require(not laws.chunked or options.chunks != 1, "chunks", rule, options.chunks)
-    if options.sharding is not None and options.stages is not None:
-        require_sharding(engine, options.sharding, pipelined=options.stages > 1)
+    require(size is None or size in model.microbatch_sizes, "microbatch_size", rule, size)
 
 
 def _infeasible(space: WholeSpace) -> Infeasible:

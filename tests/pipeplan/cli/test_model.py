@@ -210,6 +210,9 @@ def test_without_the_extra_the_sentence_says_how_to_install_it(place: Place) -> 
     assert (ended.status, ended.err) == (1, "error: --model needs torch: pip install 'pipeplan[worker]'\n")
 
 
+MEGATRON = ("--model", "hf:gpt2", "--engine", "megatron")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -227,6 +230,12 @@ def test_without_the_extra_the_sentence_says_how_to_install_it(place: Place) -> 
             "cluster.device.name: must say which of a100-40gb",
         ),
         (("--model", "hf:gpt2", "--cluster", "dgx-h10"), "cluster: must be a file, or NAME"),
+        ((*MEGATRON, "--data", "3"), "data: must divide the batch (8 samples), got 3"),
+        ((*MEGATRON, "--microbatch-size", "3"), "microbatch_size: must divide the 8 samples of a batch"),
+        ((*MEGATRON, "--stages", "16"), "stages: must be at most 8: tensor and context leave so many groups"),
+        ((*MEGATRON, "--stages", "1", "--chunks", "2"), "chunks: must be 1 where one rank holds all blocks"),
+        ((*MEGATRON, "--schedule", "zb-h1"), "schedule: must be one of data-parallel, 1f1b"),
+        ((*MEGATRON, "--sharding", "weights"), "sharding: must be one of none, optimizer"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_profiler_starts(

@@ -1,0 +1,62 @@
+"""Engine options: what can be wrong with degrees, schedule and sharding for an engine, known before any profile."""
+
+from pipeplan.documents.engines import TrainingEngine, engine_named, require_degrees, require_sharding
+from pipeplan.documents.forms import AXES
+from pipeplan.errors import require
+from pipeplan.planners.problem import Options
+from pipeplan.schedules.registry import schedule_named
+
+
+def require_engine_options(options: Options, *, devices: int, batch_size: int) -> None:
+    """Raises InvalidInputError for options that the engine, the devices or the batch rule out."""
+    engine = engine_named(options.engine or "")
+    if options.schedule is not None:
+        known = engine.schedules or ()
+        rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
+        require(schedule_named(options.schedule).name in known, "schedule", rule, options.schedule)
+    known = tuple(dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)))
+    rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
+    require(options.sharding in (None, *known), "sharding", rule, options.sharding)
+    _require_shares(options, engine, devices=devices, batch_size=batch_size)
+    _require_schedule(options, engine)
+
+
+def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, batch_size: int) -> None:
+    """Raises InvalidInputError for degrees that the engine does not have, or that divide no devices or no batch."""
+    require_degrees(engine, devices, {axis: getattr(options, axis) or 1 for axis in AXES})
+    ranks, replicas, groups = options.stages or 1, options.data or 1, (options.tensor or 1) * (options.context or 1)
+    require(devices % groups == 0, "context", f"must with tensor divide the cluster's {devices} devices", groups)
+    rule = f"must be at most {devices // groups}: tensor and context leave so many groups of {devices} devices"
+    require(ranks * groups <= devices, "stages", rule, ranks)
+    require(batch_size % replicas == 0, "data", f"must divide the batch ({batch_size} samples)", replicas)
+    left = devices // groups // ranks
+    rule = f"must be at most {left}: tensor, context and stages leave so many replicas of {devices} devices"
+    require(replicas <= left, "data", rule, replicas)
+    expert, size, share = options.expert or 1, options.microbatch_size or 1, batch_size // replicas
+    rule = f"must divide the {replicas} replicas (data)"
+    require(options.data is None or replicas % expert == 0, "expert", rule, expert)
+    rule = f"must divide the {share} samples of a batch that each of the {replicas} replicas has"
+    require(share % size == 0, "microbatch_size", rule, size)
+    if options.data and options.microbatch_size and (options.chunks or 1) > 1:
+        rule = f"must be 1 where {ranks} ranks do not divide a replica's {share // size} microbatches"
+        require(share // size % ranks == 0, "chunks", rule, options.chunks)
+
+
+def _require_schedule(options: Options, engine: TrainingEngine) -> None:
+    """Raises InvalidInputError for numbers of stages that the schedule, the sharding or the engine does not have."""
+    known, chunks, asked = engine.schedules, options.chunks or 1, options.schedule
+    interleaves = known is None or "1f1b-interleaved" in known
+    rule = f"must be 1 for the engine {engine.name}, which has no ranks of several stages"
+    require(interleaves or chunks == 1, "chunks", rule, chunks)
+    rule = "must be 1 where one rank holds all blocks"
+    require(options.stages != 1 or chunks == 1, "chunks", rule, chunks)
+    if asked is not None:
+        laws = schedule_named(asked)
+        rule = f"must be 1 for the schedule {laws.name}"
+        require(not laws.single_stage or options.stages in (None, 1), "stages", rule, options.stages)
+        require(laws.chunked or chunks == 1, "chunks", rule, chunks)
+        rule = f"must be above 1 for the schedule {laws.name} on the engine {engine.name}"
+        require(laws.single_stage or options.stages != 1, "stages", rule, options.stages)
+        require(not laws.chunked or options.chunks != 1, "chunks", rule, options.chunks)
+    if options.sharding is not None and options.stages is not None:
+        require_sharding(engine, options.sharding, pipelined=options.stages > 1)
