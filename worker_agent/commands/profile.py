@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeplan.cli.console import require_extra
+from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse, require_place, write_document
 from pipeplan.documents.forms import Form
@@ -203,10 +204,13 @@ def _show(found: Profile, cluster: Cluster | None) -> None:
     table.add_column("block")
     for heading in ("forward ms", "backward ms", "weights MiB", "kept MiB", "output MiB"):
         table.add_column(heading, justify="right")
+    rows = []
     for block, m in zip(found.blocks, found.at(size), strict=True):
         times = (f"{m.forward_s * 1e3:.3f}", f"{m.backward_s * 1e3:.3f}")
         sizes = (f"{b / 2**20:.2f}" for b in (block.weight_bytes, m.activation_bytes, m.output_bytes))
-        table.add_row(block.name, *times, *sizes)
+        rows.append((*times, *sizes))
+    for start, _, name in alike([block.name for block in found.blocks], rows):
+        table.add_row(name, *rows[start])
     console = Console()
     console.print(table)
     if found.estimated:

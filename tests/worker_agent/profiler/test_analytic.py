@@ -163,6 +163,8 @@ def test_the_commands_go_from_a_spec_to_a_plan_that_says_estimated(tmp_path: Pat
     made = CliRunner().invoke(app, ["profile", "--model", GPT2, *device, *files], catch_exceptions=False)
     assert made.exit_code == 0
     assert "microbatches of 8 (estimated)" in made.output
+    layers = [block.name for block in read(Profile, profile).blocks if block.name.startswith("layer.")]
+    assert len(layers) > 1 and f"layer.0-{len(layers) - 1} " in made.output  # equal blocks are one row
     assert "estimated: times are computed from the device's datasheet, not measured" in made.output
     assert read(Profile, profile).estimated and read(Cluster, cluster).devices == 2
     wanted = ("--planner", "pipedream-2bw", "--batch-size", "16")
