@@ -16,11 +16,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
+import sqlalchemy as sa
 from sqlalchemy import Connection, Table, false, func, insert, inspect, select
 from sqlalchemy.engine import URL
 
@@ -42,7 +38,9 @@ ROWS = 500
 """How many rows are copied at once."""
 
 _alembic = threading.Lock()
-"""Alembic keeps its state in its modules: a process migrates one database at a time."""
+"""Alembic keeps its state in its modules: a process migrates one database at a time. It is loaded where it has work."""
+
+_version = sa.table("alembic_version", sa.column("version_num"))
 
 
 def migrations_folder() -> Path:
@@ -56,7 +54,8 @@ def migrations_folder() -> Path:
 
 def upgrade(database: Database) -> None:
     """Applies the missing revisions in one transaction. Several processes may call it at once: one does the work."""
-    _to(database, head(), up=True)
+    if revision_of(database) != head():
+        _to(database, head(), up=True)
 
 
 def downgrade(database: Database, revision: str) -> None:
@@ -67,16 +66,16 @@ def downgrade(database: Database, revision: str) -> None:
 def revision_of(database: Database) -> str | None:
     """The revision that the database is at; None for an empty one."""
     with database.read() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        return _current(connection)
 
 
 @cache
 def head() -> str:
-    """The newest revision, which this version's code expects."""
-    newest = ScriptDirectory.from_config(_config()).get_current_head()
-    if newest is None:
+    """The newest revision, which this version's code expects: files are named by their revisions' numbers."""
+    numbers = [path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py")]
+    if not numbers:
         raise PipeplanError("the installation is broken: it holds no migrations")
-    return newest
+    return max(numbers)
 
 
 def backup(database: Database, file: Path) -> None:
@@ -150,15 +149,21 @@ def restore(database: Database, file: Path) -> None:
 
 
 def _to(database: Database, revision: str, *, up: bool) -> None:
-    config = _config()
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
     try:
         with _alembic, database.write() as connection:
             if not database.is_sqlite:
                 connection.execute(select(func.pg_advisory_xact_lock(UPGRADING)))
             config.attributes["connection"] = connection
-            before = MigrationContext.configure(connection).get_current_revision()
+            before = _current(connection)
             (command.upgrade if up else command.downgrade)(config, revision)
-            after = MigrationContext.configure(connection).get_current_revision()
+            after = _current(connection)
             if before not in (None, after) and inspect(connection).has_table(audit.name):
                 action: Action = "database.upgrade" if up else "database.downgrade"
                 record(connection, action, None, datetime.now(UTC), detail=f"{before} to {after}")
@@ -166,11 +171,9 @@ def _to(database: Database, revision: str, *, up: bool) -> None:
         raise ServiceError(f"the database {database.shown} cannot be brought to {revision}: {error}") from error
 
 
-def _config() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    return config
+def _current(connection: Connection) -> str | None:
+    known = inspect(connection).has_table(_version.name)
+    return connection.execute(select(_version.c.version_num)).scalar() if known else None
 
 
 def _copy_pages(database: Database, file: Path) -> None:

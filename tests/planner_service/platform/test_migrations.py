@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
 from pipeplan.documents.identity import canonical_json
@@ -43,6 +46,27 @@ def test_the_migrations_give_exactly_the_declared_tables(database: Database) -> 
         differences = compare_metadata(migration, metadata)
     assert differences == []
     database.close()
+
+
+def test_the_newest_revision_is_alembics(database: Database) -> None:
+    """What the service reads without Alembic is what Alembic says."""
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()))
+    assert head() == ScriptDirectory.from_config(config).get_current_head()
+    with database.read() as connection:
+        assert revision_of(database) == MigrationContext.configure(connection).get_current_revision()
+    database.close()
+
+
+def test_a_database_of_today_is_opened_without_alembic(database: Database) -> None:
+    database.close()
+    script = (
+        "import sys; sys.modules['alembic'] = None\n"
+        "from planner_service.platform.database import Database\n"
+        "from planner_service.platform.migrations import upgrade\n"
+        f"upgrade(Database({database.url.render_as_string(hide_password=False)!r}))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 def test_revisions_import_nothing_that_may_change() -> None:
