@@ -35,6 +35,7 @@ from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail, edges_of
+from worker_agent.runtime.own_blocks import own_blocks
 from worker_agent.runtime.rank import RankPart
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.status import StatusWriter
@@ -114,7 +115,9 @@ def executed(plan: Plan, blocks: int, rank: int, device: torch.device, folder: P
     job = RunJob(plan=plan, model=spec, data="-", steps=BATCHES, learning_rate=1e-3, out=str(folder), device="cpu")
     program = program_of(plan, batches=BATCHES)
     stream = program.streams[rank]
-    part = RankPart(job, program, build_model(spec, seed=0), stream, device)
+    chain = build_model(spec, seed=0)
+    (own,) = own_blocks(job.plan, chain, [stream.stage])
+    part = RankPart(job, program, chain, stream, device, own=own, loss_scale=None)
     lines = open_lines({edge for s in program.streams for edge in edges_of(s)}, rank)
     recorder = Kinds(ThreadClock())
     inputs, targets = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, WIDTH)

@@ -41,6 +41,7 @@ def check(program: Program) -> None:
     - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
     - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
       once every microbatch of theirs is through; exchanges of gradients are for the version that comes next;
+    - where stages meet, a rank has the gradients of all of its stages, and none of them is updated before;
     - an update is made of exactly the gradients that its version stands for (`Schedule.update`), and all of them were
       computed on one weight version;
     - an exchange that is begun ahead is begun once, after the one before, next to the backward that completes the
@@ -60,6 +61,7 @@ def check(program: Program) -> None:
         _check_updates(program, stream)
     for whole in program.streams:
         _check_way(program.pipeline, whole)
+        _check_meetings(program.pipeline, whole)
     if not program.schedule.vertical_sync:
         return
 
@@ -145,6 +147,26 @@ def _check_way(pipeline: Pipeline, stream: Stream) -> None:
         if stage + step in stages and (k, stage + step) not in done[way]:
             raise _broken(stream, instruction, f"{way} before that of stage {stage + step} on the same rank")
         done[way].add((k, stage))
+
+
+def _check_meetings(pipeline: Pipeline, stream: Stream) -> None:
+    """A rank meets the others once for all of its stages: their gradients are complete, their updates come after."""
+    updated: set[int] = set()
+    met = False
+    for instruction in stream.instructions:
+        match instruction:
+            case ReduceTied() | ReduceNorm():
+                if updated:
+                    raise _broken(stream, instruction, f"chunk {min(updated)} of this rank has its update already")
+                met = True
+            case Update(chunk=chunk):
+                updated.add(chunk)
+                if len(updated) == pipeline.chunks:
+                    updated, met = set(), False
+            case StartReduce() | ReduceGradients() | Backward() | BackwardInput() | BackwardWeight() if met:
+                raise _broken(stream, instruction, "its rank has met the other stages for the next update already")
+            case _:
+                pass
 
 
 def _check_versions(program: Program, stream: Stream, newest: int) -> int:

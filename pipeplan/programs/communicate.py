@@ -24,6 +24,7 @@ from pipeplan.errors import require
 from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
+    Checkpoint,
     Forward,
     Instruction,
     RecvActivation,
@@ -107,21 +108,41 @@ def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
     possible = program.schedule.update == "batch" or program.pipeline.depth == 1
     rule = "must update all stages with the same batch to clip or scale gradients or to share weights between stages"
     require(possible, "schedule", rule, program.schedule.name)
-    rule = "cannot clip or scale gradients or share weights between stages yet where a rank holds several stages"
-    require(program.pipeline.chunks == 1, "schedule", rule, program.schedule.name)
 
     streams = []
     for stream in program.streams:
-        tied = [stages for stages in sorted(wanted.tied) if stream.stage in stages]
-        instructions: list[Instruction] = []
-        for instruction in stream.instructions:
-            if isinstance(instruction, Update):
-                instructions += (ReduceTied(instruction.version, stages) for stages in tied)
-                if wanted.norm:
-                    instructions.append(ReduceNorm(instruction.version))
-            instructions.append(instruction)
-        streams.append(replace(stream, instructions=tuple(instructions)))
+        stages = {program.pipeline.stage_of(stream.stage, chunk) for chunk in range(program.pipeline.chunks)}
+        own = replace(wanted, tied=tuple(group for group in sorted(wanted.tied) if stages.intersection(group)))
+        if own.tied or own.norm:
+            stream = replace(stream, instructions=tuple(_meeting(stream.instructions, program, own)))
+        streams.append(stream)
     return replace(program, streams=tuple(streams))
+
+
+def _meeting(instructions: Iterable[Instruction], program: Program, wanted: AmongStages) -> Iterator[Instruction]:
+    """A rank's stream with its exchanges: after the gradients of all of its stages, before the first of their updates.
+
+    Raises InvalidInputError where the rank does anything else between these updates.
+    """
+    held: list[Update | Checkpoint] = []
+    updates = 0
+    for instruction in instructions:
+        if isinstance(instruction, Update):
+            held.append(instruction)
+            updates += 1
+        elif held and isinstance(instruction, Checkpoint):
+            held.append(instruction)
+        else:
+            rule = "must update all stages of a rank in a row to clip or scale gradients or to share weights"
+            require(not held or isinstance(instruction, ReduceGradients), "schedule", rule, program.schedule.name)
+            yield instruction
+        if updates == program.pipeline.chunks:
+            version = held[-1].version
+            yield from (ReduceTied(version, stages) for stages in wanted.tied)
+            if wanted.norm:
+                yield ReduceNorm(version)
+            yield from held
+            held, updates = [], 0
 
 
 def _ranks(pipeline: Pipeline, worker: Worker, stage: int, ranks: Mapping[Worker, int]) -> Sequence[int]:

@@ -138,7 +138,8 @@ class ReduceGradients:
 class ReduceTied:
     """Sums the gradients for `version` of the weights that these stages share; waits for all of the stages.
 
-    Each exchange is among one replica of every stage: their gradients are averages over the replicas already.
+    Each exchange is among one replica of every stage: their gradients are averages over the replicas already. A rank
+    takes part once for all of its stages, as chunk 0.
     """
 
     version: int
@@ -150,7 +151,8 @@ class ReduceTied:
 class ReduceNorm:
     """Agrees on the norm of the whole model's gradient for `version`; waits for all workers of all stages.
 
-    The update that follows scales its gradients by what the norm says, or leaves the weights as they are.
+    The updates that follow scale their gradients by what the norm says, or leave the weights as they are. A rank takes
+    part once for all of its stages, as chunk 0.
     """
 
     version: int

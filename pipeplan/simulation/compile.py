@@ -277,18 +277,22 @@ class Compiler:
         return (Meet.SEND, edge, edge.sent) if sends else (Meet.RECEIVE, edge, edge.received)
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
-        """The exchange in which these stages wait for one another. It is so small that it takes the latency alone."""
-        replicas = self._program.pipeline.replicas
+        """The exchange in which these stages wait for one another. It is so small that it takes the latency alone.
+
+        A rank takes part once. Nothing is sent where it has all of the stages.
+        """
+        pipeline = self._program.pipeline
         if isinstance(instruction, ReduceTied):
-            replica, members, missing = stream.replica, instruction.stages, len(instruction.stages)
+            replica, members = stream.replica, instruction.stages
+            missing = len({pipeline.place_of(stage)[0] for stage in members})
         else:
-            replica, members, missing = 0, tuple(range(len(replicas))), sum(replicas)
+            replica, members, missing = 0, tuple(range(pipeline.depth)), len(self._program.streams)
         key = (replica, instruction)
         if key not in self._exchanges:
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
                 group=(members[0], Handed.EXCHANGE),
-                seconds=max(self._costs[stage].latency_s for stage in members),
+                seconds=max(self._costs[stage].latency_s for stage in members) if missing > 1 else 0.0,
                 missing=missing,
                 line=None,
             )

@@ -1,4 +1,4 @@
-"""Among stages: what a worker exchanges with the other stages before an update.
+"""Among stages: what a rank exchanges with the other stages before an update, once for all of its own.
 
 Tied parameters are those that several stages hold. Each stage has a copy; the copies' gradients are summed before every
 update. All copies start from the same seed and take the same update of the same sum: they stay equal bit for bit, and
@@ -16,6 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -110,61 +111,82 @@ def tied_groups(homes: Mapping[nn.Parameter, Stages]) -> tuple[Stages, ...]:
 def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> dict[Stages, dist.ProcessGroup]:
     """The process groups in which a rank sums shared parameters' gradients: one replica of each of the stages.
 
-    Every rank makes all groups, in the same order.
+    Every rank makes all groups, in the same order. There is none where one rank has all of the stages.
     """
+    pipeline = program.pipeline
     ranks = {(stream.stage, stream.replica): stream.rank for stream in program.streams}
     own: dict[Stages, dist.ProcessGroup] = {}
     for stages in sorted(tied):
-        for replica in range(program.pipeline.replicas[stages[0]]):
-            members = [ranks[stage, replica] for stage in stages]
+        for replica in range(pipeline.replicas[stages[0]]):
+            members = sorted({ranks[pipeline.place_of(stage)[0], replica] for stage in stages})
+            if len(members) == 1:
+                continue
             group = dist.new_group(members, group_desc=f"stages {stages}, replica {replica}")
             if rank in members:
                 own[stages] = group
     return own
 
 
-class StagesTogether:
-    """The exchanges of one worker with the other stages, and what follows from them for its next update.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One stage of a rank: its weights, and of each weight the stages that hold it and whether the norm counts it here.
 
-    `homes` are the stages that hold each weight. `groups` are this worker's process groups, by the stages that share
-    weights. `counted` says of every weight whether the norm takes its gradient from here: of all replicas and stages
-    that hold a weight, one counts. Gradients of a norm above `clip_norm` are scaled to it. With a `loss_scale`
-    gradients are divided by it, and an update whose gradients overflowed is left out.
+    Of all replicas and stages that hold a weight, the norm takes the gradient of one.
+    """
+
+    weights: Weights
+    homes: Sequence[Stages]
+    counted: Sequence[bool]
+
+
+class StagesTogether:
+    """The exchanges of a rank with the other stages, and what follows from them for the next update of its own stages.
+
+    `groups` are this rank's process groups, by the stages that share weights. Gradients of a norm above `clip_norm` are
+    scaled to it. With a `loss_scale` gradients are divided by it, and an update whose gradients overflowed is left out.
     """
 
     def __init__(
         self,
-        weights: Weights,
+        parts: Sequence[Part],
         *,
-        homes: Sequence[Stages],
         groups: Mapping[Stages, dist.ProcessGroup],
-        counted: Sequence[bool],
         clip_norm: float | None,
         loss_scale: LossScale | None,
         device: torch.device,
         late: Late,
     ) -> None:
-        self._weights = weights
-        self._homes = tuple(homes)
+        self._parts = tuple(parts)
         self._groups = groups
-        self._counted = tuple(counted)
         self._clip_norm = clip_norm
         self._loss_scale = loss_scale
         self._device = device
         self._late = late
 
     def sum_tied(self, stages: Stages) -> None:
-        """Replaces the gradients of the weights that these stages share by their sums, in the order of their names."""
-        gradients = self._weights.gradients()
-        shared = [index for index, its in enumerate(self._homes) if its == stages]
-        shared.sort(key=lambda index: self._weights.slots[index].name)
-        slots = self._weights.slots
-        sums = total(
-            [gradients[index] for index in shared], [slots[index].parameter for index in shared], self._groups[stages]
-        )
-        for index, gradient in zip(shared, sums, strict=True):
-            gradients[index] = gradient
-        self._weights.set_gradients(gradients)
+        """Replaces the gradients of the weights that these stages share by their sums, in the order of their names.
+
+        The copies of this rank are summed first, then those of all ranks.
+        """
+        gradients = [part.weights.gradients() for part in self._parts]
+        copies: dict[str, list[tuple[int, int]]] = {}
+        for number, part in enumerate(self._parts):
+            for place, (slot, its) in enumerate(zip(part.weights.slots, part.homes, strict=True)):
+                if its == stages:
+                    copies.setdefault(slot.name, []).append((number, place))
+
+        names = sorted(copies)
+        sums = [_sum(gradients[number][place] for number, place in copies[name]) for name in names]
+        if stages in self._groups:
+            first = [copies[name][0] for name in names]
+            shapes = [self._parts[number].weights.slots[place].parameter for number, place in first]
+            sums = total(sums, shapes, self._groups[stages])
+        for name, gradient in zip(names, sums, strict=True):
+            for number, place in copies[name]:  # each in memory of its own: updates scale gradients in place
+                gradients[number][place] = gradient
+                gradient = None if gradient is None else gradient.clone()
+        for part, own in zip(self._parts, gradients, strict=True):
+            part.weights.set_gradients(own)
 
     @property
     def loss_scale(self) -> float:
@@ -172,28 +194,39 @@ class StagesTogether:
         return self._loss_scale.scale if self._loss_scale else 1.0
 
     def agree_on_norm(self) -> None:
-        """Scales what the next update takes by the norm of the whole model's mean gradient, or leaves the update out.
+        """Scales what the next updates take by the norm of the whole model's mean gradient, or leaves the updates out.
 
         With a loss scale the host must know whether the update is left out, and waits for the norm. Without one the
         device scales by itself; if the norm is not finite, a RunFailedError follows on all ranks.
         """
-        pairs = zip(self._weights.gradients(), self._counted, strict=True)
+        pairs = (pair for part in self._parts for pair in zip(part.weights.gradients(), part.counted, strict=True))
         squares = squared_norm((g for g, counted in pairs if counted and g is not None), self._device)
         dist.all_reduce(squares)
         norm = squares.sqrt() / self.loss_scale
         if self._loss_scale is None:
-            self._weights.scale_gradients(self._clipping(norm))
+            self._scale(self._clipping(norm))
             self._late.add(norm, _require_finite)
         elif math.isfinite(float(norm)):
-            self._weights.scale_gradients(self._clipping(norm) / self.loss_scale)
+            self._scale(self._clipping(norm) / self.loss_scale)
             self._loss_scale.grow()
         else:
-            self._weights.skip_update()
+            for part in self._parts:
+                part.weights.skip_update()
             self._loss_scale.shrink()
+
+    def _scale(self, factor: Tensor) -> None:
+        for part in self._parts:
+            part.weights.scale_gradients(factor)
 
     def _clipping(self, norm: Tensor) -> Tensor:
         most = 1.0 if self._clip_norm is None else self._clip_norm / (norm + _ALMOST_NOTHING)
         return torch.clamp(torch.as_tensor(most, dtype=norm.dtype, device=norm.device), max=1.0)
+
+
+def _sum(gradients: Iterable[Tensor | None]) -> Tensor | None:
+    """The sum of those that are there; None where there is none."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    return reduce(torch.add, there) if there else None
 
 
 def _require_finite(norm: float) -> None:

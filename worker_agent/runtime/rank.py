@@ -36,7 +36,15 @@ from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.models.spec import described
 from worker_agent.runtime import checkpoint
-from worker_agent.runtime.among_stages import Late, Stages, StagesTogether, open_tied_groups, stages_of, tied_groups
+from worker_agent.runtime.among_stages import (
+    Late,
+    Part,
+    Stages,
+    StagesTogether,
+    open_tied_groups,
+    stages_of,
+    tied_groups,
+)
 from worker_agent.runtime.channel import open_lines
 from worker_agent.runtime.executor import Executor, Hooks, run_together
 from worker_agent.runtime.feed import FeedSource, MicrobatchFeed, TokenMeans
@@ -44,6 +52,7 @@ from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.measured import BatchLog, deferred_share
 from worker_agent.runtime.module_state import Noted
+from worker_agent.runtime.own_blocks import OwnBlocks, own_blocks
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
@@ -58,14 +67,22 @@ class PeerLostError(RunFailedError):
 class RankPart:
     """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
 
-    def __init__(self, job: RunJob, program: Program, chain: Chain, stream: Stream, device: torch.device) -> None:
+    def __init__(
+        self,
+        job: RunJob,
+        program: Program,
+        chain: Chain,
+        stream: Stream,
+        device: torch.device,
+        *,
+        own: OwnBlocks,
+        loss_scale: LossScale | None,
+    ) -> None:
         self.stream = stream
         plan_stage = job.plan.stages[stream.stage]
         updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
         instructions = shortened(stream.instructions)
-        chain.materialise(plan_stage.start, plan_stage.stop)
-        homes = stages_of(job.plan, chain)
-        self.blocks = [block.to(device) for block in chain.blocks[plan_stage.start : plan_stage.stop]]
+        self.blocks = [block.to(device) for block in own.blocks]
         self.takes = chain.batches
         self.first = stream.stage == 0
         self.last = stream.stage == job.plan.depth - 1
@@ -85,23 +102,23 @@ class RankPart:
             autocast=getattr(torch, job.autocast) if job.autocast else None,
             block_names=chain.block_names[plan_stage.start : plan_stage.stop],
         )
-        names = chain.names()
         self.weights = Weights(
-            find_slots(self.blocks, names),
+            find_slots(self.blocks, own.names),
             lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.largest_learning_rate),
             version=max(first_versions(instructions)),
             master_weights=job.plan.master_weights,
             learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
         )
-        self.homes = [homes[slot.parameter] for slot in self.weights.slots]
+        homes = [own.homes[slot.parameter] for slot in self.weights.slots]
+        counted = [stream.replica == 0 and stages[0] == stream.stage for stages in homes]
+        self.among_stages = Part(weights=self.weights, homes=homes, counted=counted)
         self.noted = Noted(
-            checkpoint.Untrained(self.blocks, names),
+            checkpoint.Untrained(self.blocks, own.names),
             job.first_step,
             lambda batches: (
                 stream.replica == 0 and ends_with_checkpoint(program.pipeline, batches, job.checkpoint_every)
             ),
         )
-        self.loss_scale = LossScale(job.first_loss_scale) if job.first_loss_scale else None
         if job.first_step:
             checkpoint.load_stage(
                 job.directory.checkpoints,
@@ -109,7 +126,7 @@ class RankPart:
                 stage=self.stream.stage,
                 weights=self.weights,
                 buffers=self.noted.live,
-                loss_scale=self.loss_scale,
+                loss_scale=loss_scale,
             )
 
 
@@ -124,7 +141,12 @@ class Rank:
         self.program = program
         self.stream: Stream = program.streams[rank]
         self.device = device
-        self.parts = [RankPart(job, program, chain, stream, device) for stream in program.stage_streams(self.stream)]
+        self.loss_scale = LossScale(job.first_loss_scale) if job.first_loss_scale else None
+        streams = program.stage_streams(self.stream)
+        self.parts = [
+            RankPart(job, program, chain, stream, device, own=own, loss_scale=self.loss_scale)
+            for stream, own in zip(streams, own_blocks(job.plan, chain, [s.stage for s in streams]), strict=True)
+        ]
         self.updates = program.schedule.updates_a_batch(program.pipeline, self.stream.stage)
 
     def execute(self, status: StatusWriter) -> RankResult:
@@ -191,6 +213,14 @@ class Rank:
         late: Late,
     ) -> list[Executor]:
         """One for each of the rank's stages; of two stages in a row the one hands its tensors to the other."""
+        among_stages = StagesTogether(
+            [part.among_stages for part in self.parts],
+            groups=tied,
+            clip_norm=self.job.clip_norm,
+            loss_scale=self.loss_scale,
+            device=self.device,
+            late=late,
+        )
         executors = [
             Executor(
                 stream=part.stream,
@@ -203,16 +233,7 @@ class Rank:
                 inputs=feed.inputs if feed and part.first else None,
                 targets=feed.targets if feed and part.last else None,
                 update_microbatches=self.job.plan.microbatches,
-                among_stages=StagesTogether(
-                    part.weights,
-                    homes=part.homes,
-                    groups=tied,
-                    counted=[part.stream.replica == 0 and stages[0] == part.stream.stage for stages in part.homes],
-                    clip_norm=self.job.clip_norm,
-                    loss_scale=part.loss_scale,
-                    device=self.device,
-                    late=late,
-                ),
+                among_stages=among_stages,
             )
             for part, mail, feed in zip(self.parts, mails, feeds, strict=True)
         ]
@@ -262,7 +283,7 @@ class Rank:
                 stage=part.stream.stage,
                 weights=part.weights,
                 buffers=part.noted.take(batches),
-                loss_scale=part.loss_scale,
+                loss_scale=self.loss_scale,
                 versions=range(instruction.oldest, instruction.version + 1),
             )
 

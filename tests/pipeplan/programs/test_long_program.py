@@ -54,7 +54,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 def exchanges(plan: Plan) -> AmongStages:
     """All that the schedule allows."""
-    if plan.schedule in (*STASHING, ASP) or plan.chunks > 1:
+    if plan.schedule in (*STASHING, ASP):
         return AmongStages()
     return AmongStages(tied=((0, plan.depth - 1),) if plan.depth > 1 else (), norm=True)
 

@@ -101,6 +101,19 @@ def tied(*, width: int = 8) -> list[nn.Module]:
     return [nn.Sequential(block, nn.Tanh()) for block in blocks]
 
 
+def thrice(*, width: int = 8) -> list[nn.Module]:
+    """Four blocks (B, width) -> (B, width): one module is in three of them, and the two in the middle share a bias."""
+    shared, middle = nn.Linear(width, width), nn.Linear(width, width)
+    third = nn.Linear(width, width)
+    third.bias = middle.bias
+    return [
+        nn.Sequential(shared, nn.Tanh()),
+        nn.Sequential(middle, nn.Tanh()),
+        nn.Sequential(third, nn.Tanh(), shared),
+        nn.Sequential(nn.Tanh(), shared),
+    ]
+
+
 def untied(*, width: int = 8) -> list[nn.Module]:
     """The same to begin with, but every block has its own."""
     blocks = tied(width=width)

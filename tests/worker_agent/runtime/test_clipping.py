@@ -8,6 +8,7 @@ import pytest
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.simulation.predict import predict
+from tests.schedules import INTERLEAVED, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train
@@ -55,12 +56,18 @@ def expected(plan: Plan, clip_norm: float | None = CLIP_NORM) -> Weights:
         ("pipedream-2bw", 4, 1, "sgd"),
         ("pipedream-2bw", 2, 2, "adam"),
         ("data-parallel", 1, 2, "sgd"),
+        ("1f1b-interleaved", 4, 1, "adam"),
+        ("1f1b-interleaved", 4, 2, "sgd"),
+        ("zb-v", 4, 1, "momentum"),
+        ("zb-v", 2, 2, "sgd"),
+        ("v-half", 4, 2, "adam"),
+        ("dual-pipe-v", 4, 1, "sgd"),
     ],
 )
 def test_clipped_runs_equal_the_single_process_reference(
     schedule: str, depth: int, replicas: int, optimizer: str, tmp_path: Path
 ) -> None:
-    plan = make_plan(schedule, CUTS[depth], replicas=replicas, optimizer=optimizer)
+    plan = make_plan(schedule, CUTS[depth], replicas=replicas, optimizer=optimizer, chunks=chunks_of(schedule))
     weights, _ = clipped(plan, tmp_path)
     assert distance(weights, expected(plan)) < 1e-11
     assert distance(weights, expected(plan, None)) > 1e-6
@@ -85,15 +92,19 @@ def test_float32_copies_take_the_clipped_gradient(tmp_path: Path) -> None:
     assert all((weights[name] == reference[name]).all() for name in reference)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw"])
-def test_the_norms_exchanges_are_those_that_the_simulator_plays(schedule: str, tmp_path: Path) -> None:
-    plan = make_plan(schedule, CUTS[2], replicas=2)
+@pytest.mark.parametrize(
+    ("schedule", "end"),
+    [("1f1b", "G1 N1 U1"), ("pipedream-2bw", "G1 N1 U1"), (INTERLEAVED, "G1 G1.1 N1 U1 U1.1")],
+)
+def test_the_norms_exchanges_are_those_that_the_simulator_plays(schedule: str, end: str, tmp_path: Path) -> None:
+    chunks = chunks_of(schedule)
+    plan = make_plan(schedule, CUTS[2 * chunks], replicas=2, chunks=chunks)
     job = job_of(plan, tmp_path)
     for result, lane in zip(
         run_ranks(job), predict(plan, batches=STEPS, among_stages=job.among_stages).lanes, strict=True
     ):
         assert without_checkpoints(result.lane) == lane.instructions
-        assert "G1 N1 U1" in " ".join(result.lane.instructions)
+        assert end in " ".join(result.lane.instructions)
 
 
 def test_pipedream_refuses_to_clip(tmp_path: Path) -> None:

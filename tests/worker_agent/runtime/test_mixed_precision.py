@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, RunFailedError
+from tests.schedules import chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train
@@ -36,7 +37,8 @@ def execute(plan: Plan, out: Path, **options: Any) -> Weights:
 
 def plan_of(schedule: str, depth: int, **options: Any) -> Plan:
     microbatches = 1 if schedule == "pipedream" else 4
-    return make_plan(schedule, CUTS[depth], dtype="float32", microbatches=microbatches, **options)
+    chunks = chunks_of(schedule)
+    return make_plan(schedule, CUTS[depth], dtype="float32", microbatches=microbatches, chunks=chunks, **options)
 
 
 def expected(plan: Plan, **options: Any) -> Weights:
@@ -75,7 +77,15 @@ def test_blocks_that_autocast_by_themselves_see_every_update(schedule: str, tmp_
 @pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "depth", "options"),
-    [("1f1b", 4, {}), ("gpipe", 2, {"replicas": 2}), ("pipedream-2bw", 4, {"optimizer": "momentum"})],
+    [
+        ("1f1b", 4, {}),
+        ("gpipe", 2, {"replicas": 2}),
+        ("pipedream-2bw", 4, {"optimizer": "momentum"}),
+        ("1f1b-interleaved", 4, {"replicas": 2}),
+        ("zb-v", 4, {}),
+        ("v-half", 4, {"optimizer": "momentum"}),
+        ("dual-pipe-v", 4, {"recompute": True}),
+    ],
 )
 def test_float16_leaves_out_overflown_updates_like_torchs_scaler(
     schedule: str, depth: int, options: dict[str, Any], tmp_path: Path
@@ -91,7 +101,8 @@ def test_float16_leaves_out_overflown_updates_like_torchs_scaler(
     assert left_out == 2
 
 
-def test_an_update_that_overflows_on_one_stage_is_left_out_on_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
+def test_an_update_that_overflows_on_one_stage_is_left_out_on_all(schedule: str, tmp_path: Path) -> None:
     root = build_model(LOUD, seed=SEED).root
     inputs, targets = open_data(DATA, microbatch_size=2, seed=SEED).microbatch(0)
     with torch.autocast("cpu", torch.float16):
@@ -99,7 +110,7 @@ def test_an_update_that_overflows_on_one_stage_is_left_out_on_all(tmp_path: Path
     torch.autograd.backward(4096.0 * loss)
     overflown = {name for name, p in root.named_parameters() if p.grad is None or not p.grad.isfinite().all()}
     assert overflown == {"1.linear.weight"}
-    plan = plan_of("1f1b", 4)
+    plan = plan_of(schedule, 4)
     given: dict[str, Any] = {"model": LOUD, "autocast": "float16", "steps": 1, "checkpoint_every": 1}
     for name, scale, changes in (("loud", 4.0 * 4096.0, False), ("quiet", 1.0, True)):
         run_ranks(job_of(plan, tmp_path / name, loss_scale=scale, **given))
@@ -107,8 +118,9 @@ def test_an_update_that_overflows_on_one_stage_is_left_out_on_all(tmp_path: Path
         assert all(torch.equal(weights[n], p) is not changes for n, p in root.state_dict().items())
 
 
-def test_the_loss_scale_goes_on_where_it_was(tmp_path: Path) -> None:
-    plan = plan_of("pipedream-2bw", 2, optimizer="adam")
+@pytest.mark.parametrize("schedule", ["pipedream-2bw", "v-half"])
+def test_the_loss_scale_goes_on_where_it_was(schedule: str, tmp_path: Path) -> None:
+    plan = plan_of(schedule, 2, optimizer="adam")
     float16: dict[str, Any] = {"autocast": "float16", "loss_scale": OVERFLOWS}
     whole = execute(plan, tmp_path, checkpoint_every=2, **float16)
     resumed = execute(plan, tmp_path, first_step=2, **float16)

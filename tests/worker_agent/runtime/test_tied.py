@@ -21,6 +21,7 @@ from worker_agent.runtime.among_stages import stages_of, tied_groups
 from worker_agent.runtime.job import RunJob
 
 TIED = "tests.worker_agent.runtime.awkward:tied?width=8"
+THRICE = "tests.worker_agent.runtime.awkward:thrice?width=8"
 UNTIED = "tests.worker_agent.runtime.awkward:untied?width=8"
 GPT2 = "hf:gpt2?n_layer=2&n_embd=16&n_head=2&vocab_size=32&n_positions=16&tie_word_embeddings=true"
 TOKENS = "worker_agent.models.text:random_tokens?vocab_size=32&sequence_length=8"
@@ -54,6 +55,13 @@ def copies(out: Path, name: str, step: int = STEPS) -> list[torch.Tensor]:
         ("pipedream-2bw", 4, {"optimizer": "momentum"}),
         ("pipedream-2bw", 2, {"replicas": 2}),
         ("pipedream", 1, {"microbatches": 1}),
+        ("1f1b-interleaved", 4, {"chunks": 2, "optimizer": "momentum"}),
+        ("1f1b-interleaved", 4, {"chunks": 2, "replicas": 2, "recompute": True}),
+        ("zb-v", 4, {"chunks": 2, "replicas": 2}),
+        ("zb-v", 2, {"chunks": 2, "replicas": 2}),
+        ("v-half", 4, {"chunks": 2, "optimizer": "adam"}),
+        ("v-half", 2, {"chunks": 2}),
+        ("dual-pipe-v", 4, {"chunks": 2, "recompute": True}),
     ],
 )
 def test_tied_weights_equal_the_single_process_reference_and_each_other(
@@ -66,6 +74,30 @@ def test_tied_weights_equal_the_single_process_reference_and_each_other(
         first, *others = copies(tmp_path, name)
         assert all(torch.equal(first, other) for other in others)
     assert len(copies(tmp_path, "0.0.weight")) == min(depth, 2)
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize(("schedule", "clip_norm"), [("1f1b-interleaved", 0.2), ("zb-v", None), ("1f1b", 0.2)])
+def test_a_module_in_three_stages_is_one_wherever_these_are(
+    schedule: str, clip_norm: float | None, tmp_path: Path
+) -> None:
+    """Stages 0, 2 and 3. In a loop of two ranks two of them are on one rank, in a V another two."""
+    chunks = 1 if schedule == "1f1b" else 2
+    plan = make_plan(schedule, CUTS[4], chunks=chunks, optimizer="adam")
+    assert tied_groups(stages_of(plan, build_model(THRICE, seed=0))) == ((0, 2, 3), (1, 2))
+    weights = execute(plan, tmp_path, model=THRICE, clip_norm=clip_norm)
+    assert distance(weights, expected(plan, THRICE, clip_norm=clip_norm)) < 1e-11
+    for name, stages in (("0.0.weight", 3), ("1.0.bias", 2)):
+        first, *others = copies(tmp_path, name)
+        assert len(others) == stages - 1 and all(torch.equal(first, other) for other in others)
+
+
+def test_the_copies_of_one_rank_are_rounded_alike(tmp_path: Path) -> None:
+    """Their gradients add up in float32, of which a sum between ranks is rounded to 16 bits before it is sent."""
+    plan = make_plan("zb-v", CUTS[2], chunks=2, dtype="bfloat16", master_weights=True, optimizer="momentum")
+    execute(plan, tmp_path, clip_norm=0.2)
+    first, second = copies(tmp_path, "0.0.weight")
+    assert torch.equal(first, second)
 
 
 def test_without_the_sum_they_would_train_to_something_else() -> None:
@@ -81,8 +113,10 @@ def test_a_shared_weight_counts_once_in_the_norm(tmp_path: Path) -> None:
     assert distance(weights, expected(plan)) > 1e-4
 
 
-def test_a_resumed_run_ends_on_the_same_copies(tmp_path: Path) -> None:
-    plan = make_plan("pipedream-2bw", CUTS[2], optimizer="adam")
+@pytest.mark.each_case
+@pytest.mark.parametrize(("schedule", "chunks"), [("pipedream-2bw", 1), ("zb-v", 2)])
+def test_a_resumed_run_ends_on_the_same_copies(schedule: str, chunks: int, tmp_path: Path) -> None:
+    plan = make_plan(schedule, CUTS[2], optimizer="adam", chunks=chunks)
     whole = execute(plan, tmp_path / "whole", checkpoint_every=2)
     execute(plan, tmp_path / "resumed", steps=STEPS, checkpoint_every=2)
     resumed = execute(plan, tmp_path / "resumed", first_step=2)
