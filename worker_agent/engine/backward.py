@@ -15,6 +15,7 @@ microbatch. Its gradient is complete in p2, which then takes it on to what it wa
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -29,10 +30,22 @@ from worker_agent.engine.recurrent import written_out
 Added = Callable[[nn.Parameter], None]
 """Called with a parameter after something has been added to its gradient."""
 
-_step_into: Callable[[Any, Any, Sequence[Any], Mapping[str, Any]], Any] | None = getattr(
-    torch._C, "_skip_one_hop_torch_function", None
-)
-"""Calls a function of torch and intercepts the calls inside it. Early releases lack it and do not split attention."""
+
+def _seen_inside(function: Any) -> Callable[..., Any] | None:
+    """A function of torch that is written in Python, as one that never looks for subclasses: the calls in it do.
+
+    None where it does not look for them in the way that this replaces.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None or "has_torch_function" not in code.co_names:
+        return None
+    known = function.__globals__ | {"has_torch_function": lambda _: False}
+    inside = FunctionType(code, known, function.__name__, function.__defaults__, function.__closure__)
+    inside.__kwdefaults__ = function.__kwdefaults__
+    return inside
+
+
+_attention = _seen_inside(functional.multi_head_attention_forward)
 
 
 @dataclass(slots=True)
@@ -98,8 +111,8 @@ class Waiting(nn.Parameter):
     ) -> Any:
         """Calls `func`, or the form of it that defers the weight's gradient."""
         named = kwargs or {}
-        if func is functional.multi_head_attention_forward and _step_into is not None:
-            return _step_into(func, types, args, named)
+        if func is functional.multi_head_attention_forward and _attention is not None:
+            return _attention(*args, **named)
         # without a graph, or inside functorch's transforms, there is nothing to split
         splits = torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
         instead = written_out(func, args) if splits and not named else None
