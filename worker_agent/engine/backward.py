@@ -27,6 +27,9 @@ from pipeplan.errors import RunFailedError
 from worker_agent.engine.operations import RULES, Call, Operation, Rows
 from worker_agent.engine.recurrent import written_out
 
+CopyOf = Callable[[Tensor, torch.dtype], Tensor]
+"""Gives a copy of a parameter in another type."""
+
 Added = Callable[[nn.Parameter], None]
 """Called with a parameter after something has been added to its gradient."""
 
@@ -128,8 +131,9 @@ class Waiting(nn.Parameter):
                 require_not_computed_of(args, named)
             if call is None or not _can_wait(call):
                 return func(*args, **named)
-            split = call.weight.active_split  # type: ignore[attr-defined]
-            return _Deferring.apply(split, call.operation, call.x, call.weight, call.bias)  # type: ignore[no-untyped-call]
+            split: Split = call.weight.active_split  # type: ignore[attr-defined]
+            x, *copies = split.cast(call)
+            return _Deferring.apply(split, call.operation, x, call.weight, call.bias, *copies)  # type: ignore[no-untyped-call]
 
 
 class StandIn(Tensor):
@@ -151,6 +155,10 @@ _WAITING = (Waiting, StandIn)
 def _can_wait(call: Call) -> bool:
     """Whether the gradients of weight and bias may wait, and the formulas hold for the call's tensors."""
     bias = call.bias
+    if torch.is_autocast_enabled(call.x.device.type):  # there a call casts its tensors first, but for float64
+        castable = [own.is_floating_point() and own.dtype is not torch.float64 for own in call.tensors()]
+        if not all(castable):
+            return False
     return (
         type(call.weight) in _WAITING
         and (bias is None or not bias.requires_grad or type(bias) in _WAITING)
@@ -158,24 +166,30 @@ def _can_wait(call: Call) -> bool:
         and call.x.layout is torch.strided
         and not call.x.is_complex()
         and call.x.numel() > 0
-        and not torch.is_autocast_enabled(call.x.device.type)  # there a call casts its arguments first
     )
 
 
 class Split:
     """The split of one microbatch's backward, for those of the given parameters that have no hooks.
 
-    What `parametrizations` compute of such parameters alone is split as a parameter is.
+    What `parametrizations` compute of such parameters alone is split as a parameter is. Under autocast a call takes
+    its tensors in 16 bits, as it would without the split; `copy_of` gives such copies of parameters (default: a new one
+    for each call).
 
     A hook needs the gradient at once. The split must be active in the microbatch's forward, and with `deferring` in its
     p1: only that backward may leave gradients out, not one that a model runs inside its forward.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], parametrizations: Sequence[ParametrizationList] = ()
+        self,
+        parameters: Iterable[nn.Parameter],
+        parametrizations: Sequence[ParametrizationList] = (),
+        *,
+        copy_of: CopyOf | None = None,
     ) -> None:
         self.deferred: list[Deferred | Computed] = []
         self.deferring = False
+        self._copy_of = copy_of
         self._parametrizations = tuple(parametrizations)
         self._parameters = [
             parameter
@@ -206,6 +220,21 @@ class Split:
             for parameter in self._parameters:
                 parameter.__class__ = nn.Parameter
                 del parameter.active_split  # type: ignore[attr-defined]
+
+    def cast(self, call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The call's input as autocast casts it; copies of weight and bias, None where they need none."""
+        device_type = call.x.device.type
+        if not torch.is_autocast_enabled(device_type):
+            return call.x, None, None
+        dtype = torch.get_autocast_dtype(device_type)
+        return call.x.to(dtype), self._copied(call.weight, dtype), self._copied(call.bias, dtype)
+
+    def _copied(self, weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        if weight is None or weight.dtype is dtype:
+            return None
+        if self._copy_of is None or not isinstance(weight, nn.Parameter):
+            return weight.detach().to(dtype)
+        return self._copy_of(weight, dtype)
 
     def stand_in_for(self, value: Any) -> Any:
         """A leaf in place of what was computed of waiting parameters alone, or the value itself."""
@@ -259,31 +288,41 @@ class _Deferring(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, split: Split, operation: Operation, x: Tensor, weight: nn.Parameter, bias: Tensor | None
+        ctx: Any,
+        split: Split,
+        operation: Operation,
+        x: Tensor,
+        weight: nn.Parameter,
+        bias: Tensor | None,
+        weight_copy: Tensor | None,
+        bias_copy: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)  # autograd then refuses what was changed in place
+        operand = weight if weight_copy is None else weight_copy
+        ctx.save_for_backward(x, operand)  # autograd then refuses what was changed in place
         ctx.split, ctx.operation = split, operation
         ctx.weight = weight  # the leaf itself: a saved tensor may come back as another object
         ctx.bias = bias if bias is not None and bias.requires_grad else None
-        y = operation.output(x, weight, bias)
+        ctx.is_cast = weight_copy is not None
+        y = operation.output(x, operand, bias if bias_copy is None else bias_copy)
         return (
             torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
         )  # not a view: the next call may be in place
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         with torch._C.DisableTorchFunctionSubclass():
             if ctx.split.deferring:
                 kept = x.detach()  # x itself would keep its graph alive
                 ctx.split.deferred.append(Deferred(ctx.operation, kept, gradient, ctx.weight, ctx.bias, kept._version))
-                weight, of_weight, of_bias = ctx.weight, None, None
+                weight, of_weight, of_bias = weight if ctx.is_cast else ctx.weight, None, None
             else:
+                weight = ctx.weight.to(x.dtype) if ctx.is_cast else weight  # with a graph, for a second derivative
                 rows = ctx.operation.rows(x, gradient)
                 of_weight = ctx.operation.weight_gradient(rows, weight, None)
                 of_bias = None if ctx.bias is None else ctx.operation.bias_gradient(rows)
             of_x = ctx.operation.input_gradient(gradient, x, weight) if ctx.needs_input_grad[2] else None
-        return None, None, of_x, of_weight, of_bias
+        return None, None, of_x, of_weight, of_bias, None, None
 
 
 @torch.no_grad()
@@ -324,10 +363,13 @@ def _add_all(calls: list[Deferred], added: Added, *, joined: bool) -> None:
     for weight in list(by_weight):
         uses = by_weight.pop(weight)
         parts = list(_join(uses)) if joined else [(call, call.rows()) for call in uses]
+        biases: dict[Tensor, list[Tensor]] = {}
         for call, rows in parts:
             if call.bias is not None:
-                _add(call.bias, call.operation.bias_gradient(rows))
-        if len(parts) == 1 and weight.grad is not None and weight.grad.dtype == weight.dtype:
+                biases.setdefault(call.bias, []).append(call.operation.bias_gradient(rows))
+        for bias, gradients in biases.items():
+            _add(bias, *gradients)
+        if len(parts) == 1 and weight.grad is not None and weight.grad.dtype == parts[0][1][1].dtype:
             call, rows = parts[0]
             call.operation.weight_gradient(rows, weight, weight.grad)
         else:

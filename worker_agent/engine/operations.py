@@ -44,6 +44,10 @@ class Call:
     weight: Tensor
     bias: Tensor | None = None
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are there."""
+        return (self.x, self.weight) if self.bias is None else (self.x, self.weight, self.bias)
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -124,6 +128,7 @@ class Convolution:
     def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:
         """Shaped as the weight."""
         x, gradient = rows
+        weight = weight if weight.dtype is x.dtype else torch.empty_like(weight, dtype=x.dtype)  # for its shape alone
         of_weight: Tensor = self._gradients(gradient, x, weight, [False, True, False])[1]
         return of_weight if onto is None else onto.add_(of_weight)
 

@@ -283,7 +283,9 @@ class StageBlocks:
         return outputs
 
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
-        kept.split = Split(self._parameters(), self._parametrizations) if self._split_backward else None
+        if self._split_backward:
+            copy_of = self._casts.copy_of if self._casts else None
+            kept.split = Split(self._parameters(), self._parametrizations, copy_of=copy_of)
         layouts = layouts_of(kept.inputs)
         with kept.splitting(deferring=False):
             if layouts in self._kept_bytes:

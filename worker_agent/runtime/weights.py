@@ -52,6 +52,7 @@ class Casts:
         self._made = False
         self._weights = weights
         self._cast: dict[int, int] = {}
+        self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
         self._changing = False
 
     @contextmanager
@@ -66,6 +67,13 @@ class Casts:
         self._cast |= before
         self._made = True
 
+    def copy_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """A weight's copy for the calls that a split backward replaces: made at its first use, as autocast's own."""
+        held = self._copies.get(id(weight))
+        if held is None or held[0] is not weight or held[1] != weight._version or held[2].dtype is not dtype:
+            held = self._copies[id(weight)] = weight, weight._version, weight.detach().to(dtype)
+        return held[2]
+
     @property
     def bytes(self) -> int:
         """The bytes of the copies that are there."""
@@ -73,6 +81,8 @@ class Casts:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor that a graph keeps was made of a weight's copy alone: as a rule it is a view of it."""
+        if any(tensor.data_ptr() == copy.data_ptr() for _, _, copy in self._copies.values()):
+            return True
         node, cast = tensor.grad_fn, False
         while node is not None and len(node.next_functions) == 1:
             cast = cast or node.name() == "ToCopyBackward0"
@@ -85,6 +95,7 @@ class Casts:
         """The weights are others from now on."""
         torch.clear_autocast_cache()
         self._cast.clear()
+        self._copies.clear()
         self._made = False
 
     def _changes(self) -> dict[int, int]:

@@ -45,7 +45,7 @@ class Noisy(nn.Linear):
         return y
 
 
-def stage_of(layer: nn.Module, *, recompute: bool) -> StageBlocks:
+def stage_of(layer: nn.Module, *, recompute: bool, split: bool = False) -> StageBlocks:
     return StageBlocks(
         [layer],
         first_block=0,
@@ -54,6 +54,7 @@ def stage_of(layer: nn.Module, *, recompute: bool) -> StageBlocks:
         seed=3,
         device=CPU,
         autocast=torch.bfloat16,
+        split_backward=split,
     )
 
 
@@ -75,13 +76,15 @@ def train(stage: StageBlocks, microbatches: int) -> None:
             if stage.recompute:
                 stage.recompute_forward(number)
             stage.backward(number, (torch.ones(4, 7, dtype=torch.bfloat16),))
+    if stage.defers:
+        stage.backward_weight(range(1, microbatches + 1))
 
 
-def trained(kind: type[nn.Linear], *, recompute: bool, keep: bool) -> tuple[int, Tensor]:
+def trained(kind: type[nn.Linear], *, recompute: bool, keep: bool, split: bool = False) -> tuple[int, Tensor]:
     """The casts of two versions, and the gradient that both left."""
     torch.manual_seed(0)
     layer = kind(5, 7)
-    stage, casts = stage_of(layer, recompute=recompute), Casts()  # type: ignore[no-untyped-call]
+    stage, casts = stage_of(layer, recompute=recompute, split=split), Casts()  # type: ignore[no-untyped-call]
     with casts, keeping_casts() if keep else nullcontext():
         train(stage, 4)
         stage.weights_changed()
@@ -100,16 +103,25 @@ def test_a_weight_is_cast_once_a_version(recompute: bool) -> None:
     assert torch.equal(gradient, plain)
 
 
+def test_a_weight_whose_gradient_waits_is_cast_once_a_version_too() -> None:
+    _, gradient = trained(nn.Linear, recompute=False, keep=True)
+    count, split = trained(nn.Linear, recompute=False, keep=True, split=True)
+    assert count == 2
+    assert torch.equal(gradient, split)
+
+
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_weight_that_its_block_changes_is_cast_in_every_forward(recompute: bool) -> None:
-    _, gradient = trained(Noisy, recompute=recompute, keep=True)
+def test_a_weight_that_its_block_changes_is_cast_in_every_forward(recompute: bool, split: bool) -> None:
+    _, gradient = trained(Noisy, recompute=recompute, keep=True, split=split)
     _, plain = trained(Noisy, recompute=recompute, keep=False)
     assert torch.equal(gradient, plain)
 
 
-def test_copies_are_held_once_beside_what_each_microbatch_keeps() -> None:
+@pytest.mark.parametrize("split", [False, True])
+def test_copies_are_held_once_beside_what_each_microbatch_keeps(split: bool) -> None:
     """Of each its input, in float32 and cast to bfloat16; the weight's copy, 2 bytes a number, is all microbatches'."""
-    stage = stage_of(nn.Linear(5, 7), recompute=False)
+    stage = stage_of(nn.Linear(5, 7), recompute=False, split=split)
     with keeping_casts():
         for k in (1, 2, 3):
             stage.forward(k, (torch.ones(4, 5, requires_grad=True),))

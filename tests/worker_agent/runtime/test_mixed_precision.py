@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, RunFailedError
+from pipeplan.schedules.registry import schedule_named
 from tests.schedules import chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
@@ -52,6 +53,9 @@ def expected(plan: Plan, **options: Any) -> Weights:
         ("1f1b", 4, {}),
         ("gpipe", 2, {"recompute": True}),
         ("1f1b", 2, {"split_backward": True, "optimizer": "momentum"}),
+        ("gpipe", 2, {"split_backward": True, "recompute": True, "replicas": 2}),
+        ("zb-h1", 4, {}),
+        ("zb-v", 4, {}),
         ("pipedream-2bw", 2, {"replicas": 2}),
         ("pipedream", 2, {}),
     ],
@@ -60,7 +64,10 @@ def test_bfloat16_autocast_equals_torchs_own_in_one_process(
     schedule: str, depth: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     plan = plan_of(schedule, depth, **options)
-    weights = execute(plan, tmp_path, autocast="bfloat16")
+    results = run_ranks(job_of(plan, tmp_path, autocast="bfloat16"))
+    weights = checkpoint_weights(tmp_path, STEPS)
+    splits = plan.split_backward or schedule_named(schedule).splits_backward
+    assert all(bool(result.deferred_share) is splits for result in results)
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     assert distance(weights, expected(plan, autocast=torch.bfloat16)) < 1e-6
     assert distance(weights, expected(plan)) > 1e-5
