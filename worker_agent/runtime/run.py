@@ -43,6 +43,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     """
     rule = "must be the blocks' own order, or none: the executor runs chains"
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
+    job.program()  # what its schedule cannot exchange is refused before a process starts
     results = launch(job, on_progress, place)
     begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
     measured = RunMeasurements(begun, results)

@@ -1,5 +1,6 @@
 """Runs on batches by name: what stages train is what one process trains that calls the uncut model on whole batches."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from tests.worker_agent.runtime.test_run_command import command, finish
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.spec import call_factory, parse_spec
+from worker_agent.runtime.export import export_checkpoint
 from worker_agent.runtime.feed import TokenMeans
 from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.run import resumed
 
 STEPS = 3
 
@@ -114,29 +117,52 @@ def test_a_batch_without_any_label_is_refused() -> None:
         TokenMeans(source, 4).microbatch(5)
 
 
-def test_a_padded_run_of_the_command_resumes_and_exports(tmp_path: Path) -> None:
-    """Through the commands, with real torchrun; a run in one piece and one in two end alike.
+BART: dict[str, Any] = {
+    "plan": make_plan("1f1b", (0, 4, 7), optimizer="adam"),
+    "model": PAIRS["bart"],
+    "data": f"{HERE}:padded?side=left&decoder=6",
+    "checkpoint_every": 2,
+}
+"""BART drops between its modules, and has embeddings that nothing uses where they are not tied."""
 
-    BART drops between its modules, and has embeddings that nothing uses where they are not tied.
-    """
-    plan = make_plan("1f1b", (0, 4, 7), optimizer="adam")
-    for name, steps in (("whole", (4,)), ("parts", (2, 4))):
-        (tmp_path / name).mkdir()
-        for number, until in enumerate(steps):
-            arguments = command(plan, tmp_path / name, model=PAIRS["bart"], steps=until)
-            arguments[arguments.index("--data") + 1] = f"{HERE}:padded?side=left&decoder=6"
-            ended = finish([*arguments, "--checkpoint-every", "2", *(["--resume"] if number else [])])
-            assert ended.returncode == 0, ended.stderr
-    whole, parts = (checkpoint_weights(tmp_path / name / "out", 4) for name in ("whole", "parts"))
-    assert distance(whole, parts) == 0
-    arguments = command(plan, tmp_path / "whole", model=PAIRS["bart"])
-    exported = finish([*arguments[:3], "export", str(tmp_path / "whole" / "out"), "--to", str(tmp_path / "to")])
+
+def test_a_padded_run_resumes_and_exports(tmp_path: Path) -> None:
+    """A run in one piece and one that goes on from a checkpoint end alike."""
+    job = RunJob(**BART, steps=4, seed=3, out=str(tmp_path / "out"), device="cpu")
+    run_ranks(job)
+    whole = checkpoint_weights(tmp_path / "out", 4)
+    shutil.rmtree(tmp_path / "out" / "checkpoints" / "step-4")
+    going_on = resumed(job)
+    assert going_on.first_step == 2
+    run_ranks(going_on)
+    assert distance(whole, checkpoint_weights(tmp_path / "out", 4)) == 0
+    export_checkpoint(tmp_path / "out" / "checkpoints", tmp_path / "to")
+    require_loads_as(tmp_path / "to", whole)
+
+
+@pytest.mark.campaign
+def test_the_commands_resume_and_export_a_padded_run(tmp_path: Path) -> None:
+    """With real torchrun; the weights are those of a run without the commands."""
+    run_ranks(RunJob(**BART, steps=4, seed=3, out=str(tmp_path / "whole"), device="cpu"))
+    whole = checkpoint_weights(tmp_path / "whole", 4)
+    for number, until in enumerate((2, 4)):
+        arguments = command(BART["plan"], tmp_path, model=BART["model"], steps=until)
+        arguments[arguments.index("--data") + 1] = BART["data"]
+        ended = finish([*arguments, "--checkpoint-every", "2", *(["--resume"] if number else [])])
+        assert ended.returncode == 0, ended.stderr
+    assert distance(whole, checkpoint_weights(tmp_path / "out", 4)) == 0
+    exported = finish([*arguments[:3], "export", str(tmp_path / "out"), "--to", str(tmp_path / "to")])
     assert exported.returncode == 0, exported.stderr
+    require_loads_as(tmp_path / "to", whole)
+
+
+def require_loads_as(folder: Path, weights: dict[str, Tensor]) -> None:
+    """The library loads these weights from an exported BART."""
     import transformers
 
-    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "to", dtype=torch.float64)
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
     found = model.state_dict()
-    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
 
 def test_a_wrong_batch_ends_a_run_with_one_sentence(tmp_path: Path) -> None:

@@ -1,21 +1,20 @@
 """A run that names no learning rate learns: its loss falls, whichever optimizer the plan has."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from pipeplan.documents.plan import OPTIMIZERS
-from pipeplan.documents.records import read_record
 from pipeplan.protocol.training import DEFAULT_RATES
 from tests.worker_agent.runtime.plans import make_plan
-from tests.worker_agent.runtime.test_run_command import command, finish
+from tests.worker_agent.runtime.processes import run_ranks
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.measured import RunMeasurements
 
 GPT = "hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=32"
 TEXT = "preset:standard_library?sequence_length=32"
@@ -44,12 +43,9 @@ def test_the_loss_of_a_small_transformer_falls_at_the_default_rate(optimizer: st
 def test_a_run_without_a_rate_trains_with_the_default_of_its_plans_optimizer(tmp_path: Path) -> None:
     """With Adam this loss rose from 5.55 to 6.43 in six steps while every optimizer had SGD's rate."""
     plan = make_plan("1f1b", (0, 4), microbatch_size=4, dtype="float32", optimizer="adam")
-    options = ("--data", TEXT, "--checkpoint-every", "0", "--json")
-    done = finish(command(plan, tmp_path, *options, model=GPT, steps=STEPS))
-    assert done.returncode == 0, done.stderr
-    losses = json.loads(done.stdout)["losses"]
+    job = RunJob(plan=plan, model=GPT, data=TEXT, steps=STEPS, seed=3, out=str(tmp_path), device="cpu")
+    losses = RunMeasurements(job, run_ranks(job)).losses
     assert sum(losses[-3:]) < sum(losses[:3]), losses
-    job = read_record(RunJob, (tmp_path / "out" / "ranks" / "job.json").read_text())
     assert job.largest_learning_rate == DEFAULT_RATES["adam"]
 
 

@@ -16,7 +16,10 @@ from pipeplan.documents.plan import Plan
 from pipeplan.protocol.runs import read_run
 from tests.waiting import wait_until
 from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.reference import Weights
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
+from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.status import read_status
 
 MLP = "worker_agent.models.presets:mlp?width=8&depth=4"
@@ -39,14 +42,30 @@ def finish(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
 
+def undisturbed(plan: Plan, out: Path, *, checkpoint_every: int, model: str = MLP, steps: int = 6) -> Weights:
+    """The weights of a run like the command's that nothing interrupts; its ranks come from the fork server."""
+    run_ranks(
+        RunJob(
+            plan=plan,
+            model=model,
+            data=DATA,
+            steps=steps,
+            seed=3,
+            checkpoint_every=checkpoint_every,
+            out=str(out),
+            device="cpu",
+        )
+    )
+    return checkpoint_weights(out, steps)
+
+
 @pytest.mark.each_case
 @pytest.mark.parametrize(("schedule", "optimizer"), [("pipedream-2bw", "adam"), ("pipedream", "momentum")])
 def test_a_run_resumed_from_a_checkpoint_ends_bit_for_bit_like_one_that_never_stopped(
     schedule: str, optimizer: str, tmp_path: Path
 ) -> None:
     plan = make_plan(schedule, (0, 1, 4), microbatches=1 if schedule == "pipedream" else 4, optimizer=optimizer)
-    assert finish(command(plan, tmp_path, "--checkpoint-every", "2")).returncode == 0
-    whole = checkpoint_weights(tmp_path / "out", 6)
+    whole = undisturbed(plan, tmp_path / "out", checkpoint_every=2)
     for step in (4, 6):
         shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{step}")
     resumed = finish(command(plan, tmp_path, "--checkpoint-every", "2", "--resume", "--json"))
@@ -62,19 +81,16 @@ def test_a_run_resumed_from_a_checkpoint_ends_bit_for_bit_like_one_that_never_st
 def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_for_bit_like_one_that_was_not(tmp_path: Path) -> None:
     slow = f"{SLEEP}&forward_s=0.002&backward_s=0.004"
     plan = make_plan("1f1b", (0, 2, 4), optimizer="adam")
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    undisturbed = finish(command(plan, tmp_path / "whole", "--checkpoint-every", "3", model=slow, steps=12))
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    arguments = command(plan, tmp_path / "killed", "--checkpoint-every", "3", model=slow, steps=12)
-    out = tmp_path / "killed" / "out"
+    whole = undisturbed(plan, tmp_path / "whole", checkpoint_every=3, model=slow, steps=12)
+    arguments = command(plan, tmp_path, "--checkpoint-every", "3", model=slow, steps=12)
+    out = tmp_path / "out"
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: (out / "checkpoints" / "step-3" / "manifest.json").exists())
         os.kill(rank_process(process.pid, 0), signal.SIGKILL)
         assert process.wait(timeout=30) == 1
     resumed = finish([*arguments, "--resume"])
     assert resumed.returncode == 0, resumed.stderr
-    whole, weights = checkpoint_weights(tmp_path / "whole" / "out", 12), checkpoint_weights(out, 12)
+    weights = checkpoint_weights(out, 12)
     assert whole.keys() == weights.keys()
     assert all((weights[name] == whole[name]).all() for name in whole)
 
@@ -84,11 +100,9 @@ def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bi
     """Once before there is a checkpoint, once after."""
     slow = f"{SLEEP}&forward_s=0.002&backward_s=0.004"
     plan = make_plan("pipedream-2bw", (0, 2, 4), optimizer="adam")
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    assert finish(command(plan, tmp_path / "whole", "--checkpoint-every", "3", model=slow, steps=12)).returncode == 0
-    arguments = command(plan, tmp_path / "killed", "--checkpoint-every", "3", model=slow, steps=12)
-    out = tmp_path / "killed" / "out"
+    whole = undisturbed(plan, tmp_path / "whole", checkpoint_every=3, model=slow, steps=12)
+    arguments = command(plan, tmp_path, "--checkpoint-every", "3", model=slow, steps=12)
+    out = tmp_path / "out"
     with subprocess.Popen([*arguments, "--max-restarts", "2"], stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: at_instruction(out / "ranks" / "rank-1.status") > 5)
         first = rank_process(process.pid, 1)
@@ -99,7 +113,7 @@ def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bi
     assert process.returncode == 0, stderr
     assert "starting again from step 0 (1 restarts left)" in stderr
     assert "starting again from step 6 (0 restarts left)" in stderr
-    whole, weights = checkpoint_weights(tmp_path / "whole" / "out", 12), checkpoint_weights(out, 12)
+    weights = checkpoint_weights(out, 12)
     assert whole.keys() == weights.keys()
     assert all((weights[name] == whole[name]).all() for name in whole)
 

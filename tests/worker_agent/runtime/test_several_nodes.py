@@ -10,8 +10,11 @@ import pytest
 
 from pipeplan.documents.plan import Plan
 from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.reference import Weights
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
-from tests.worker_agent.runtime.test_run_command import command
+from tests.worker_agent.runtime.test_run_command import DATA, MLP, command
+from worker_agent.runtime.job import RunJob
 
 
 def free_port() -> int:
@@ -32,19 +35,48 @@ def together(plan: Plan, folder: Path, *arguments: str) -> list[subprocess.Compl
     return [subprocess.CompletedProcess(one.args, one.returncode, out, err) for one, out, err in ended]
 
 
-def test_two_nodes_take_one_nodes_options_write_checkpoints_and_resume(tmp_path: Path) -> None:
-    plan = make_plan("1f1b", (0, 2, 4), optimizer="adam")
-    options = ("--clip-norm", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "2")
-    for done in together(plan, tmp_path, *options):
+PLAN = make_plan("1f1b", (0, 2, 4), optimizer="adam")
+OPTIONS = ("--clip-norm", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "2")
+
+
+def one_nodes(out: Path) -> Weights:
+    """The weights of the same run on one node, which `OPTIONS` describe."""
+    job = RunJob(
+        plan=PLAN,
+        model=MLP,
+        data=DATA,
+        steps=6,
+        seed=3,
+        clip_norm=0.5,
+        lr_schedule="cosine",
+        warmup_steps=2,
+        checkpoint_every=1,
+        out=str(out),
+        device="cpu",
+    )
+    run_ranks(job)
+    return checkpoint_weights(out, 6)
+
+
+def test_two_nodes_take_one_nodes_options_and_write_checkpoints(tmp_path: Path) -> None:
+    for done in together(PLAN, tmp_path, *OPTIONS):
         assert done.returncode == 0, done.stderr
     out = tmp_path / "out"
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == [f"step-{step}" for step in range(1, 7)]
     assert json.loads((out / "ranks" / "job.json").read_text())["clip_norm"] == 0.5
     assert (out / "run.json").exists()
-    whole = checkpoint_weights(out, 6)
+    whole, weights = one_nodes(tmp_path / "whole"), checkpoint_weights(out, 6)
+    assert weights.keys() == whole.keys()
+    assert all((weights[name] == whole[name]).all() for name in whole)
+
+
+@pytest.mark.campaign
+def test_two_nodes_resume(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    whole = one_nodes(out)
     for step in (3, 4, 5, 6):
         shutil.rmtree(out / "checkpoints" / f"step-{step}")
-    first, second = together(plan, tmp_path, *options, "--resume", "--json")
+    first, second = together(PLAN, tmp_path, *OPTIONS, "--resume", "--json")
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert json.loads(first.stdout)["first_step"] == 2
     weights = checkpoint_weights(out, 6)
