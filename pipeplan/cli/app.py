@@ -1,36 +1,42 @@
 """`pipeplan`: planning offline, and queries against a service.
 
-Other packages add their commands by entry points. Modules of commands import what is heavy inside their functions:
-`pipeplan --help` loads all of these modules, and must stay quick.
+Other packages add their commands by entry points. Where the command line names a command, no other one's modules are
+loaded. Modules of commands import what is heavy inside their functions: `pipeplan --help` loads all of them, and must
+stay quick.
 """
 
+import sys
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from pipeplan.cli import (
-    agents,
-    alias,
-    audit,
-    calibrate,
-    check,
-    clusters,
-    lock,
-    plan,
-    profile,
-    questions,
-    simulate,
-    solve,
-)
 from pipeplan.cli.console import EPILOG, GroupedCommand, VersionAsked, run_app
 from pipeplan.errors import MissingDependencyError
 
-GROUP = "pipeplan.commands"
+COMMANDS = {
+    "solve": "solve",
+    "calibrate": "calibrate",
+    "check": "check",
+    "lock": "lock",
+    "clusters": "clusters",
+    "simulate": "simulate",
+    "smallest": "questions",
+    "largest": "questions",
+    "sweep": "questions",
+    "audit": "audit",
+}
+"""The library's commands in the order of the help, and their modules in `pipeplan.cli`."""
+
+GROUPS = ("profile", "plan", "agents", "alias")
+"""Its groups of commands, each the `app` of a module."""
+
+ENTRY_POINTS = "pipeplan.commands"
 """The entry points of further commands: a function is a command, a `typer.Typer` a group of them."""
 
 
-def build_app() -> typer.Typer:
-    """The command with all that is installed beside the library."""
+def build_app(asked: str | None = None) -> typer.Typer:
+    """The command with all that is installed beside the library; only with the command or group `asked` if it is one."""
     app = typer.Typer(
         name="pipeplan",
         help="Finds the fastest pipeline-parallel configuration that fits, and says why.",
@@ -44,25 +50,18 @@ def build_app() -> typer.Typer:
     def pipeplan(version: VersionAsked = False) -> None:
         """Finds the fastest pipeline-parallel configuration that fits, and says why."""
 
-    for command in (
-        solve.solve,
-        calibrate.calibrate,
-        check.check,
-        lock.lock,
-        clusters.clusters,
-        simulate.simulate,
-        questions.smallest,
-        questions.largest,
-        questions.sweep,
-        audit.audit,
-    ):
-        app.command(cls=GroupedCommand)(command)
-    app.add_typer(profile.app, name="profile")
-    app.add_typer(plan.app, name="plan")
-    app.add_typer(agents.app, name="agents")
-    app.add_typer(alias.app, name="alias")
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        _add(app, entry)
+    own = asked in COMMANDS or asked in GROUPS
+    entries = [] if own else sorted(entry_points(group=ENTRY_POINTS), key=lambda entry: entry.name)
+    alone = own or any(entry.name == asked for entry in entries)
+    for name, module in COMMANDS.items():
+        if name == asked or not alone:
+            app.command(cls=GroupedCommand)(getattr(import_module(f"pipeplan.cli.{module}"), name))
+    for name in GROUPS:
+        if name == asked or not alone:
+            app.add_typer(import_module(f"pipeplan.cli.{name}").app, name=name)
+    for entry in entries:
+        if entry.name == asked or not alone:
+            _add(app, entry)
     return app
 
 
@@ -87,4 +86,4 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
 
 def main() -> None:
     """The command's entry point."""
-    run_app(build_app())
+    run_app(build_app(sys.argv[1] if len(sys.argv) > 1 else None))

@@ -25,24 +25,41 @@ from pipeplan.protocol.jobs import Job, ProfileTask, RunTask
 from pipeplan.protocol.plans import PlanRequest
 from pipeplan.simulation.report import RunReport
 
-MODEL = "hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0"
-DATA = "worker_agent.models.text:standard_library?sequence_length=128"
-MICROBATCH_SIZES = (1, 2, 4, 8)
 OPTIMIZER: Final = "adam"
-LEARNING_RATE = 0.001
-BATCH_SIZE = 32
 PROCESSES = 2
-STEPS = (30, 120)
-"""The fewest and the most steps: the loss must visibly fall, and the demo must end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What the main job is done with. `steps` are the fewest and the most."""
+
+    model: str
+    data: str
+    microbatch_sizes: tuple[int, ...]
+    batch_size: int
+    learning_rate: float
+    steps: tuple[int, int]
+
+
+SMALL_GPT2 = Workload(
+    model="hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0",
+    data="worker_agent.models.text:standard_library?sequence_length=128",
+    microbatch_sizes=(1, 2, 4, 8),
+    batch_size=32,
+    learning_rate=0.001,
+    steps=(30, 120),
+)
+"""The demo's: the loss visibly falls, and the demo ends."""
 
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("pipedream", {"microbatch_size": MICROBATCH_SIZES[-1]}),
+    ("pipedream", {}),
     ("pipedream-2bw", {}),
     ("pipedream-2bw", {"schedule": "pipedream-2bw", "stages": 2}),
     ("pipedream-2bw", {"schedule": "1f1b", "stages": 2}),
     ("gpipe", {}),
 )
-"""What the planners are asked: each for its best, 2BW's also for two stages without and with a flush."""
+"""What the planners are asked: each for its best, 2BW's also for two stages without and with a flush. PipeDream's
+takes the largest microbatches."""
 
 _READY = "pipeplan serves "
 """How the line begins with which the service says that it answers."""
@@ -103,8 +120,9 @@ class DemoProcess:
         return PipeplanError(f"the {self.name} {how}{said}")
 
     def _read(self) -> None:
-        with self.log.open("w", encoding="utf-8") as log:
-            for line in self._process.stderr or ():
+        assert self._process.stderr is not None  # it is a pipe
+        with self._process.stderr as said, self.log.open("w", encoding="utf-8") as log:
+            for line in said:
                 log.write(line)
                 log.flush()
                 self._last = line.strip() or self._last
@@ -164,6 +182,7 @@ class DemoOutcome:
     cluster_id: str
     profile: Profile
     cluster: Cluster
+    batch_size: int
     candidates: tuple[DemoCandidate, ...]
     chosen: DemoCandidate | None = None
     run_id: str | None = None
@@ -182,23 +201,26 @@ class DemoOutcome:
         return f"{reasons[0].rule}: {reasons[0].detail}" if reasons else ""
 
 
-def main_job(client: Client, agent: DemoProcess, on_progress: OnProgress, *, training_s: float) -> DemoOutcome:
+def main_job(
+    client: Client, agent: DemoProcess, on_progress: OnProgress, *, training_s: float, workload: Workload = SMALL_GPT2
+) -> DemoOutcome:
     """Does the main job against a service with one agent. Raises PipeplanError in one sentence."""
-    task = ProfileTask(
-        model=MODEL, data=DATA, microbatch_sizes=MICROBATCH_SIZES, optimizer=OPTIMIZER, devices=PROCESSES
-    )
+    model, data, sizes = workload.model, workload.data, workload.microbatch_sizes
+    task = ProfileTask(model=model, data=data, microbatch_sizes=sizes, optimizer=OPTIMIZER, devices=PROCESSES)
     measured = _finished(client, agent, task, "profiling", on_progress)
     profile_id, cluster_id = str(measured.profile_id), str(measured.cluster_id)
 
     found: dict[object, DemoCandidate] = {}  # by plan: several questions may have one answer
     for number, (planner, chosen) in enumerate(QUESTIONS):
         on_progress("planning", number, len(QUESTIONS), planner)
+        if planner == "pipedream":
+            chosen = chosen | {"microbatch_size": max(sizes)}
         answer: PlanAnswer = client.create_plan(
             PlanRequest(
                 profile_id=profile_id,
                 cluster_id=cluster_id,
                 planner=planner,
-                batch_size=BATCH_SIZE,
+                batch_size=workload.batch_size,
                 options=Options(optimizer=OPTIMIZER, **chosen),
             )
         )
@@ -211,6 +233,7 @@ def main_job(client: Client, agent: DemoProcess, on_progress: OnProgress, *, tra
         profile_id=profile_id,
         cluster_id=cluster_id,
         profile=client.profile(profile_id),
+        batch_size=workload.batch_size,
         cluster=client.cluster(cluster_id),
         candidates=candidates,
     )
@@ -219,9 +242,10 @@ def main_job(client: Client, agent: DemoProcess, on_progress: OnProgress, *, tra
         return planned
 
     # As many steps as the time for training allows, within the bounds.
-    fewest, most = STEPS
+    fewest, most = workload.steps
     steps = int(min(max(training_s * best.throughput_samples_per_s / best.answer.batch_size, fewest), most))
-    training = RunTask(plan_id=best.plan_id, model=MODEL, data=DATA, steps=steps, learning_rate=LEARNING_RATE)
+    rate = workload.learning_rate
+    training = RunTask(plan_id=best.plan_id, model=model, data=data, steps=steps, learning_rate=rate)
     run = client.run(str(_finished(client, agent, training, "training", on_progress).run_id))
     return replace(planned, chosen=best, run_id=run.id, report=run.report)
 

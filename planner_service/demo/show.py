@@ -11,7 +11,7 @@ from pipeplan.documents.files import answer_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.formats import why_missed
 from pipeplan.simulation.report import Compared
-from planner_service.demo.main_job import BATCH_SIZE, DemoOutcome
+from planner_service.demo.main_job import DemoOutcome
 
 MIB = 2**20
 
@@ -27,7 +27,7 @@ def show_candidates(console: Console, outcome: DemoOutcome) -> None:
     )
     console.print("\n".join(lines), highlight=False)
 
-    table = Table(title=f"Candidates for batches of {BATCH_SIZE} samples", title_justify="left")
+    table = Table(title=f"Candidates for batches of {outcome.batch_size} samples", title_justify="left")
     for heading in ("planner", "schedule", "blocks by stage"):
         table.add_column(heading)
     for heading in ("replicas", "microbatches", "samples/s", "bubble", "memory"):

@@ -40,6 +40,7 @@ def run_readme(folder: Path, replaced: dict[str, str]) -> None:
         assert done.returncode == 0, (words, done.stderr)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("name", ["resnet", "transformer"])
 def test_a_model_of_ones_own_is_profiled_planned_and_trained(name: str, tmp_path: Path) -> None:
     folder = shutil.copytree(EXAMPLES / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -35,7 +35,8 @@ def pipeplan(*arguments: str | Path) -> Ended:
     status = 0
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            run_app(build_app(), [str(argument) for argument in arguments])
+            words = [str(argument) for argument in arguments]
+            run_app(build_app(words[0] if words else None), words)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
     return Ended(status, out.getvalue(), err.getvalue())

@@ -45,6 +45,25 @@ def test_every_option_of_every_command_is_named_whole_at_80_columns(app: typer.T
     assert seen > 40
 
 
+def test_a_command_alone_is_what_it_is_among_all() -> None:
+    """Where the command line names one, the others are not loaded."""
+    whole = typer.main.get_command(build_app())
+    for name, command in whole.commands.items():  # type: ignore[attr-defined]
+        alone = typer.main.get_command(build_app(name))
+        assert list(alone.commands) == [name]  # type: ignore[attr-defined]
+        for path, _ in commands(command, (name,)):
+            asked = [*path, "--help"]
+            shown = [CliRunner().invoke(build_app(only), asked, env=NARROW).output for only in (None, name)]
+            assert shown[0] == shown[1]
+    assert list(typer.main.get_command(build_app("nonsense")).commands) == list(whole.commands)  # type: ignore[attr-defined]
+
+
+def test_a_query_to_a_service_loads_no_planner() -> None:
+    code = "import sys; from pipeplan.cli.app import build_app; build_app('alias'); print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_options_of_planners_stand_in_groups_each_in_one() -> None:
     grouped = " ".join(_GROUPS.values()).split()
     assert sorted(grouped) == sorted(_FLAGS) == sorted(option.name for option in fields(Options))

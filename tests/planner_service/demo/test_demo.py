@@ -7,9 +7,17 @@ import socket
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
+
+from pipeplan.client.client import Client
+from pipeplan.documents.files import dump
+from planner_service.demo.main_job import Workload, agent, main_job, service
+from planner_service.demo.show import outcome_document, show_candidates, show_run
 
 MAIN = "from pipeplan.cli.app import main; main()"
 
@@ -18,24 +26,70 @@ def demo(*arguments: str, before: str = "") -> list[str]:
     return [sys.executable, "-c", before + MAIN, "demo", *arguments]
 
 
-def test_the_main_job_runs_from_profile_to_comparison_and_lowers_the_loss() -> None:
-    done = subprocess.run(demo("--json", "--training-s", "0"), capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+TINY = Workload(
+    model="hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=256&n_positions=32&attn_pdrop=0&embd_pdrop=0&resid_pdrop=0",
+    data="worker_agent.models.text:standard_library?sequence_length=32",
+    microbatch_sizes=(1, 4),
+    batch_size=8,
+    learning_rate=0.01,
+    steps=(12, 12),
+)
+"""Trains in a moment."""
+
+
+def test_the_main_job_goes_from_profile_to_comparison(tmp_path: Path) -> None:
+    """The demo's, with a smaller model."""
+    told: dict[str, tuple[int, int]] = {}
+    with (
+        service(tmp_path, 0) as (_, url),
+        agent(tmp_path, url) as working,
+        Client(url) as client,
+    ):
+        outcome = main_job(
+            client,
+            working,
+            lambda phase, done, total, _: told.update({phase: (done, total)}),
+            training_s=0.0,
+            workload=TINY,
+        )
+        assert client.run(str(outcome.run_id)).report == outcome.report
+        assert [lane.stage for lane in client.run_timeline(str(outcome.run_id)).lanes] == [0, 1]
+    assert told == {"profiling": (8, 8), "planning": (5, 5), "training": (12, 12)}
+    document = json.loads(dump(outcome_document(outcome, url)))
+    require_whole(document, steps=12)
+    shown = Console(file=(text := StringIO()), width=120)
+    show_candidates(shown, outcome)
+    show_run(shown, outcome, url)
+    assert "Candidates for batches of 8 samples" in text.getvalue()
+    assert f"{url}/runs/{outcome.run_id}" in text.getvalue()
+
+
+def require_whole(document: dict[str, Any], *, steps: int) -> None:
+    """The document holds every planner's answer, the best one chosen, and a report whose parts add up."""
     assert {c["planner"] for c in document["candidates"]} == {"pipedream", "pipedream-2bw", "gpipe"}
     best = max(document["candidates"], key=lambda c: c["predicted_samples_per_s"])
     assert document["plan_id"] == best["id"] == document["plan"]["id"]
     report = document["report"]
-    assert report["steps"] == len(report["losses"]) == 30
-    assert report["losses"][0] > 5.0
-    assert report["losses"][-1] < 0.8 * report["losses"][0]
+    assert report["steps"] == len(report["losses"]) == steps
+    assert sum(report["losses"][-3:]) < sum(report["losses"][:3])
     assert len(report["ranks"]) == 2
-    assert report["throughput_samples_per_s"]["measured"] > 0
     throughput, missed = report["throughput_samples_per_s"], report["missed"]
+    assert throughput["measured"] > 0
     gap = throughput["measured"] - throughput["predicted"]
     parts = [missed[cause] for cause in ("compute", "link", "waiting", "other_programs")]
     assert abs(sum(parts) - gap) < 1e-6 * throughput["predicted"]
     assert all(0 <= rank["off_processor_fraction"] < 1 for rank in report["ranks"])
+
+
+@pytest.mark.campaign
+def test_the_main_job_runs_from_profile_to_comparison_and_lowers_the_loss() -> None:
+    done = subprocess.run(demo("--json", "--training-s", "0"), capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    require_whole(document, steps=30)
+    report = document["report"]
+    assert report["losses"][0] > 5.0
+    assert report["losses"][-1] < 0.8 * report["losses"][0]
     for stage in report["stages"]:
         memory = stage["peak_memory_bytes"]
         assert abs(memory["measured"] - memory["predicted"]) < 0.1 * memory["predicted"]

@@ -69,6 +69,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(service, folder / "work", log)
 
 
+@pytest.mark.campaign  # the demo does it as well
 def test_an_agent_profiles_a_model_and_runs_the_plan_that_is_made_from_it(site: Site) -> None:
     service, told = site.service, list[Progress | None]()
     task = ProfileTask(model=MLP, data=DATA, microbatch_sizes=(2,), devices=2, warm_up_rounds=1, rounds=1)
