@@ -14,7 +14,7 @@ from planner_service.overview.openapi import CLUSTER, PROFILE
 from planner_service.platform.migrations import head
 from tests.planner_service.examples import PROFILE_RESULT, PROFILE_TASK
 from tests.planner_service.reporting import complete, fail
-from tests.planner_service.servers import environment, pipeplan, serving
+from tests.planner_service.servers import environment, pipeplan, pipeplan_process, serving
 from worker_agent.agent.client import AgentClient
 
 PARENT = """
@@ -62,14 +62,14 @@ def test_an_interrupt_ends_it_in_good_order(tmp_path: Path) -> None:
 def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
     with serving(tmp_path / "service.sqlite3") as (url, _):
         port = url.rpartition(":")[2]
-        second = pipeplan("serve", "--port", port, "--database", f"sqlite:///{tmp_path / 'other.sqlite3'}")
+        second = pipeplan_process("serve", "--port", port, "--database", f"sqlite:///{tmp_path / 'other.sqlite3'}")
     assert second.returncode == 1
     assert second.stderr.startswith(f"error: port {port} of 127.0.0.1 is taken:")
     assert second.stderr.count("\n") == 1
 
 
 def test_it_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path) -> None:
-    answer = pipeplan("serve", "--host", "0.0.0.0", PIPEPLAN_DATABASE_URL=f"sqlite:///{tmp_path / 'x.sqlite3'}")
+    answer = pipeplan_process("serve", "--host", "0.0.0.0", PIPEPLAN_DATABASE_URL=f"sqlite:///{tmp_path / 'x.sqlite3'}")
     assert answer.returncode == 1
     assert "`pipeplan token create --name admin --scope admin` makes the first" in answer.stderr
     assert answer.stderr.count("\n") == 1

@@ -19,7 +19,7 @@ from planner_service.platform.migrations import upgrade
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import PROFILE_TASK
 from tests.planner_service.guarded import context_of, guarding
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, pipeplan_process, serving
 from tests.planner_service.tokens import bearer, made
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -154,7 +154,7 @@ def test_removing_all_tables_is_asked_for(tmp_path: Path) -> None:
             counted: int = opened.execute("SELECT count(*) FROM sqlite_master WHERE name = 'plans'").fetchone()[0]
             return counted
 
-    refused = pipeplan("db", "downgrade", "base", "--database", f"sqlite:///{file}")
+    refused = pipeplan_process("db", "downgrade", "base", "--database", f"sqlite:///{file}")
     assert refused.returncode != 0
     assert "Remove all tables" in refused.stderr
     assert tables() == 1
