@@ -33,7 +33,7 @@ from pipeplan.programs.program import pipelines_in_a_row
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.runs import PLAN, TIMELINE, read_run
-from planner_service.demo.main_job import DATA, MODEL
+from planner_service.demo.main_job import SMALL_GPT2
 
 SAMPLES = 480
 """What every case trains on: 15 batches of 32."""
@@ -122,7 +122,17 @@ def _profiled(folder: Path) -> tuple[Profile, Cluster, float]:
         sizes = ("--devices", "2", "--microbatch-sizes", str(MICROBATCH_SIZE), "--rounds", "10")
         files = ("-o", str(profile), "--cluster-output", str(cluster), "--json")
         with _at_speed(folder / "speed.txt"):
-            _call("profile", "--model", MODEL, "--data", DATA, "--optimizer", OPTIMIZER, *sizes, *files)
+            _call(
+                "profile",
+                "--model",
+                SMALL_GPT2.model,
+                "--data",
+                SMALL_GPT2.data,
+                "--optimizer",
+                OPTIMIZER,
+                *sizes,
+                *files,
+            )
     return read(Profile, profile), read(Cluster, cluster), float((folder / "speed.txt").read_text())
 
 
@@ -146,7 +156,16 @@ def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path, prof
             _wait_for_quiet()
             with _at_speed(attempt.with_suffix(".speed")), watched_others() as others:
                 steps = str(SAMPLES // plan.batch_size)
-                chosen = ("--plan", str(folder / "plan.json"), "--model", MODEL, "--data", DATA, "--steps", steps)
+                chosen = (
+                    "--plan",
+                    str(folder / "plan.json"),
+                    "--model",
+                    SMALL_GPT2.model,
+                    "--data",
+                    SMALL_GPT2.data,
+                    "--steps",
+                    steps,
+                )
                 _call("run", *chosen, "--lr", "0.001", "--checkpoint-every", "0", "--out", str(attempt), "--json")
             (attempt / "others.txt").write_text(str(others[0]))
         timeline = read(TimelineDocument, attempt / TIMELINE).timeline()

@@ -36,7 +36,10 @@ ENTRY_POINTS = "pipeplan.commands"
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
-    """The command with all that is installed beside the library; only with the command or group `asked` if it is one."""
+    """The command with all that is installed beside the library.
+
+    Where `asked` is a command or a group of them, with that one alone.
+    """
     app = typer.Typer(
         name="pipeplan",
         help="Finds the fastest pipeline-parallel configuration that fits, and says why.",

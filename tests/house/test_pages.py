@@ -28,7 +28,7 @@ from pipeplan.documents.profile import Profile
 from pipeplan.protocol.plans import PlanRequest
 from tests.house.pages import DECISIONS, DOCS, GENERATED, ROOT, Fence, fences, figures, index, pages
 from tests.pipeplan.cli.commands import PROFILES, cluster_document, pipeplan, profile_document, write
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 
 SERVED = "runs until it is interrupted: the tests of the service and of the agent start it"
 DOCKER = "needs Docker, or images that are built: tests/docker checks the files"
@@ -123,7 +123,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         write(folder / {"A": "a100.json", "B": "v100.json"}[name], profile_document(4) | {"device": device})
     groups = [{"device": device, "count": 1} for device in devices.values()]
     write(folder / "mixed.json", {"groups": groups, "levels": cluster_document()["levels"]})
-    with pytest.MonkeyPatch.context() as patched, serving(folder / "service.sqlite3") as (url, _):
+    with pytest.MonkeyPatch.context() as patched, served(folder / "service.sqlite3") as url:
         patched.chdir(folder)
         patched.setenv("PIPEPLAN_URL", url)
         patched.setenv("PIPEPLAN_DATABASE_URL", f"sqlite:///{folder / 'service.sqlite3'}")

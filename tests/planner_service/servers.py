@@ -6,9 +6,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.reduction import DupFd
 from pathlib import Path
+from typing import IO, Any
 from unittest.mock import patch
 
+from pipeplan.cli.app import build_app
+from pipeplan.cli.console import run_app
+from tests.forked import fork_server
 from tests.pipeplan.cli import commands
 
 PIPEPLAN = (sys.executable, "-c", "from pipeplan.cli.app import main; main()")
@@ -35,14 +40,45 @@ def serving(database: Path | str, *options: str, **settings: str) -> Iterator[tu
         process.communicate()
 
 
+@contextmanager
+def served(database: Path | str, *options: str, **settings: str) -> Iterator[str]:
+    """The URL of a service, as `serving` gives it, for tests that leave its process alone: a fork."""
+    url = f"sqlite:///{database}" if isinstance(database, Path) else database
+    arguments = ["serve", "--port", "0", "--database", url, *options]
+    reading, writing = os.pipe()
+    process = fork_server().Process(
+        target=_serve, args=(arguments, environment(**settings), DupFd(writing)), name="service", daemon=True
+    )
+    with os.fdopen(reading) as said:
+        process.start()
+        os.close(writing)
+        try:
+            yield _announced(said)
+        finally:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def _serve(arguments: list[str], settings: dict[str, str], said: Any) -> None:
+    os.dup2(said.detach(), sys.stderr.fileno())
+    os.environ.clear()
+    os.environ.update(settings)
+    run_app(build_app("serve"), arguments)
+
+
 def announced_url(process: subprocess.Popen[str]) -> str:
     """Waits for the line that says where the service is."""
     if process.stderr is None:
         raise LookupError("standard error is not read")
-    line = process.stderr.readline()
+    return _announced(process.stderr)
+
+
+def _announced(said: IO[str]) -> str:
+    line = said.readline()
     found = re.search(r"http://\S+", line)
     if found is None:
-        raise LookupError(line + process.stderr.read())
+        raise LookupError(line + said.read())
     return found.group()
 
 

@@ -18,7 +18,7 @@ from pipeplan.protocol.runs import RunQuery
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.planner_service.examples import PROFILE_RESULT, PROFILE_TASK, run_result, run_task
 from tests.planner_service.reporting import complete, fail
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 from worker_agent.agent.client import AgentClient
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -56,7 +56,7 @@ class _Unsteady:
 
 @pytest.mark.campaign
 def test_the_main_job_through_the_clients(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3") as (url, _):
+    with served(tmp_path / "service.sqlite3") as url:
         service, agent = Client(url), AgentClient(url)
         service.create_profile(PROFILE)
         service.create_cluster(CLUSTER)

@@ -8,7 +8,7 @@ import pytest
 
 from pipeplan.client.connection import Connection, RetryClock
 from pipeplan.errors import ForbiddenError, InvalidInputError, ServiceError, TooManyRequestsError, UnauthorizedError
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, served
 
 TOKEN = "ppl_" + "0" * 32 + "_" + "1" * 72
 
@@ -105,7 +105,7 @@ def test_the_commands_send_the_token_of_the_environment(tmp_path: Path) -> None:
     made = pipeplan("token", "create", "--name", "ci", "--scope", "read", "--database", f"sqlite:///{database}")
     assert made.returncode == 0
     token = made.stdout.strip()
-    with serving(database, PIPEPLAN_REQUIRE_TOKENS="true") as (url, _):
+    with served(database, PIPEPLAN_REQUIRE_TOKENS="true") as url:
         without = pipeplan("plan", "list", "--url", url)
         assert (without.returncode, without.stdout) == (5, "")
         assert "a token is needed" in without.stderr

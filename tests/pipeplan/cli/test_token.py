@@ -8,7 +8,7 @@ import pytest
 
 from pipeplan.errors import InvalidInputError
 from planner_service.commands.token import duration_s
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, served
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_token_is_made_used_and_revoked_beside_the_service(tmp_path: Path) -> 
     token = made.stdout.strip()
     assert made.returncode == 0
     assert token not in made.stderr
-    with serving(path, "--host", "0.0.0.0") as (url, _):
+    with served(path, "--host", "0.0.0.0") as url:
         url = url.replace("0.0.0.0", "127.0.0.1")
         headers = {"Authorization": f"Bearer {token}"}
         assert httpx.get(f"{url}/v1/plans").status_code == 401

@@ -16,7 +16,7 @@ import pytest
 
 from planner_service.overview.openapi import PROFILE
 from tests.planner_service.examples import PROFILE_TASK
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, served
 
 NGINX, OPENSSL = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin"), shutil.which("openssl")
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "nginx.conf"
@@ -84,7 +84,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
         "PIPEPLAN_ALLOWED_HOSTS": NAME,
         "PIPEPLAN_FAILED_TOKENS_PER_MIN": str(FAILURES),
     }
-    with serving(database, **settings) as (url, _), _free_port() as plain, _free_port() as encrypted:
+    with served(database, **settings) as url, _free_port() as plain, _free_port() as encrypted:
         plain_port, port = plain.getsockname()[1], encrypted.getsockname()[1]
         _configure(folder, service=urlsplit(url).netloc, plain=plain_port, encrypted=port)
         plain.close()

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from pipeplan.errors import InvalidInputError
 from planner_service.platform.settings import load_settings
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 
 FORWARDED = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "203.0.113.9"}
 
@@ -21,7 +21,7 @@ def test_only_a_trusted_proxy_is_believed(tmp_path: Path, trusted: str, *, belie
         "PIPEPLAN_REQUESTS_PER_S": "0.01",
         "PIPEPLAN_LEASE_S": "30",
     }
-    with serving(tmp_path / "proxied.sqlite3", **settings) as (url, _), httpx.Client(base_url=url) as client:
+    with served(tmp_path / "proxied.sqlite3", **settings) as url, httpx.Client(base_url=url) as client:
         first = client.get("/v1/jobs", headers=FORWARDED)
         assert first.status_code == 200
         assert ("strict-transport-security" in first.headers) is believed

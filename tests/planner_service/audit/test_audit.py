@@ -28,7 +28,7 @@ from tests.planner_service.answers import halve
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, request_document, store_plan
 from tests.planner_service.guarded import context_of, guarding
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, served
 from tests.planner_service.tokens import bearer, made
 
 OWN = {"Origin": "http://127.0.0.1"}
@@ -241,7 +241,7 @@ def test_the_command_shows_it_to_admins(tmp_path: Any) -> None:
         pipeplan("token", "create", "--name", scope, "--scope", scope, *at).stdout.strip()
         for scope in ("admin", "read")
     )
-    with serving(database, PIPEPLAN_REQUIRE_TOKENS="true") as (url, _):
+    with served(database, PIPEPLAN_REQUIRE_TOKENS="true") as url:
         said = pipeplan("audit", "--url", url, "--token", admin, "--action", "token.create")
         assert said.returncode == 0, said.stderr
         assert "console" in said.stdout

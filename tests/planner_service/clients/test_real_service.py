@@ -15,7 +15,7 @@ from pipeplan.errors import InvalidInputError, NotFoundError
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.planner_service.clients.services import Scripted, Time, asked_of, problem
 from tests.planner_service.examples import PROFILE_TASK
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 
 REFERENCE = Path(__file__).parents[3] / "docs" / "client.md"
 
@@ -23,7 +23,7 @@ REFERENCE = Path(__file__).parents[3] / "docs" / "client.md"
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service."""
-    with serving(tmp_path_factory.mktemp("service") / "service.sqlite3") as (address, _):
+    with served(tmp_path_factory.mktemp("service") / "service.sqlite3") as address:
         yield address
 
 

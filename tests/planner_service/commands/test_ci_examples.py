@@ -12,7 +12,7 @@ import yaml
 
 from pipeplan import Client, save
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
-from tests.planner_service.servers import environment, pipeplan, serving
+from tests.planner_service.servers import environment, pipeplan, served
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "ci"
 
@@ -84,7 +84,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     for scope in ("plan", "read"):
         asked = ("token", "create", "--name", scope, "--scope", scope, "--database", f"sqlite:///{database}")
         tokens[scope] = pipeplan(*asked).stdout.strip()
-    with serving(database, PIPEPLAN_REQUIRE_TOKENS="true") as (url, _):
+    with served(database, PIPEPLAN_REQUIRE_TOKENS="true") as url:
         with Client(url, tokens["plan"]) as service:
             service.create_profile(PROFILE)
             service.create_cluster(CLUSTER)

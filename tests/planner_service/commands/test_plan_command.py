@@ -11,7 +11,7 @@ import pytest
 from pipeplan.cli.app import main
 from pipeplan.documents.files import dump
 from planner_service.overview.openapi import CLUSTER, PROFILE
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     """A service."""
-    with serving(folder / "service.sqlite3") as (address, _):
+    with served(folder / "service.sqlite3") as address:
         yield address
 
 

@@ -14,7 +14,7 @@ from planner_service.overview.openapi import CLUSTER, PROFILE
 from planner_service.platform.migrations import head
 from tests.planner_service.examples import PROFILE_RESULT, PROFILE_TASK
 from tests.planner_service.reporting import complete, fail
-from tests.planner_service.servers import environment, pipeplan, pipeplan_process, serving
+from tests.planner_service.servers import environment, pipeplan, pipeplan_process, served, serving
 from worker_agent.agent.client import AgentClient
 
 PARENT = """
@@ -36,7 +36,7 @@ def test_it_serves_and_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path
         with pytest.raises(ServiceError, match=url):
             service.ready()
         service.close()
-    with serving(database) as (url, _):
+    with served(database) as url:
         service, agent = Client(url), AgentClient(url)
         assert service.profile(profile_id) == PROFILE
         lease = agent.lease(LeaseRequest(agent="node-1"))
@@ -60,7 +60,7 @@ def test_an_interrupt_ends_it_in_good_order(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3") as (url, _):
+    with served(tmp_path / "service.sqlite3") as url:
         port = url.rpartition(":")[2]
         second = pipeplan_process("serve", "--port", port, "--database", f"sqlite:///{tmp_path / 'other.sqlite3'}")
     assert second.returncode == 1

@@ -12,7 +12,7 @@ import pytest
 
 from pipeplan.documents.files import dump
 from planner_service.overview.openapi import CLUSTER
-from tests.planner_service.servers import PIPEPLAN, announced_url, environment, serving
+from tests.planner_service.servers import PIPEPLAN, announced_url, environment, served, serving
 
 
 def test_every_request_is_a_line_of_json_where_nobody_looks(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_takes_longer_than_it_may_is_cut_off(tmp_path: Path) -> None:
 
 def test_a_log_that_nobody_reads_does_not_stop_the_service(tmp_path: Path) -> None:
     """The pipe of standard error holds 64 KiB: with lines written by the event loop the service would hang."""
-    with serving(tmp_path / "service.sqlite3") as (url, _), httpx.Client(base_url=url) as client:
+    with served(tmp_path / "service.sqlite3") as url, httpx.Client(base_url=url) as client:
         statuses = {client.get("/healthz", headers={"X-Request-ID": "x" * 64}).status_code for _ in range(500)}
     assert statuses == {200}
 

@@ -22,7 +22,7 @@ from tests.planner_service.overview.page_scripts import (
     VIEW,
     WORDS,
 )
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, served
 
 PROGRAM = found()
 TAB = ("Tab", 9)
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installe
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A service of its own process with a plan, a long name and a run that waits."""
     database = tmp_path_factory.mktemp("service") / "service.sqlite3"
-    with serving(database) as (url, _), httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with served(database) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         _fill(client)
         yield client
 
@@ -236,7 +236,7 @@ def test_whoever_has_a_token_logs_in_presses_a_button_and_logs_out(
     database = tmp_path_factory.mktemp("guarded") / "service.sqlite3"
     made = pipeplan("token", "create", "--name", "ada", "--scope", "plan", "--database", f"sqlite:///{database}")
     token = made.stdout.strip()
-    with serving(database, PIPEPLAN_REQUIRE_TOKENS="true") as (url, _):
+    with served(database, PIPEPLAN_REQUIRE_TOKENS="true") as url:
         task = {"kind": "profile", "model": "hf:gpt2", "microbatch_sizes": [1]}
         bearer = {"Authorization": f"Bearer {token}"}
         job_id = httpx.post(f"{url}/v1/jobs", json=task, headers=bearer).raise_for_status().json()["id"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.planner_service.servers import environment, pipeplan, serving
+from tests.planner_service.servers import environment, pipeplan, served
 
 PATIENCE_S = 120.0
 PAGES = ("/", "/profiles", "/clusters", "/aliases", "/jobs", "/runs", "/agents")
@@ -23,7 +23,7 @@ PAGES = ("/", "/profiles", "/clusters", "/aliases", "/jobs", "/runs", "/agents")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A new service on a port that is not the usual one."""
     database = tmp_path_factory.mktemp("service") / "service.sqlite3"
-    with serving(database) as (url, _), httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with served(database) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
         yield client
 
 
@@ -94,7 +94,7 @@ def test_the_commands_beside_the_form_send_a_token_where_one_is_needed(
     made = pipeplan("token", "create", "--name", "ada", "--scope", "plan", "--database", f"sqlite:///{database}")
     token = made.stdout.strip()
     with (
-        serving(database, PIPEPLAN_REQUIRE_TOKENS="true") as (url, _),
+        served(database, PIPEPLAN_REQUIRE_TOKENS="true") as url,
         httpx.Client(base_url=url, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client,
     ):
         (cluster,) = _snippets(client, "/clusters")

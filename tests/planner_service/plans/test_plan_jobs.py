@@ -18,7 +18,7 @@ from planner_service.plans.solver import FunctionSolver, solver_pool
 from planner_service.platform.context import Context
 from tests.planner_service.answers import halve
 from tests.planner_service.long_problem import stored_request
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served, serving
 
 SHORT_LEASE = {"PIPEPLAN_LEASE_S": "1"}
 PATIENCE_S = 60.0
@@ -52,7 +52,7 @@ def test_a_service_that_is_killed_while_it_plans_ends_with_the_plan_after_its_st
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert _within(lambda: not any(_is_alive(pid) for pid in solvers))
-    with serving(database_url, **SHORT_LEASE) as (url, _), Client(url) as service:
+    with served(database_url, **SHORT_LEASE) as url, Client(url) as service:
         kinds = [event.kind for event in service.follow_job(job.id) if event.kind != "progress"]
         ended = service.job(job.id)
         assert kinds == ["queued", "leased", "queued", "leased", "succeeded"]
@@ -120,7 +120,7 @@ def test_a_service_that_is_stopped_hands_its_plan_back_and_a_client_hears_of_it(
         assert process.wait(PATIENCE_S) == 0
         with pytest.raises(ServiceError):
             service.job(job.id)
-    with serving(sqlite_url, **settings) as (url, _), Client(url) as service:
+    with served(sqlite_url, **settings) as url, Client(url) as service:
         assert [event.kind for event in service.follow_job(job.id)][-1] == "succeeded"
 
 

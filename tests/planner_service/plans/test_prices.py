@@ -30,7 +30,7 @@ from planner_service.platform.tables import plans
 from tests.planner_service.answers import halve_unplayed
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import request_document, store_plan
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 
 ENOUGH, TOO_FEW = 100_000, 10
 """Instructions: the examples' plan has some two hundred."""
@@ -294,7 +294,7 @@ def test_nothing_is_played_where_the_operator_wants_none(context: Context, unpla
 def test_a_service_that_starts_plays_what_has_no_price_in_a_process(
     context: Context, unplayed: str, database_url: str
 ) -> None:
-    with serving(database_url) as (url, _), Client(url) as service:
+    with served(database_url) as url, Client(url) as service:
         deadline_s = time.monotonic() + PATIENCE_S
         while (plan := service.plan(unplayed)).simulated is None and time.monotonic() < deadline_s:
             time.sleep(0.05)

@@ -22,7 +22,7 @@ from planner_service.platform.migrations import backup, restore, upgrade
 from planner_service.platform.tables import metadata
 from planner_service.runs import service as runs
 from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, served
 
 WRITERS = 4
 
@@ -56,7 +56,7 @@ def _writing(url: str, plan_id: str) -> Iterator[list[str]]:
 def test_a_backup_is_one_state_while_a_service_writes(context: Context, database_url: str, tmp_path: Path) -> None:
     plan_id = store_plan(context)
     file = tmp_path / "backup.sqlite3"
-    with serving(database_url) as (url, _), _writing(url, plan_id) as acknowledged:
+    with served(database_url) as url, _writing(url, plan_id) as acknowledged:
         before = set(acknowledged)
         answer = pipeplan("db", "backup", str(file), "--database", database_url)
         assert answer.returncode == 0, answer.stderr

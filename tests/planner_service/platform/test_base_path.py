@@ -17,7 +17,7 @@ from tests.planner_service.conftest import Clock
 from tests.planner_service.dashboard_content import filled
 from tests.planner_service.examples import PROFILE_TASK, profile_document
 from tests.planner_service.html_pages import Page
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 from tests.planner_service.tokens import made
 
 BASE = "/pipeplan"
@@ -119,7 +119,7 @@ def test_the_session_belongs_to_the_path_alone(sqlite_url: str, clock: Clock) ->
 
 @pytest.mark.each_case
 def test_clients_take_the_path_with_the_address(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3", PIPEPLAN_BASE_PATH=f"{BASE}/") as (url, _):
+    with served(tmp_path / "service.sqlite3", PIPEPLAN_BASE_PATH=f"{BASE}/") as url:
         assert url.endswith(BASE)
         with Client(url) as client:
             job = client.enqueue_job(PROFILE_TASK)

@@ -20,7 +20,7 @@ from planner_service.upkeep.backups import BackupPlan
 from tests.planner_service.answers import halve
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import PROFILE_TASK, store_plan
-from tests.planner_service.servers import pipeplan, serving
+from tests.planner_service.servers import pipeplan, served
 
 
 @pytest.fixture
@@ -93,15 +93,15 @@ def test_a_service_backs_up_and_the_command_restores(tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     settings = {"PIPEPLAN_BACKUP_FOLDER": str(folder), "PIPEPLAN_BACKUP_INTERVAL_S": "1"}
     database = tmp_path / "service.sqlite3"
-    with serving(database, **settings) as (url, _), Client(url) as client:
+    with served(database, **settings) as url, Client(url) as client:
         job = client.enqueue_job(PROFILE_TASK)
         first = _newer(folder, "", client, job.id)  # one when it starts
-    with serving(database, **settings) as (url, _), Client(url) as client:  # it is due again at the next start
+    with served(database, **settings) as url, Client(url) as client:  # it is due again at the next start
         newest = _newer(folder, first.name, client, job.id)
     restored = f"sqlite:///{tmp_path / 'restored.sqlite3'}"
     answer = pipeplan("db", "restore", str(newest), "--database", restored)
     assert answer.returncode == 0, answer.stderr
-    with serving(tmp_path / "restored.sqlite3") as (url, _), Client(url) as client:
+    with served(tmp_path / "restored.sqlite3") as url, Client(url) as client:
         assert client.job(job.id).id == job.id
 
 

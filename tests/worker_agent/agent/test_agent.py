@@ -16,7 +16,7 @@ from pipeplan.documents.files import dump, parse, plan_document
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.jobs import Job, ProfileTask, Progress, RunResult
 from pipeplan.protocol.plans import PlanRequest
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served
 from tests.waiting import wait_until
 from tests.worker_agent.agent.nodes import (
     DATA,
@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One service and one agent for the tests that leave both as they were."""
     folder = tmp_path_factory.mktemp("site")
     with (
-        serving(folder / "service.sqlite3") as (url, _),
+        served(folder / "service.sqlite3") as url,
         Client(url) as service,
         working(url, folder / "work") as (_, log),
     ):
@@ -132,7 +132,7 @@ def test_a_job_that_fails_leaves_the_agent_to_the_next_one(site: Site) -> None:
 
 def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     work_dir = tmp_path / "work"
-    with serving(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S="2") as (url, _), Client(url) as service:
+    with served(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S="2") as url, Client(url) as service:
         task = run_task(store_plan(service), model=SLEEP, steps=14, checkpoint_every=4)
         job = service.enqueue_job(task)
         with working(url, work_dir) as (agent, log):
@@ -157,7 +157,7 @@ def test_an_agent_that_starts_before_the_service_waits_for_it(tmp_path: Path) ->
         port = free.getsockname()[1]
     with working(f"http://127.0.0.1:{port}", tmp_path / "work") as (agent, log):
         wait_until(lambda: "waiting for the service" in log.read_text())
-        with serving(tmp_path / "service.sqlite3", "--port", str(port)) as (url, _), Client(url) as service:
+        with served(tmp_path / "service.sqlite3", "--port", str(port)) as url, Client(url) as service:
             job = service.enqueue_job(ProfileTask(model="os:system", microbatch_sizes=(1,)))
             assert service.wait_for_job(job.id, timeout_s=TIMEOUT_S).state == "failed"
             assert log.read_text().count("waiting for the service") == 1
@@ -168,7 +168,7 @@ def test_an_agent_that_cannot_write_its_folder_says_so_to_the_job_and_goes_on(tm
     """What an operating system refuses once ended the agent with a traceback, and its job ran out of leases."""
     (tmp_path / "work").write_text("a file, not a folder")
     with (
-        serving(tmp_path / "service.sqlite3") as (url, _),
+        served(tmp_path / "service.sqlite3") as url,
         Client(url) as service,
         working(url, tmp_path / "work") as (agent, _),
     ):

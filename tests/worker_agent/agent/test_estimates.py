@@ -16,7 +16,7 @@ from pipeplan.errors import ServiceError
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.jobs import Job
-from tests.planner_service.servers import environment, serving
+from tests.planner_service.servers import environment, served
 from tests.worker_agent.agent.nodes import working
 
 MODEL = "hf:gpt2?n_layer=2&n_embd=32&n_head=2&vocab_size=100&n_positions=64"
@@ -52,7 +52,7 @@ def pipeplan(folder: Path, *arguments: str) -> Any:
 def test_an_agent_estimates_what_the_command_line_does_and_the_plan_is_the_same(tmp_path: Path) -> None:
     heard: list[Job] = []
     with (
-        serving(tmp_path / "service.sqlite3") as (url, _),
+        served(tmp_path / "service.sqlite3") as url,
         Client(url) as service,
         working(url, tmp_path / "work"),
     ):

@@ -13,7 +13,7 @@ import pytest
 from pipeplan.client.client import Client
 from pipeplan.errors import ServiceError
 from pipeplan.protocol.jobs import Job, LinksTask
-from tests.planner_service.servers import serving
+from tests.planner_service.servers import served, serving
 from tests.waiting import wait_until
 from tests.worker_agent.agent.nodes import ENDLESS, SLEEP, processes, run_task, store_plan, working
 
@@ -72,7 +72,7 @@ def two_nodes(folder: Path, url: str) -> Iterator[Site]:
 @pytest.mark.campaign
 def test_a_plan_of_two_stages_runs_on_two_nodes_and_a_links_job_measures_between_them(tmp_path: Path) -> None:
     with (
-        serving(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as (url, _),
+        served(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as url,
         two_nodes(tmp_path, url) as site,
     ):
         links = site.service.enqueue_job(LinksTask(devices=1, nodes=2, repeats=2))
@@ -92,7 +92,7 @@ def test_a_plan_of_two_stages_runs_on_two_nodes_and_a_links_job_measures_between
 
 def test_a_node_that_dies_ends_the_attempt_and_the_gang_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     with (
-        serving(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as (url, _),
+        served(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as url,
         two_nodes(tmp_path, url) as site,
     ):
         job = site.run(12, checkpoint_every=4)
@@ -156,7 +156,7 @@ def test_a_node_that_is_cut_off_stops_before_its_job_is_given_to_others(tmp_path
 @pytest.mark.campaign
 def test_cancelling_a_gang_ends_the_processes_on_all_of_its_nodes(tmp_path: Path) -> None:
     with (
-        serving(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as (url, _),
+        served(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S=LEASE_S) as url,
         two_nodes(tmp_path, url) as site,
     ):
         job = site.run(ENDLESS)

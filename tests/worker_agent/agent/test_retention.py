@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeplan.client.client import Client
 from pipeplan.errors import NotFoundError, ServiceError
 from pipeplan.protocol.jobs import JobState
-from tests.planner_service.servers import environment, serving
+from tests.planner_service.servers import environment, served
 from tests.worker_agent.agent.nodes import run_task, store_plan
 from worker_agent.agent.child import Mark
 from worker_agent.agent.limits import folder_bytes
@@ -142,7 +142,7 @@ def test_a_removal_that_was_killed_in_the_middle_leaves_no_half_folder_and_is_en
 def test_the_command_asks_the_service_and_keeps_what_waits(tmp_path: Path) -> None:
     work_dir = tmp_path / "work"
     command = (sys.executable, "-c", "from worker_agent.cli import main; main()", "prune", "--work-dir", str(work_dir))
-    with serving(tmp_path / "service.sqlite3") as (url, _), Client(url) as service:
+    with served(tmp_path / "service.sqlite3") as url, Client(url) as service:
         plan_id = store_plan(service)
         waits, over = (service.enqueue_job(run_task(plan_id)) for _ in range(2))
         service.cancel_job(over.id)

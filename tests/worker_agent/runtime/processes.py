@@ -1,12 +1,11 @@
 """Runs a job's ranks as real processes over gloo, from a fork server that has torch loaded: a run takes a second."""
 
-import multiprocessing
 import os
 import traceback
-from multiprocessing.context import ForkServerContext
 
 import torch.distributed as dist
 
+from tests.forked import fork_server
 from worker_agent.engine.results import RankResult, read_result
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.rank import run_rank
@@ -35,13 +34,6 @@ def run_ranks(job: RunJob) -> tuple[RankResult, ...]:
     assert not failed, "\n".join((job.directory.root / f"traceback-{rank}.txt").read_text() for rank in failed)
     found = [read_result(job.directory.result(rank)) for rank in range(world_size)]
     return tuple(result for result in found if result is not None)
-
-
-def fork_server() -> ForkServerContext:
-    """The server from which ranks are forked; started once, with the slow imports done."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "worker_agent.runtime.rank"])
-    return context
 
 
 def _run(job: RunJob, rank: int, world_size: int, port: int) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, RunFailedError
+from tests.forked import fork_server
 from tests.worker_agent.runtime.plans import make_plan
-from tests.worker_agent.runtime.processes import fork_server
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.runtime.checkpoint import load_stage, save_stage
 from worker_agent.runtime.job import RunJob

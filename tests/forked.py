@@ -1,0 +1,17 @@
+"""Processes that are forked from one with the slow imports done: a service starts in a moment, and so does a rank."""
+
+import multiprocessing
+import sys
+from multiprocessing.context import ForkServerContext
+
+SERVICE = "planner_service.app"
+
+
+def fork_server() -> ForkServerContext:
+    """The server that forks; started once, with torch and the service preloaded where these tests have them."""
+    context = multiprocessing.get_context("forkserver")
+    preloaded = ["torch._dynamo", "torch.distributed", "worker_agent.runtime.rank"] if "torch" in sys.modules else []
+    if SERVICE in sys.modules:
+        preloaded += [SERVICE, "planner_service.commands.serve", "uvicorn"]
+    context.set_forkserver_preload(preloaded)
+    return context
