@@ -3,6 +3,7 @@
 import typer
 
 from pipeplan.cli.console import EPILOG, GroupedCommand, VersionAsked, run_app
+from worker_agent.commands.blocks import blocks
 from worker_agent.commands.export import export
 from worker_agent.commands.models import models
 from worker_agent.commands.profile import profile
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 
 app.command()(models)
+app.command()(blocks)
 app.command(cls=GroupedCommand)(profile)
 app.command(cls=GroupedCommand)(run)
 app.command()(start)

@@ -1,7 +1,8 @@
 """Chain: a model as blocks that data passes through one after the other."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from pipeplan.errors import require
 from worker_agent.models.batches import BatchForm
 from worker_agent.models.hugging_face import TokenInputs, build_family
 from worker_agent.models.materialise import Contents
+from worker_agent.models.own import cut
 from worker_agent.models.sharding import Sharding, joined
-from worker_agent.models.spec import Spec, call_factory, parse_spec
+from worker_agent.models.spec import Spec, call_factory, load_factory, parse_spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +37,15 @@ class Chain:
     batches: BatchForm | None = None
     sharding: Sharding | None = None
     contents: Contents | None = None
+    uncut: bool = False
+
+    def cut(self, inputs: Sequence[Tensor]) -> "Chain":
+        """The chain with a module of the user's own as blocks, found with inputs of these shapes.
+
+        Raises InvalidInputError for a module that cannot be cut.
+        """
+        blocks, names = cut(self.root, inputs)
+        return replace(self, blocks=blocks, block_names=names, uncut=False)
 
     def materialise(self, start: int = 0, stop: int | None = None) -> tuple[str, ...]:
         """Gives blocks [start, stop) their contents, on the CPU. Returns the names of tensors that files gave.
@@ -67,6 +78,8 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
     InvalidInputError if the SPEC, its options or what its factory returns break a rule.
     """
     parsed = parse_spec(spec, field="model")
+    if not parsed.is_hugging_face:
+        load_factory(parsed, field="model")  # an import may draw random numbers, and is not repeated
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if not parsed.is_hugging_face:
@@ -94,30 +107,46 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
 
 
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
-    """The chain of the blocks that the user's factory returns. Of a language model the first has `takes`."""
+    """The chain of the blocks, or of the whole module, that the user's factory returns.
+
+    Of a language model the first block, or the module, has `takes`.
+    """
+    made = isinstance(load_factory(spec, field="model"), nn.Module)
+    require(not made, "model", "must be a class or a factory: the seed gives no weights to a module that is", spec.text)
     returned = call_factory(spec, field="model")
-    rule = f"must be a factory that returns a list of modules, but {spec.target} did not"
+    whole = isinstance(returned, nn.Module) and not _is_list(returned)
+    blocks = (returned,) if whole else _listed(returned, spec)
+    root = blocks[0] if whole else nn.Sequential(*blocks)
+    _require_trainable(root)
+    _cast((*root.parameters(), *root.buffers()), dtype)
+    tokens = getattr(blocks[0], "takes", None)
+    return Chain(
+        name=spec.name,
+        spec=spec.text,
+        blocks=blocks,
+        block_names=tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks)),
+        root=root,
+        tokens=tokens if isinstance(tokens, TokenInputs) else None,
+        sharding=None if whole else joined(blocks),
+        uncut=whole,
+    )
+
+
+def _listed(returned: Any, spec: Spec) -> tuple[nn.Module, ...]:
+    """The modules of a list. Raises InvalidInputError for anything else."""
+    rule = f"must be a factory that returns a module or a list of modules, but {spec.target} did not"
     require(isinstance(returned, Iterable), "model", rule, returned)
     blocks = tuple(returned)
     for block in blocks:
         require(isinstance(block, nn.Module), "model", rule, block)
     require(len(blocks) > 0, "model", f"must have at least one block, but {spec.target} returned none", blocks)
     require(len(set(blocks)) == len(blocks), "model", "must not hold the same module as two blocks", spec.target)
+    return blocks
 
-    root = nn.Sequential(*blocks)
-    _require_trainable(root)
-    _cast((*root.parameters(), *root.buffers()), dtype)
-    names = tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks))
-    tokens = getattr(blocks[0], "takes", None)
-    return Chain(
-        name=spec.name,
-        spec=spec.text,
-        blocks=blocks,
-        block_names=names,
-        root=root,
-        tokens=tokens if isinstance(tokens, TokenInputs) else None,
-        sharding=joined(blocks),
-    )
+
+def _is_list(module: nn.Module) -> bool:
+    """Whether a module is no more than its parts in a row."""
+    return isinstance(module, nn.ModuleList) or getattr(type(module), "forward", None) is nn.Sequential.forward
 
 
 def _require_trainable(root: nn.Module) -> None:

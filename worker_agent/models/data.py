@@ -12,7 +12,7 @@ from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.batches import BatchForm
 from worker_agent.models.chain import Chain
 from worker_agent.models.random_data import RandomData
-from worker_agent.models.spec import call_factory, load_factory, parse_spec
+from worker_agent.models.spec import call_factory, load_factory, parse_spec, user_code
 from worker_agent.models.values import Value, matching_dtype
 
 Microbatch = tuple[Value, Value]
@@ -167,6 +167,20 @@ class DefaultFeed:
     data: str
     loss: str | None
     description: str
+
+
+def in_blocks(chain: Chain, data: str, *, microbatch_size: int, seed: int, dtype: torch.dtype) -> Chain:
+    """The chain; a module of the user's own is cut with the inputs of this data's first microbatch.
+
+    Raises InvalidInputError for data that gives none, and for a module that cannot be cut.
+    """
+    if not chain.uncut:
+        return chain
+    source = open_data(data, microbatch_size=microbatch_size, seed=seed)
+    with user_code(f"microbatch 1 of the data {data}"):
+        inputs, _ = source.microbatch(0)
+    inputs = moved(inputs, torch.device("cpu"), dtype)
+    return chain.cut(inputs if isinstance(inputs, tuple) else (inputs,))
 
 
 def length_of(chain: Chain, sequence_length: int | None) -> int:

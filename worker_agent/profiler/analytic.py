@@ -20,7 +20,7 @@ from pipeplan.documents.named_clusters import most_devices
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Measurement, Method, Model, Overheads, Profile
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import build_model
-from worker_agent.models.data import DefaultFeed, default_feed, open_data
+from worker_agent.models.data import DefaultFeed, default_feed, in_blocks, open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.profiler.counts import BlockCounts, count_blocks
 from worker_agent.profiler.datasheets import Datasheet
@@ -72,6 +72,8 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
         chain = build_model(task.model, seed=_SEED, dtype=dtype)
     named = None if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
     feed = named or default_feed(chain, task.sequence_length)
+    with foreign_code("data", "must be a factory of microbatches that can be read", feed.data):
+        chain = in_blocks(chain, feed.data, microbatch_size=min(task.microbatch_sizes), seed=_SEED, dtype=dtype)
     with foreign_code("loss", "must be a loss or a factory of one", feed.loss):
         loss = build_loss(feed.loss)
 

@@ -20,7 +20,15 @@ from worker_agent.engine.processes import exit_with_parent
 from worker_agent.engine.results import failure_of
 from worker_agent.engine.results import write as write_failure
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import DefaultFeed, Microbatch, MicrobatchSource, default_feed, moved, open_data
+from worker_agent.models.data import (
+    DefaultFeed,
+    Microbatch,
+    MicrobatchSource,
+    default_feed,
+    in_blocks,
+    moved,
+    open_data,
+)
 from worker_agent.models.losses import Loss, build_loss
 from worker_agent.models.spec import user_code
 from worker_agent.profiler.block_memory import measure_memory
@@ -53,14 +61,16 @@ class ProfilingRank:
         self.device = device
         self.progress = progress
         self.dtype: torch.dtype = getattr(torch, job.task.dtype)
-        self.chain: Chain = build_model(job.task.model, seed=_SEED, dtype=self.dtype, empty=True)
+        whole = build_model(job.task.model, seed=_SEED, dtype=self.dtype, empty=True)
+        data = job.task.data
+        named = None if data is None else DefaultFeed(data=data, loss=job.loss, description=data)
+        self.feed = named or default_feed(whole, job.task.sequence_length)
+        size = min(job.task.microbatch_sizes)
+        self.chain: Chain = in_blocks(whole, self.feed.data, microbatch_size=size, seed=_SEED, dtype=self.dtype)
         for number, block in enumerate(self.chain.blocks):  # one by one: the host never holds a GPU's whole model
             self.chain.materialise(number, number + 1)
             block.to(device)
         self.blocks = self.chain.blocks
-        data = job.task.data
-        named = None if data is None else DefaultFeed(data=data, loss=job.loss, description=data)
-        self.feed = named or default_feed(self.chain, job.task.sequence_length)
         self.loss: Loss = build_loss(self.feed.loss)
         self.make_clock = choose_clock(job.clock, device)
         self.without_graph: list[float] = []

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pipeplan.documents.forms import Form
 from pipeplan.errors import require, require_count, require_unique
 from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.data import default_feed, in_blocks
 from worker_agent.models.losses import Loss, default_loss
 from worker_agent.models.parallel import BalancedExperts, Region, VocabularyLoss
 from worker_agent.models.sharding import module_styles, require_possible, shard
@@ -72,6 +73,9 @@ def shape_model(spec: str, dtype: str) -> ShapedModel:
     with foreign_code("model", rule, spec), fake:
         chain = build_model(spec, seed=0, dtype=getattr(torch, dtype))
     require(chain.tokens is not None, "model", "must be a language model to be shared among devices", spec)
+    if chain.uncut:
+        floating = getattr(torch, dtype)
+        chain = in_blocks(chain, default_feed(chain).data, microbatch_size=1, seed=0, dtype=floating)
     last = len(chain.blocks) - 1
     firsts: dict[Hashable, int] = {}
     alike = tuple(

@@ -32,7 +32,7 @@ from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
 from worker_agent.engine.results import RankResult, failure_of
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import open_data
+from worker_agent.models.data import in_blocks, open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.models.spec import described
 from worker_agent.runtime import checkpoint
@@ -354,7 +354,9 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
         status.at(MEETING)
         dist.init_process_group(backend, timeout=timedelta(seconds=job.timeout_s))
         status.at(STARTING)
-        chain = build_model(job.model, seed=job.seed, dtype=getattr(torch, job.plan.dtype), empty=True)
+        dtype: torch.dtype = getattr(torch, job.plan.dtype)
+        chain = build_model(job.model, seed=job.seed, dtype=dtype, empty=True)
+        chain = in_blocks(chain, job.data, microbatch_size=job.plan.microbatch_size, seed=job.seed, dtype=dtype)
         require_match(job, chain)
         job = replace(job, tied=tied_groups(stages_of(job.plan, chain)))
         program = job.program()

@@ -56,7 +56,7 @@ def test_a_chain_has_the_type_that_is_asked_for(dtype: torch.dtype) -> None:
     ("name", "rule"),
     [
         ("nothing", "must have at least one block"),
-        ("numbers", "must be a factory that returns a list of modules"),
+        ("numbers", "must be a factory that returns a module or a list of modules"),
         ("absent", "must name something that module tests.worker_agent.models.factories holds"),
     ],
 )

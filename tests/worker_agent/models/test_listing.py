@@ -1,0 +1,53 @@
+"""Listing: the command that shows a model's blocks, and how to begin them elsewhere."""
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+
+from pipeplan.cli.console import run_app
+from worker_agent.cli import app
+
+PLACE = "tests.worker_agent.models.own_modules"
+
+
+def blocks(*arguments: str) -> tuple[object, str, str]:
+    """The command's status, output and errors."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        run_app(app, ["blocks", *arguments])
+        raise SystemExit(0)
+    return ended.value.code, out.getvalue(), err.getvalue()
+
+
+def listed(*arguments: str) -> str:
+    status, out, err = blocks(*arguments)
+    assert status in (0, None), err
+    return out
+
+
+def test_it_lists_the_blocks_of_an_own_module_in_a_form_to_paste() -> None:
+    out = listed(f"{PLACE}:Masked", "--data", f"{PLACE}:tokens", "--microbatch-size", "2")
+    assert 'model.cuts = ["embed", "layers.0", "layers.1", "layers.2"]' in out
+    row = next(line for line in out.splitlines() if line.startswith("layers.1"))
+    assert "bool 2 x 6, float32 2 x 6 x 8" in row
+
+
+def test_what_it_lists_can_be_given_back() -> None:
+    found = json.loads(listed(f"{PLACE}:Twice", "--data", "preset:regression?width=8", "--json"))
+    assert found["names"] == ["layer", "layer:2", "layer:3", "head"] and found["own"]
+    cuts = json.dumps(["layer", "layer:3", "head"], separators=(",", ":"))
+    again = listed(f"{PLACE}:twice_with_cuts?cuts={cuts}", "--data", "preset:regression?width=8", "--json")
+    assert json.loads(again)["names"] == ["layer", "layer:3", "head"]
+
+
+@pytest.mark.parametrize("spec", ["preset:mlp", "hf:gpt2?n_layer=1&n_embd=16&n_head=2&vocab_size=32&n_positions=16"])
+def test_it_lists_the_blocks_of_every_other_model(spec: str) -> None:
+    found = json.loads(listed(spec, "--json"))
+    assert len(found["names"]) == len(found["hands_on"]) == len(found["weight_bytes"]) and not found["own"]
+
+
+def test_a_model_whose_inputs_nobody_knows_needs_data() -> None:
+    status, _, err = blocks(f"{PLACE}:Masked")
+    assert status == 2 and "data: must be named (--data)" in err

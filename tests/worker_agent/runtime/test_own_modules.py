@@ -1,0 +1,75 @@
+"""Modules of one's own, run as pipelines of real processes: as training the module in one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.reference import Weights
+from tests.worker_agent.runtime.test_executor import checkpoint_weights, distance
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.losses import build_loss
+from worker_agent.runtime.job import RunJob
+
+PLACE = "tests.worker_agent.models.own_modules"
+FEATURES = "preset:regression?width=8"
+TOKENS = f"{PLACE}:tokens"
+STEPS, MICROBATCHES, SEED, RATE = 3, 4, 5, 0.1
+
+
+def trained(model: str, data: str) -> Weights:
+    """The module's weights and buffers after the same steps in one process, by plain torch."""
+    module = build_model(model, seed=SEED, dtype=torch.float64).root
+    source, loss = open_data(data, microbatch_size=2, seed=SEED), build_loss(None)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for microbatch in range(step * MICROBATCHES, (step + 1) * MICROBATCHES):
+            inputs, targets = (
+                t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+                for t in source.microbatch(microbatch)
+            )
+            torch.autograd.backward(loss(module(inputs), targets) / MICROBATCHES)
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize(
+    ("kind", "data", "cuts", "options"),
+    [
+        ("Masked", TOKENS, (0, 1, 3, 4), {}),
+        ("Tied", FEATURES, (0, 1, 2, 4), {}),
+        ("Twice", FEATURES, (0, 1, 2, 3, 4), {}),
+        ("Plain", FEATURES, (0, 2, 4), {"recompute": True}),
+        ("TorchsEncoder", TOKENS, (0, 2, 5), {"split_backward": True}),
+        ("Experts", TOKENS, (0, 2, 4), {"replicas": 2}),
+    ],
+)
+def test_a_pipeline_of_an_own_modules_blocks_trains_the_module(
+    kind: str, data: str, cuts: tuple[int, ...], options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = f"{PLACE}:{kind}"
+    plan = make_plan("1f1b", cuts, microbatches=MICROBATCHES // options.get("replicas", 1), **options)
+    run_ranks(
+        RunJob(
+            plan=plan,
+            model=model,
+            data=data,
+            steps=STEPS,
+            checkpoint_every=STEPS,
+            seed=SEED,
+            learning_rate=RATE,
+            out=str(tmp_path),
+            device="cpu",
+        )
+    )
+    expected = trained(model, data)
+    found = checkpoint_weights(tmp_path, STEPS)
+    assert distance(found, {name: expected[name] for name in found}) < 1e-15
+    parameters = {name for name, _ in build_model(model, seed=0).root.named_parameters()}
+    assert parameters <= found.keys()

@@ -1,0 +1,48 @@
+"""`pipeplan-agent blocks`: lists the blocks of a model, and what each hands to the next."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from pipeplan.cli.console import require_extra, show_table
+from pipeplan.documents.files import dump
+from pipeplan.documents.names import parse_spec
+from pipeplan.errors import require_count
+from pipeplan.formats import NONE, size
+
+
+def blocks(
+    model: Annotated[str, typer.Argument(help="The model: hf:FAMILY?key=value&... or package.module:factory?...")],
+    data: Annotated[
+        str | None, typer.Option(help="The data: preset:NAME?... or package.module:factory?...; default: random.")
+    ] = None,
+    microbatch_size: Annotated[int, typer.Option(help="Samples in the microbatch that passes the blocks.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Lists a model's blocks: their names, weights, and the tensors that each hands to the next.
+
+    It builds the whole model here, and runs one microbatch forward on the processor.
+    """
+    require_extra("worker")
+    parse_spec(model, field="model")
+    require_count("microbatch_size", microbatch_size)
+    from worker_agent.models.listing import list_blocks
+
+    found = list_blocks(model, data, microbatch_size=microbatch_size)
+    if as_json:
+        typer.echo(dump(found))
+        return
+    rows = [
+        (name, size(weights), ", ".join(map(_shape, given)) or NONE)
+        for name, weights, given in zip(found.names, found.weight_bytes, found.hands_on, strict=True)
+    ]
+    show_table(("Block", "Weights", "Hands on"), rows)
+    if found.own:
+        typer.echo("\nTo begin blocks elsewhere, set the names of modules in the factory, in this form:\n")
+        typer.echo(f"    model.cuts = {json.dumps(list(found.names))}")
+
+
+def _shape(tensor: Any) -> str:
+    """`float32 1 x 8 x 16`."""
+    return f"{tensor.dtype} {' x '.join(map(str, tensor.shape))}"

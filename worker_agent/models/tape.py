@@ -1,0 +1,198 @@
+"""Tape: one forward of a module as steps in a row, and the sections of the parts that it is cut into.
+
+A step is a call of a unit (a module that is not looked into) or of one of torch's functions between the units:
+
+    self.norm(x + self.embed(tokens))      0 unit embed(v0) -> v2    1 add(v1, v2) -> v3    2 unit norm(v3) -> v4
+
+The tape is the forward for inputs of its shapes, whatever they hold. It is cut between any two steps, and what crosses
+a cut are the values that later steps use. The steps make the calls that the forward makes, in its order and each of
+them once. So a cut forward gives the whole one's outputs and gradients to the last bit, and draws the same random
+numbers.
+
+Constant steps follow from no input and no weight, as those that make a causal mask. They are done again in every part
+that uses what they make.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value's number, in its place among a step's arguments."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is set around a step: whether gradients are recorded, and autocast's type on the device (None: off)."""
+
+    gradients: bool
+    autocast: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """A call, its arguments with a `Ref` for each tensor, and the numbers of what it makes.
+
+    `changes` are the storages that it writes in place, `touches` those of all its tensors. `unit` is a module's name,
+    or None; `notes`: the unit changes its own buffers. `view`: it makes views alone. `random`: it draws numbers.
+    """
+
+    call: Callable[..., Any]
+    unit: str | None
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    uses: frozenset[int]
+    makes: tuple[int, ...]
+    changes: frozenset[int]
+    touches: frozenset[int]
+    around: Around
+    notes: bool = False
+    view: bool = False
+    random: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Section:
+    """A part's own work: it takes values, does steps, and gives values. `drops[i]` are not used after step i."""
+
+    takes: tuple[int, ...]
+    steps: tuple[Step, ...]
+    drops: tuple[tuple[int, ...], ...]
+    gives: tuple[int, ...]
+    held: Mapping[int, tuple[str, str]]
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units that it calls, each once."""
+        return tuple(dict.fromkeys(step.unit for step in self.steps if step.unit is not None))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tape:
+    """A recorded forward. `held` are parameters and buffers by number, as (module, name); `captured` other tensors.
+
+    `result` are the numbers that the forward returns, in a tuple or `alone`; `storages` has every value's storage;
+    `around` is what was set when the forward began.
+    """
+
+    steps: tuple[Step, ...]
+    inputs: tuple[int, ...]
+    held: Mapping[int, tuple[str, str]]
+    captured: Mapping[int, Tensor]
+    result: tuple[int, ...]
+    alone: bool
+    storages: Mapping[int, int]
+    around: Around
+
+    @cached_property
+    def constant(self) -> tuple[bool, ...]:
+        """Which steps are constant: they draw nothing, and touch no storage that follows from inputs or weights."""
+        variable = {self.storages[number] for number in (*self.inputs, *self.held)}
+        found = [not (step.random or step.unit) for step in self.steps]
+        for _ in self.steps:  # what a later step writes into a mask makes the mask's own steps variable as well
+            before = list(found)
+            for n, step in enumerate(self.steps):
+                found[n] = found[n] and not step.touches & variable
+                variable |= set() if found[n] else step.touches - self._fixed(step)
+            if found == before:
+                break
+        return tuple(found)
+
+    def _fixed(self, step: Step) -> frozenset[int]:
+        """The storages that a step reads alone: they do not follow from what else it touches."""
+        return step.touches - step.changes - {self.storages[number] for number in step.makes}
+
+    def calls(self) -> tuple[tuple[int, str], ...]:
+        """The calls of units, as (step, name)."""
+        return tuple((n, step.unit) for n, step in enumerate(self.steps) if step.unit is not None)
+
+    def start_of(self, step: int) -> int:
+        """Where a part that is to begin with this step begins: views before it are made there, of what crosses."""
+        while step and self.steps[step - 1].view and not self.constant[step - 1]:
+            step -= 1
+        return step
+
+    def obstacle(self, start: int) -> str | None:
+        """What no cut may come between at this step; None where the tape can be cut."""
+        touched: dict[int, list[int]] = {}
+        changed: dict[int, int] = {}
+        noted: dict[str, list[int]] = {}
+        for n, step in enumerate(self.steps):
+            if self.constant[n]:
+                continue
+            for storage in step.touches:
+                touched.setdefault(storage, []).append(n)
+            changed |= dict.fromkeys(step.changes, n)
+            if step.notes and step.unit is not None:
+                noted.setdefault(step.unit, []).append(n)
+        given = {self.storages[number] for number in self.inputs}
+        held = {self.storages[number] for number in self.held}
+        for storage, last in changed.items():
+            first = -1 if storage in given else touched[storage][0]
+            if first < start <= (touched[storage][-1] if storage in held else last):
+                return "a tensor and what changes it in place"
+        for unit, places in noted.items():
+            if places[0] < start <= places[-1]:
+                return f"two calls of {unit}, which changes its buffers"
+        return None
+
+    def carried(self, start: int) -> tuple[int, ...]:
+        """The values that a part which begins here takes, in the order in which they were made."""
+        made = dict.fromkeys(self.inputs, -1)
+        used = set(self.result)
+        for n, step in enumerate(self.steps):
+            if not self.constant[n]:
+                made = dict.fromkeys(step.makes, n) | made
+                used |= step.uses if n >= start else set()
+        return tuple(sorted(number for number in used if made.get(number, start) < start))
+
+    def section(self, start: int, stop: int) -> Section:
+        """The section of the part with steps [start, stop)."""
+        last = stop == len(self.steps)
+        gives = self.result if last else self.carried(stop)
+        takes = self.carried(start) if start else self.inputs
+        own = [n for n in range(start, stop) if not self.constant[n]]
+        used = set[int]().union(gives, *(self.steps[n].uses for n in own))
+        wanted = {self.storages[number] for number in used}
+        for n in reversed(range(len(self.steps))):
+            step = self.steps[n]
+            if self.constant[n] and (wanted & step.changes or wanted & {self.storages[m] for m in step.makes}):
+                own.append(n)
+                wanted |= step.touches
+        steps = [self.steps[n] for n in sorted(own)]
+        kept, drops = set(gives), list[tuple[int, ...]]()
+        for step in reversed(steps):
+            ends = (step.uses | set(step.makes)) - kept
+            kept |= ends
+            drops.append(tuple(ends))
+        used = used.union(*(step.uses for step in steps))
+        return Section(
+            takes=takes,
+            steps=tuple(steps),
+            drops=tuple(reversed(drops)),
+            gives=gives,
+            held={number: place for number, place in self.held.items() if number in used},
+        )
+
+
+def refs_in(arguments: Any) -> frozenset[int]:
+    """The numbers of the values among arguments."""
+    return frozenset(leaf.number for leaf in tree_leaves(arguments) if isinstance(leaf, Ref))
+
+
+def starts_of(tape: Tape, begins: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+    """Where parts begin that begin with these units, each with the n-th call of it (from 0). Raises KeyError."""
+    places: dict[tuple[str, int], int] = {}
+    counts: dict[str, int] = {}
+    for step, unit in tape.calls():
+        places[unit, counts.get(unit, 0)] = step
+        counts[unit] = counts.get(unit, 0) + 1
+    return (0, *(tape.start_of(places[begin]) for begin in begins[1:]))
