@@ -4,6 +4,7 @@
               Megatron-LM writes it, the .idx says the dtype and where documents end
     .npy      an array of whole numbers: one row of them, or a row a document
     .jsonl    an object a line, whose `field` is a document's list of numbers
+    .parquet, .arrow   a column `field` of lists of numbers, a row a document (`arrow_files`)
 
 Files of numbers are mapped into memory: only what a microbatch needs is read. B sequences of S tokens.
 """
@@ -22,13 +23,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeplan.errors import InvalidInputError, require, require_count
+from worker_agent.models import arrow_files
 from worker_agent.models.batches import IGNORED
 from worker_agent.models.samples import Samples
 
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
 """Of the tokens in a .bin, which are little-endian."""
 
-SUFFIXES = (".bin", ".npy", ".jsonl")
+SUFFIXES = (".bin", ".npy", ".jsonl", *arrow_files.SUFFIXES)
+
+Row = NDArray[Any] | arrow_files.TokenColumn
+"""Tokens in a row, of which slices are read."""
 
 INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_HEADER = np.dtype([("version", "<u8"), ("dtype", "u1"), ("sequences", "<u8"), ("documents", "<u8")])
@@ -50,6 +55,8 @@ def tokens(
     named_inputs: bool = False,
 ) -> Samples:
     """Inputs (B, S) and the tokens that follow them (B, S), from a file or from all token files of a folder.
+
+    The targets are the labels instead where a file has some: IGNORED, or a token.
 
     Packed (the default), a file's documents are one row of tokens, and a sample is a window of it; what is left at a
     file's end is too short for one. With `padded` a window ends where its document ends: `pad` fills its inputs and
@@ -73,13 +80,14 @@ def tokens(
     def read(numbers: Tensor) -> tuple[Any, Tensor]:
         inputs = np.full((len(numbers), sequence_length), pad, dtype=np.int64)
         targets = np.full((len(numbers), sequence_length), IGNORED, dtype=np.int64)
+        mask = torch.zeros((len(numbers), sequence_length), dtype=torch.int64)
         for row, number in enumerate(order[numbers.numpy()].tolist()):
             part = bisect_right(ends, number)
-            window = parts[part].window(number - (ends[part - 1] if part else 0), vocabulary)
+            window, labels = parts[part].window(number - (ends[part - 1] if part else 0), vocabulary)
             inputs[row, : len(window) - 1] = window[:-1]
-            targets[row, : len(window) - 1] = window[1:]
+            targets[row, : len(window) - 1] = labels[1:]
+            mask[row, : len(window) - 1] = 1
         if padded and named_inputs:
-            mask = torch.from_numpy(targets != IGNORED).long()
             return {"input_ids": torch.from_numpy(inputs), "attention_mask": mask}, torch.from_numpy(targets)
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
@@ -90,13 +98,15 @@ def tokens(
 class TokenFile:
     """A file's tokens in one row, and how many each of its documents has; `documents` is None where it has none.
 
+    `labels` are what is to be predicted, at the places of the tokens; None where the tokens themselves are.
     `state` is the file's size and time of change when it was opened.
     """
 
     path: Path
-    tokens: NDArray[Any]
+    tokens: Row
     documents: NDArray[np.int64] | None
     state: tuple[int, int]
+    labels: Row | None = None
 
     def unchanged(self) -> bool:
         """Whether the file is there, and is as it was when it was opened."""
@@ -110,7 +120,7 @@ class FileWindows:
     """A file's windows of `length` tokens and the one that follows; padded ones may be shorter."""
 
     def __init__(self, file: TokenFile, *, length: int, padded: bool) -> None:
-        rule = "must have documents to be padded: a .jsonl, an .npy of rows, or a .bin with its .idx"
+        rule = "must have documents to be padded: lists in columns or lines, an .npy of rows, or a .bin with its .idx"
         require(not padded or file.documents is not None, "data.padded", rule, str(file.path))
         sizes = file.documents if padded and file.documents is not None else np.array([len(file.tokens)])
         counts = np.maximum(sizes - 1, 0) + (length - 1 if padded else 0)
@@ -121,29 +131,41 @@ class FileWindows:
         self._ends = np.cumsum(counts // length)
         self.count = int(self._ends[-1])
 
-    def window(self, number: int, vocabulary: int) -> NDArray[Any]:
-        """A window's tokens. Raises InvalidInputError if one is not in the vocabulary, or if the file has changed."""
+    def window(self, number: int, vocabulary: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """A window's tokens and labels.
+
+        Raises InvalidInputError if one is not in the vocabulary, or if the file has changed.
+        """
         file = self._file
         require(file.unchanged(), "data.path", "must not change while a run reads it", str(file.path))
         document = int(np.searchsorted(self._ends, number, side="right"))
         within = number - (int(self._ends[document - 1]) if document else 0)
         start = int(self._starts[document]) + within * self._length
-        found = file.tokens[start : min(start + self._length + 1, int(self._stops[document]))]
+        places = slice(start, min(start + self._length + 1, int(self._stops[document])))
+        found = file.tokens[places]
+        self._require_known("token", found, start, vocabulary)
+        if file.labels is None:
+            return found, found
+        labels = file.labels[places]
+        self._require_known("label", np.where(labels == IGNORED, 0, labels), start, vocabulary)
+        return found, labels
+
+    def _require_known(self, what: str, found: NDArray[Any], start: int, vocabulary: int) -> None:
+        """Raises InvalidInputError for a number that is not in the vocabulary, with its place in the file."""
         strange = np.flatnonzero((found < 0) | (found >= vocabulary))
         if len(strange):
             place = int(strange[0])
-            rule = (
-                f"must hold tokens from 0 to below the vocabulary of {vocabulary}: token {start + place} of {file.path}"
-            )
+            path = self._file.path
+            rule = f"must hold {what}s from 0 to below the vocabulary of {vocabulary}: {what} {start + place} of {path}"
             raise InvalidInputError("data.vocabulary", rule, int(found[place]))
-        return found
 
 
 def _files(path: Path) -> list[Path]:
     """The file, or a folder's token files in the order of their names."""
     require(path.exists(), "data.path", "must name a file or a folder that exists", str(path))
     if path.is_dir():
-        found = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
+        saved = arrow_files.saved_files(path)
+        found = saved if saved is not None else sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
         require(len(found) > 0, "data.path", f"must be a folder with files {', '.join(SUFFIXES)}", str(path))
         return found
     require(path.suffix in SUFFIXES, "data.path", f"must end with one of {', '.join(SUFFIXES)}", str(path))
@@ -161,9 +183,15 @@ def _opened(path: Path, dtype: str | None, field: str) -> TokenFile:
         state = _state(path)
         require(state[0] > 0, "data.path", "must name files that are not empty", str(path))
         documents: NDArray[np.int64] | None
+        tokens: Row
+        labels: Row | None = None
         if path.suffix == ".jsonl":
             rows = list(read_rows(path, field))
             tokens, documents = np.concatenate(rows), np.array([len(row) for row in rows])
+        elif path.suffix in arrow_files.SUFFIXES:
+            rule = "must be left out for files whose columns say it"
+            require(dtype is None, "data.dtype", f"{rule}, as {path}", dtype)
+            tokens, labels, documents = arrow_files.open_columns(path, field)
         elif path.suffix == ".npy":
             tokens, documents = read_array(path, dtype)
         else:
@@ -171,7 +199,7 @@ def _opened(path: Path, dtype: str | None, field: str) -> TokenFile:
     except OSError as error:
         raise InvalidInputError("data.path", f"must be readable ({error.strerror})", str(path)) from error
     require(len(tokens) > 0, "data.path", "must name files that hold tokens", str(path))
-    return TokenFile(path=path, tokens=tokens, documents=documents, state=state)
+    return TokenFile(path=path, tokens=tokens, documents=documents, state=state, labels=labels)
 
 
 def read_array(path: Path, dtype: str | None) -> tuple[NDArray[Any], NDArray[np.int64] | None]:

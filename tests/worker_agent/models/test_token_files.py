@@ -182,7 +182,7 @@ def test_options_that_do_not_fit_a_file_are_refused(
             "data.path: must hold an object with a list of token numbers .* line 1",
         ),
         ("t.jsonl", b'{"input_ids": []}', "data.path: must name files that hold tokens, got '.*/t.jsonl'"),
-        ("t.txt", b"1 2 3", "data.path: must end with one of .bin, .npy, .jsonl, got '.*/t.txt'"),
+        ("t.txt", b"1 2 3", "data.path: must end with one of .bin, .npy, .jsonl, .parquet, .arrow, got '.*/t.txt'"),
     ],
 )
 def test_bad_files_are_one_sentence(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
