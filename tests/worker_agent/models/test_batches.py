@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeplan.errors import InvalidInputError
+from tests.house.pages import DOCS, fences
 from tests.worker_agent.models import batches
 from tests.worker_agent.models.test_cut import OTHERS
 from tests.worker_agent.models.test_hugging_face import NARROW, SPECS
+from worker_agent.models.batches import IGNORED
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import open_data
+from worker_agent.models.data import MicrobatchSource, open_data
 from worker_agent.models.losses import default_loss
 
 HERE = "tests.worker_agent.models.batches"
@@ -187,3 +189,25 @@ def test_a_model_that_takes_no_mask_or_nothing_by_name_refuses_it() -> None:
         form.pair("data.0", images | {"attention_mask": torch.ones(2, 4)}, 2)
     with pytest.raises(InvalidInputError, match="this model takes no inputs by name, got"):
         open_data(f"{HERE}:padded", microbatch_size=2, seed=0).microbatch(0)
+
+
+def test_the_documents_factory_of_mappings_gives_a_model_its_masked_batches() -> None:
+    fence = next(each for each in fences(DOCS / "models.md") if "def mappings(" in each.text)
+    found: dict[str, Any] = {}
+    exec(compile(fence.text, fence.page, "exec"), found)
+    chain = build_model("hf:gpt2?n_layer=1&n_embd=8&n_head=2", seed=0)
+    given, targets = MicrobatchSource(
+        lambda: found["mappings"](microbatch_size=4, seed=0),
+        microbatch_size=4,
+        name="mydata:mappings",
+        form=chain.batches,
+    ).microbatch(0)
+    assert chain.batches is not None and isinstance(targets, Tensor)
+    mask = given[chain.batches.inputs.index("attention_mask")]
+    assert 4 * 64 <= int(mask.sum()) < 4 * 128
+    assert torch.equal(targets != IGNORED, functional.pad(mask, (0, 1))[:, 1:] == 1)
+    values: Any = given
+    with torch.no_grad():
+        for block in chain.blocks:
+            values = block(*values) if isinstance(values, tuple) else block(values)
+    assert values.shape == (4, 128, 50257)
