@@ -13,8 +13,8 @@ Between blocks go the values that later blocks use, then an empty tensor for eac
 says which shape and type the input has. So every block knows which tape is meant, and reads no number for it.
 """
 
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -289,21 +289,35 @@ class Part(nn.Module):
 
     def _do(self, step: Step, values: dict[int, Tensor], usual: Around) -> None:
         """One step, on the values by their numbers."""
-        positional, named = tree_map_only(Ref, lambda ref: values[ref.number], step.arguments)
+        positional, named = step.arguments
+        if step.nested:
+            positional, named = tree_map_only(Ref, lambda ref: values[ref.number], step.arguments)
+        else:
+            positional = tuple(values[each.number] if type(each) is Ref else each for each in positional)
+            named = {key: values[each.number] if type(each) is Ref else each for key, each in named.items()}
         call = step.call if step.unit is None else self.units[_key(step.unit)]
-        with ExitStack() as stack:
-            if not step.around.gradients:
-                stack.enter_context(torch.no_grad())
-            if step.around.autocast != usual.autocast:
-                kind = next(iter(values.values())).device.type
-                on = step.around.autocast is not None
-                stack.enter_context(torch.autocast(kind, dtype=step.around.autocast, enabled=on))
+        if step.around == usual:
             found = call(*positional, **named)
-        made = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+        else:
+            with _set_to(step.around, usual, next(iter(values.values())).device):
+                found = call(*positional, **named)
+        made = [found] if isinstance(found, Tensor) else [t for t in tree_leaves(found) if isinstance(t, Tensor)]
         if len(made) != len(step.makes):
             rule = "must give as many tensors in every forward"
             raise InvalidInputError("model", rule, step.unit or getattr(step.call, "__name__", str(step.call)))
         values.update(zip(step.makes, made, strict=True))
+
+
+@contextmanager
+def _set_to(wanted: Around, usual: Around, device: torch.device) -> Iterator[None]:
+    """While it is active, what was set around a step is set, where the forward itself had changed it."""
+    with ExitStack() as stack:
+        if not wanted.gradients:
+            stack.enter_context(torch.no_grad())
+        if wanted.autocast != usual.autocast:
+            on = wanted.autocast is not None
+            stack.enter_context(torch.autocast(device.type, dtype=wanted.autocast, enabled=on))
+        yield
 
 
 def _key(unit: str) -> str:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from worker_agent.models.places import place_of
-from worker_agent.models.tape import Around, Ref, Step, Tape, refs_in
+from worker_agent.models.tape import Around, Ref, Step, Tape, is_nested, refs_in
 from worker_agent.models.watching import Applied, Watch, call_module
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
@@ -229,6 +229,7 @@ class ForwardRecorder:
                 unit=unit,
                 arguments=arguments,
                 uses=refs_in(arguments),
+                nested=is_nested(arguments),
                 makes=makes,
                 changes=frozenset(map(_storage, changed)),
                 touches=frozenset(map(_storage, (*tensors, *made))),

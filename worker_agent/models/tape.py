@@ -44,6 +44,7 @@ class Step:
 
     `changes` are the storages that it writes in place, `touches` those of all its tensors. `unit` is a module's name,
     or None; `notes`: the unit changes its own buffers. `view`: it makes views alone. `random`: it draws numbers.
+    `nested`: values stand inside of lists or the like among the arguments.
     """
 
     call: Callable[..., Any]
@@ -57,6 +58,7 @@ class Step:
     notes: bool = False
     view: bool = False
     random: bool = False
+    nested: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,6 +188,12 @@ class Tape:
 def refs_in(arguments: Any) -> frozenset[int]:
     """The numbers of the values among arguments."""
     return frozenset(leaf.number for leaf in tree_leaves(arguments) if isinstance(leaf, Ref))
+
+
+def is_nested(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether values stand deeper among the arguments than as arguments themselves."""
+    own = [each for each in (*arguments[0], *arguments[1].values()) if isinstance(each, Ref)]
+    return len(own) != sum(isinstance(leaf, Ref) for leaf in tree_leaves(arguments))
 
 
 def starts_of(tape: Tape, begins: Sequence[tuple[str, int]]) -> tuple[int, ...]:
