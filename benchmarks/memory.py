@@ -1,11 +1,13 @@
-"""Peak memory a rank, predicted and measured, under every schedule: `python -m benchmarks.memory [CASE...]`.
+"""Peak memory a rank, predicted and measured: `python -m benchmarks.memory [--model NAME] [CASE...]`.
 
-A profile of the model is measured; every case is planned from it and run. Predicted: the most that the plan's streams
-hold when they are played (weight versions, gradients, optimizer states, activations), and the buffers of messages under
-way. Measured: what the C library has allocated between instructions, above what was there before the model was built;
-nothing of the runtime's own accounts is in it. A backward that recomputes by block is looked into as well.
+A profile of the model (of `MODELS`) is measured; every case is planned from it and run. Predicted: the most that the
+plan's streams hold when they are played (weight versions, gradients, optimizer states, activations), and the buffers of
+messages under way. Measured: what the C library has allocated between instructions, above what was there before the
+model was built; nothing of the runtime's own accounts is in it. A backward that recomputes by block is looked into as
+well.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -31,10 +33,39 @@ from pipeplan.simulation.predict import predict, program_of
 from worker_agent.engine.torchrun import one_node
 from worker_agent.runtime.job import RunJob, write_job
 
-MODEL = "hf:gpt2?n_layer=8&n_embd=256&n_head=8&vocab_size=256&n_positions=128"
-DATA = "worker_agent.models.text:random_tokens?sequence_length=128"
-CUTS, MICROBATCH_SIZE, OPTIMIZER = (0, 3, 5, 7, 10), 4, "adam"
+OPTIMIZER = "adam"
 MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A model, its data and the cuts between its four stages."""
+
+    model: str
+    data: str
+    cuts: tuple[int, ...]
+    microbatch_size: int = 4
+
+
+TOKENS = "worker_agent.models.text:random_tokens?sequence_length=128"
+LAYERS = "num_hidden_layers=8&hidden_size=256&num_attention_heads=8&intermediate_size=768&vocab_size=256"
+MODELS = {
+    "gpt2": Trained("hf:gpt2?n_layer=8&n_embd=256&n_head=8&vocab_size=256&n_positions=128", TOKENS, (0, 3, 5, 7, 10)),
+    "llama": Trained(f"hf:llama?{LAYERS}&num_key_value_heads=4&max_position_embeddings=128", TOKENS, (0, 3, 5, 7, 10)),
+    "bert": Trained(f"hf:bert?{LAYERS}&max_position_embeddings=128", TOKENS, (0, 3, 5, 7, 10)),
+    "resnet": Trained(
+        "preset:resnet50?scale=0.25&image_size=96", "preset:random_images?size=96&samples=8", (0, 3, 6, 11, 18), 8
+    ),
+    "vgg": Trained(
+        "preset:vgg16?scale=0.25&image_size=64", "preset:random_images?size=64&samples=8", (0, 2, 4, 7, 16), 8
+    ),
+    "lstm": Trained(
+        "preset:gnmt?layers=6&hidden=128&vocabulary=512",
+        "preset:random_translations?vocabulary=512",
+        (0, 4, 8, 11, 15),
+        8,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +105,20 @@ CASES = (
 )
 
 
-def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
+def plan_for(case: Case, trained: Trained, profile: Profile, cluster: Cluster) -> Plan:
     """The case's plan, with the costs that the profile gives it."""
-    depth = len(CUTS) - 1
-    batch_size = MICROBATCH_SIZE * case.microbatches
+    cuts, depth = trained.cuts, len(trained.cuts) - 1
+    batch_size = trained.microbatch_size * case.microbatches
     decision = Decision(
         planner="benchmark",
         cost_model="simulated",
         stages=tuple(
-            Stage(start=CUTS[s], stop=CUTS[s + 1], recompute=case.recompute, recompute_unit=case.recompute_unit)
+            Stage(start=cuts[s], stop=cuts[s + 1], recompute=case.recompute, recompute_unit=case.recompute_unit)
             for s in range(depth)
         ),
         placement=pipelines_in_a_row((1,) * depth),
         schedule="1f1b" if case.schedule == "1f1b-interleaved" else case.schedule,
-        microbatch_size=MICROBATCH_SIZE,
+        microbatch_size=trained.microbatch_size,
         microbatches=case.microbatches,
         batch_size=batch_size,
         closed_form=ClosedForm(time_per_microbatch_s=1.0, throughput_samples_per_s=1.0, bubble_fraction=0.0),
@@ -142,12 +173,12 @@ def _buffer_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
     return sizes
 
 
-def measured_bytes(case: Case, plan: Plan, folder: Path) -> list[int]:
+def measured_bytes(case: Case, trained: Trained, plan: Plan, folder: Path) -> list[int]:
     """The peak of every rank's heap."""
     job = RunJob(
         plan=plan,
-        model=MODEL,
-        data=DATA,
+        model=trained.model,
+        data=trained.data,
         steps=case.batches,
         learning_rate=1e-3,
         out=str(folder),
@@ -159,31 +190,36 @@ def measured_bytes(case: Case, plan: Plan, folder: Path) -> list[int]:
     return [int(json.loads(path.with_name(f"{rank}.json").read_text())) for rank in range(plan.workers)]
 
 
-def main(chosen: Sequence[str] = ()) -> None:
+def main(model: str = "gpt2", chosen: Sequence[str] = ()) -> None:
     """Prints a row a case, of all or of some by name; the largest error is that of one rank."""
+    trained = MODELS[model]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        profile, cluster = _profiled(folder)
-        print(f"{MODEL}, {len(CUTS) - 1} stages, {OPTIMIZER}\n")
+        profile, cluster = _profiled(trained, folder)
+        print(f"{trained.model}, {len(trained.cuts) - 1} stages, {OPTIMIZER}\n")
         print("| | predicted MiB, by rank | measured MiB, by rank | largest error |\n|---|---|---|---|")
         for case in (case for case in CASES if not chosen or case.name in chosen):
-            plan = plan_for(case, profile, cluster)
+            plan = plan_for(case, trained, profile, cluster)
             predicted = predicted_bytes(plan, profile, case.batches)
-            measured = measured_bytes(case, plan, folder / case.name.replace(" ", "-"))
+            measured = measured_bytes(case, trained, plan, folder / case.name.replace(" ", "-"))
             errors = [m / p - 1 for p, m in zip(predicted, measured, strict=True)]
             cells = (" / ".join(f"{size / MIB:.1f}" for size in sizes) for sizes in (predicted, measured))
             print(f"| {case.name} | {' | '.join(cells)} | {max(errors, key=abs):+.1%} |", flush=True)
 
 
-def _profiled(folder: Path) -> tuple[Profile, Cluster]:
+def _profiled(trained: Trained, folder: Path) -> tuple[Profile, Cluster]:
     profile, cluster = folder / "profile.json", folder / "cluster.json"
-    sizes = ("--devices", "1", "--microbatch-sizes", str(MICROBATCH_SIZE), "--rounds", "2", "--optimizer", OPTIMIZER)
-    files = ("-o", str(profile), "--cluster-output", str(cluster), "--json")
-    command = ("-m", "worker_agent", "profile", "--model", MODEL, "--data", DATA, *sizes, *files)
+    sizes = ("--devices", "1", "--microbatch-sizes", str(trained.microbatch_size), "--rounds", "2")
+    files = ("--optimizer", OPTIMIZER, "-o", str(profile), "--cluster-output", str(cluster), "--json")
+    command = ("-m", "worker_agent", "profile", "--model", trained.model, "--data", trained.data, *sizes, *files)
     subprocess.run([sys.executable, *command], stdout=subprocess.DEVNULL, check=True)
     alone = read(Cluster, cluster)
-    return read(Profile, profile), replace(alone, levels=(replace(alone.levels[0], size=len(CUTS) - 1),))
+    return read(Profile, profile), replace(alone, levels=(replace(alone.levels[0], size=len(trained.cuts) - 1),))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=MODELS, default="gpt2")
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    asked = parser.parse_args()
+    main(asked.model, asked.cases)

@@ -13,9 +13,11 @@ import torch.distributed as dist
 
 from pipeplan.simulation.predict import program_of
 from worker_agent.engine.devices import place_process
+from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
+from worker_agent.models.values import as_values
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.rank import Rank
 from worker_agent.runtime.status import StatusWriter
@@ -58,10 +60,13 @@ class Heap(StatusWriter):
 def warm_up(job: RunJob) -> None:
     """Loads and allocates what libraries keep for good."""
     source = open_data(job.data, microbatch_size=job.plan.microbatch_size, seed=0)
-    value, targets = source.microbatch(0)
-    for block in build_model(job.model, seed=0).blocks:
-        value = block(value)
-    torch.autograd.backward(default_loss(value, targets))
+    inputs, targets = source.microbatch(0)
+    values = as_values(inputs)
+    blocks = build_model(job.model, seed=0).blocks
+    for block in blocks:
+        values = as_values(block(*values))
+    torch.autograd.backward(default_loss(values[0], targets))
+    build_optimizer(job.plan.optimizer, list(blocks[-1].parameters()), 1e-3)
 
 
 def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
@@ -74,7 +79,12 @@ def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
     if job.plan.recomputes_by_block:
         for block in chain.blocks:
             block.register_forward_hook(lambda *_: heap.note())
-    Rank(job, program, chain, rank, device).execute(heap)
+    worker = Rank(job, program, chain, rank, device)
+    own = {block for part in worker.parts for block in part.blocks}
+    for block in chain.blocks:
+        if block not in own:  # a factory has made all blocks
+            block.to("meta")
+    worker.execute(heap)
     return heap.held_bytes
 
 

@@ -207,13 +207,12 @@ def closures(graph: Graph) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
+    """Bytes that each block of a stage takes in, that the stage receives from the one before, and that it sends on.
 
-    A stage that recomputes by block keeps the inputs of all its blocks.
     The first stage receives nothing and the last one sends nothing; what stands there is not used.
     """
 
-    input_bytes: int
+    block_inputs: tuple[int, ...]
     received_bytes: int
     sent_bytes: int
 
@@ -237,7 +236,7 @@ def boundaries(
         inputs = [loaded_bytes(graph, measured), *received[1:-1]]
     return [
         Boundary(
-            input_bytes=sum(inputs[stage.start : stage.stop if stage.recompute_unit == "block" else stage.start + 1]),
+            block_inputs=tuple(inputs[stage.start : stage.stop]),
             received_bytes=received[stage.start],
             sent_bytes=received[stage.stop],
         )

@@ -6,14 +6,15 @@ optimizer's states, the activations that are actually in flight on this stage, t
 the buffers of sends and receives.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from pipeplan.arrays import IntArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.documents.plan import Plan, Worker
-from pipeplan.documents.profile import DTYPE_BYTES
+from pipeplan.documents.profile import DTYPE_BYTES, Measurement
 from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeight, Forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
@@ -32,14 +33,42 @@ RECEIVES_AHEAD = 2
 """Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
 
 
+def kept_bytes(blocks: Sequence[Measurement]) -> int:
+    """What one microbatch keeps from forward to backward on a stage of these blocks, which follow each other.
+
+    The first block keeps all that it keeps alone, its input among it; every other one adds what is not there already.
+    Planners have the same as sums over blocks, from `kept_sums`.
+    """
+    return blocks[0].activation_bytes + sum(block.added_bytes for block in blocks[1:])
+
+
+def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """`kept_bytes` of each stage [start, stop) of a chain: the first array's entry at stop, less the second's at start.
+
+    Both have an entry before each block and one after the last. Differences within the first array alone are what a
+    stage keeps at least: they leave out what its first block has of the block before.
+    """
+    until = np.append(0.0, np.cumsum(activation_bytes - shared_bytes))
+    return until, until - np.append(shared_bytes, 0.0)
+
+
+def most_on_top(beside_input_bytes: FloatArray, input_bytes: FloatArray) -> FloatArray:
+    """By block, a number whose largest over a stage, less the inputs of all blocks before its stop, is what a backward
+    that recomputes by block holds at most beside the inputs of all the stage's blocks.
+
+    When a block runs again the inputs of those after it are free: what counts is b_p - (I_p+1 + ... + I_stop-1).
+    """
+    return np.asarray(beside_input_bytes + np.cumsum(input_bytes))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
     """How often a stage's quantities are held.
 
     Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`. Of a microbatch: its
-    `activations`, its `inputs`, the inputs of all its blocks together (`block_inputs`), the activations of its largest
-    block (`block_activations`), and the largest of its `transients`; and messages under way as large as its input
-    (`input_buffers`) and its output (`output_buffers`).
+    `activations`, its `inputs`, the inputs of all its blocks together (`block_inputs`), the most that a block's
+    backward holds beside these (`block_activations`, see `most_on_top`), and the largest of its `transients`; and
+    messages under way as large as its input (`input_buffers`) and its output (`output_buffers`).
     """
 
     versions: int

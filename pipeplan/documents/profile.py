@@ -80,8 +80,11 @@ class Measurement:
     `backward_s` is the fused backward; `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they
     were measured, and `weight_gradient_bytes` what stays allocated between them (None: not known). `deferred_share` is
     p2's share of both as it was measured, 0 where the block defers nothing.
-    `activation_bytes` is what stays allocated from forward to backward, parameters excluded; `workspace_bytes` the
-    transient peak above it. The spreads are interquartile ranges.
+    `activation_bytes` is what stays allocated from forward to backward on a stage of this block alone, parameters
+    excluded; `shared_bytes` what of it is there already, or is not kept, on a stage that has the block before it as
+    well: most often the tensor between the two. Where it is given, 0 included, the block's input is among its
+    activations, whether the block needs it or not (None: neither is known, and nothing is taken to be shared).
+    `workspace_bytes` is the transient peak above what is kept. The spreads are interquartile ranges.
     """
 
     microbatch_size: int
@@ -97,6 +100,7 @@ class Measurement:
     backward_spread_s: float | None = None
     weight_gradient_bytes: int | None = None
     deferred_share: float | None = None
+    shared_bytes: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -109,6 +113,10 @@ class Measurement:
         for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *spreads):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field))
+        if self.shared_bytes is not None:
+            require_amount("shared_bytes", self.shared_bytes)
+            rule = f"must be at most activation_bytes, {self.activation_bytes}, of which it is a part"
+            require(self.shared_bytes <= self.activation_bytes, "shared_bytes", rule, self.shared_bytes)
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
         require(both, "backward_input_s", "comes together with backward_weight_s", self.backward_input_s)
         share = self.deferred_share
@@ -121,6 +129,16 @@ class Measurement:
     def compute_s(self) -> float:
         """Forward and backward together: PipeDream's T_l."""
         return self.forward_s + self.backward_s
+
+    @property
+    def added_bytes(self) -> int:
+        """The activations that the block adds to those of a stage that ends before it."""
+        return self.activation_bytes - (self.shared_bytes or 0)
+
+    @property
+    def beside_input_bytes(self) -> int:
+        """The activations without the input, as far as is known that this is among them."""
+        return self.activation_bytes if self.shared_bytes is None else max(self.activation_bytes - self.input_bytes, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +251,10 @@ class Profile:
             rule = f"must join two of the {len(self.blocks)} blocks, the later one reading the earlier one"
             require(0 <= source < reader < len(self.blocks), "edges", rule, (source, reader))
         require_unique("edges", "must not hold an edge twice", self.edges or ())
+        for i, block in enumerate(self.blocks if self.edges is not None else ()):
+            rule = "must not be there in a graph (edges), where the block before is not one block"
+            shared = [m.shared_bytes for m in block.measurements if m.shared_bytes is not None]
+            require(not shared, f"blocks.{i}.measurements.shared_bytes", rule, shared)
         require_unique("forms", "must not hold a form twice", [each.form for each in self.forms])
         for i, each in enumerate(self.forms):
             rule = f"must have one entry for each of the {len(self.blocks)} blocks"
@@ -266,17 +288,19 @@ class Profile:
 def interpolate(below: Measurement, above: Measurement, microbatch_size: int) -> Measurement:
     """A block between two sizes at which it was measured: linear in the size, bytes to the nearest whole one.
 
-    A split backward is there if both have one; spreads are those of measurements, and not there.
+    A split backward is there if both have one; spreads are those of measurements, and not there. Shared bytes that are
+    known at one of the sizes are 0 at the other.
     """
     share = (microbatch_size - below.microbatch_size) / (above.microbatch_size - below.microbatch_size)
 
     def between(field: str) -> float:
-        low: float = getattr(below, field)
-        high: float = getattr(above, field)
+        low: float = getattr(below, field) or 0
+        high: float = getattr(above, field) or 0
         return low + share * (high - low)
 
     split = below.backward_input_s is not None and above.backward_input_s is not None
     kept = below.weight_gradient_bytes is not None and above.weight_gradient_bytes is not None
+    shares = below.shared_bytes is not None or above.shared_bytes is not None
     return Measurement(
         microbatch_size=microbatch_size,
         forward_s=between("forward_s"),
@@ -288,6 +312,7 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
         backward_weight_s=between("backward_weight_s") if split else None,
         workspace_bytes=round(between("workspace_bytes")),
         weight_gradient_bytes=round(between("weight_gradient_bytes")) if kept else None,
+        shared_bytes=round(between("shared_bytes")) if shares else None,
     )
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
+from pipeplan.costs.memory import kept_bytes
 from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
@@ -136,7 +137,7 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
         forward_s=sum(at.forward_s for _, at in measured),
         backward_s=sum(at.backward_s for _, at in measured),
         weight_bytes=sum(block.weight_bytes for block, _ in measured),
-        activation_bytes=sum(at.activation_bytes for _, at in measured),
+        activation_bytes=kept_bytes([at for _, at in measured]),
         spread=sum(spreads) / compute_s if spreads and compute_s > 0 else None,
     )
 

@@ -22,6 +22,20 @@ class Cell:
     output_bytes: int = 0
     activation_bytes: int = 0
     workspace_bytes: int = 0
+    shared_bytes: int | None = None
+
+
+def kept_bytes(stage: Sequence[Cell]) -> int:
+    """What a stage of these cells keeps of a microbatch of 1: all of each, but what two neighbours share once."""
+    return sum(cell.activation_bytes for cell in stage) - sum(cell.shared_bytes or 0 for cell in stage[1:])
+
+
+def most_beside_inputs(stage: Sequence[Measurement]) -> int:
+    """What one of these blocks' backward holds at most beside the inputs of all: those of later blocks are free."""
+    return max(
+        block.beside_input_bytes - sum(later.input_bytes for later in stage[place + 1 :])
+        for place, block in enumerate(stage)
+    )
 
 
 def profile(cells: Sequence[Cell], *, sizes: Sequence[int] = (1,), input_bytes: int = 0) -> Profile:
@@ -53,6 +67,7 @@ def _measurement(cell: Cell, size: int, input_bytes: int) -> Measurement:
         output_bytes=cell.output_bytes * size,
         activation_bytes=cell.activation_bytes * size,
         workspace_bytes=cell.workspace_bytes * size,
+        shared_bytes=None if cell.shared_bytes is None else cell.shared_bytes * size,
     )
 
 
@@ -74,13 +89,16 @@ def equal_thirds() -> StageCosts:
 def cells(*, weights: bool = True) -> st.SearchStrategy[Cell]:
     """Blocks of small whole costs, so that ties are frequent and sums exact."""
     few_bytes = st.integers(0, 4)
+    kept_and_shared = few_bytes.flatmap(
+        lambda kept: st.tuples(st.just(kept), st.one_of(st.none(), st.integers(0, kept)))
+    )
     return st.builds(
-        Cell,
+        lambda kept, **others: Cell(activation_bytes=kept[0], shared_bytes=kept[1], **others),
+        kept=kept_and_shared,
         forward_s=st.integers(0, 3).map(float),
         backward_s=st.integers(1, 4).map(float),
         weight_bytes=few_bytes if weights else st.just(0),
         output_bytes=few_bytes,
-        activation_bytes=few_bytes,
         workspace_bytes=st.integers(0, 2),
     )
 

@@ -1,11 +1,12 @@
 """Block memory: what a microbatch moves, what it keeps from forward to backward, and what it needs on top.
 
-Kept bytes are those of the storages that autograd saves, each counted once, without parameters and buffers. Every block
-is counted as if it were a stage of its own: a tensor that one block saves as its output and the next one as its input
-counts in both, since the two may be placed on two devices.
+Kept bytes are those of a block's inputs and of the storages that autograd saves, each counted once, without parameters
+and buffers. Every block is counted as if it were a stage of its own: a tensor that one block saves as its output and
+the next one as its input counts in both, since the two may be placed on two devices. What the second one then has in
+common with the first is counted apart, as shared.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -22,13 +23,16 @@ from worker_agent.profiler.times import Direction, pass_backward, pass_forward
 class BlockMemory:
     """One block's bytes for one microbatch.
 
-    `workspace_bytes` is the peak of the forward or the backward above what is allocated before and after it, as the
-    CUDA allocator counts; 0 on a CPU, whose allocator does not count.
+    `shared_bytes` are those of `activation_bytes` that a stage which begins before this block does not keep on its
+    account: it has them already, or they are an input that nobody saves. `workspace_bytes` is the peak of the forward
+    or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on a CPU, whose
+    allocator does not count.
     """
 
     input_bytes: int
     output_bytes: int
     activation_bytes: int
+    shared_bytes: int = 0
     workspace_bytes: int
 
 
@@ -56,41 +60,76 @@ def measure_memory(
 
     crossings = pass_forward(blocks, loss, *microbatch, seen)
     moved_bytes = [(crossing.input_bytes, crossing.output_bytes) for crossing in crossings]
-    kept_bytes = [block.bytes for block in kept]
+    kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
     for block in kept:
         block.forget()
     pass_backward(crossings, seen)
     return tuple(
-        BlockMemory(input_bytes=inputs, output_bytes=outputs, activation_bytes=activations, workspace_bytes=workspace)
-        for (inputs, outputs), activations, workspace in zip(moved_bytes, kept_bytes, workspaces, strict=True)
+        BlockMemory(
+            input_bytes=inputs,
+            output_bytes=outputs,
+            activation_bytes=activations,
+            shared_bytes=shared,
+            workspace_bytes=workspace,
+        )
+        for (inputs, outputs), (activations, shared), workspace in zip(moved_bytes, kept_bytes, workspaces, strict=True)
     )
 
 
+def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
+    """By block, the bytes that a stage of it alone keeps, and those of them that are shared.
+
+    A stage of it alone has received each input in memory of its own (the first one reads them), and what the block
+    saves of an input is in that memory. `held` are the storages that are there before a block on every stage that has
+    it and begins earlier, wherever that is: what the block before saves, and those of its inputs that were held before.
+    """
+    found = []
+    held: set[int] = set()
+    for index, (block, given) in enumerate(zip(blocks, inputs, strict=True)):
+        entering = block.not_owned(given)
+        held = set(entering) if index == 0 else held
+        read_bytes = _bytes(entering) if index == 0 else sum(tensor.nbytes for tensor in given)
+        kept_bytes = read_bytes + _bytes({key: block.saved[key] for key in block.saved.keys() - entering.keys()})
+        added_bytes = _bytes({key: block.saved[key] for key in block.saved.keys() - held})
+        kept_bytes = max(kept_bytes, added_bytes)  # a view adds all that it is a view of
+        found.append((kept_bytes, kept_bytes - added_bytes if index else 0))
+        held = block.saved.keys() | (entering.keys() & held)
+    return found
+
+
+def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:
+    return sum(storage.nbytes() for storage in storages.values())
+
+
 class KeptStorages:
-    """The storages that one block's graph saves. Tensors may be fake: storages are told apart by identity."""
+    """The storages that one block's graph saves, by identity, which tells fake tensors' storages apart as well."""
 
     def __init__(self, block: nn.Module) -> None:
         self._owned = {storage_identity(tensor) for tensor in (*block.parameters(), *block.buffers())}
-        self._saved: dict[int, torch.UntypedStorage] = {}
+        self.saved: dict[int, torch.UntypedStorage] = {}
 
     @property
     def bytes(self) -> int:
         """Their bytes. A view keeps its whole storage."""
-        return sum(storage.nbytes() for storage in self._saved.values())
+        return _bytes(self.saved)
+
+    def not_owned(self, tensors: Sequence[Tensor]) -> dict[int, torch.UntypedStorage]:
+        """The storages of these tensors, without parameters and buffers."""
+        pairs = ((storage_identity(tensor), tensor.untyped_storage()) for tensor in tensors)
+        return {identity: storage for identity, storage in pairs if identity not in self._owned}
 
     def bytes_with(self, other: "KeptStorages") -> int:
         """The bytes of both, a storage of both once."""
-        return sum(storage.nbytes() for storage in (self._saved | other._saved).values())
+        return _bytes(self.saved | other.saved)
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Notes a saved tensor. The graph gets it detached: an output that saves itself would never be freed."""
-        if storage_identity(tensor) not in self._owned:
-            self._saved[storage_identity(tensor)] = tensor.untyped_storage()
+        self.saved |= self.not_owned((tensor,))
         return tensor.detach()
 
     def forget(self) -> None:
         """Releases the storages. Until then they stay alive: no identity is used twice while they are counted."""
-        self._saved = {}
+        self.saved = {}
 
 
 def storage_identity(tensor: Tensor) -> int:

@@ -29,6 +29,7 @@ class BlockFigures:
     input_bytes: int
     output_bytes: int
     activation_bytes: int
+    shared_bytes: int = 0
     workspace_bytes: int
 
     __pydantic_config__: ClassVar = STRICT
@@ -164,6 +165,7 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
         input_bytes=max(block.input_bytes for block in figures),
         output_bytes=max(block.output_bytes for block in figures),
         activation_bytes=max(block.activation_bytes for block in figures),
+        shared_bytes=min(block.shared_bytes for block in figures),
         workspace_bytes=max(block.workspace_bytes for block in figures),
         forward_spread_s=spread(forward_s),
         backward_spread_s=spread(backward_s),

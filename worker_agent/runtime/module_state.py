@@ -114,7 +114,7 @@ class Moments:
     squares: Tensor
 
     def add(self, count: float, means: Tensor, squares: Tensor) -> None:
-        """Adds those of other values (Chan, Golub and LeVeque 1979). Graphs keep the tensors: they are not changed."""
+        """Adds those of other values (Chan, Golub and LeVeque 1979)."""
         total, apart = self.count + count, means - self.means
         self.means = self.means + apart * (count / total)
         self.squares = self.squares + squares + apart.square() * (self.count * count / total)
@@ -142,6 +142,10 @@ class MinibatchStatistics:
         self._noting = False
         self._own: dict[_BatchNorm, tuple[dict[str, Tensor | None], float | None]] = {}
         self._norms = [m for b in blocks for m in b.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self.lent = {
+            norm: {name: None if buffer is None else torch.zeros_like(buffer) for name, buffer in norm._buffers.items()}
+            for norm in self._norms
+        }
         for norm in self._norms:
             norm.register_forward_pre_hook(self._lend)
             norm.register_forward_hook(self._take)
@@ -175,11 +179,17 @@ class MinibatchStatistics:
         self._moments.clear()
 
     def _lend(self, norm: _BatchNorm, inputs: Any) -> None:
-        """Lends the layer empty statistics and a momentum of 1: what it then holds is the microbatch's own."""
+        """Lends the layer empty statistics and a momentum of 1: what it then holds is the microbatch's own.
+
+        The same tensors for every microbatch: its graph keeps them, and no backward in training reads them. So they are
+        emptied through `data`, of which autograd's check for changes in place learns nothing.
+        """
         if self._noting and norm.training:
             self._own[norm] = dict(norm._buffers), norm.momentum
-            for name, buffer in self._own[norm][0].items():
-                norm._buffers[name] = None if buffer is None else torch.zeros_like(buffer)
+            for name, lent in self.lent[norm].items():
+                norm._buffers[name] = lent
+                if lent is not None:
+                    lent.data.zero_()
             norm.momentum = 1.0
 
     @torch.no_grad()
@@ -193,7 +203,7 @@ class MinibatchStatistics:
         norm._buffers.update(buffers)
         count = inputs[0].numel() // inputs[0].shape[1]
         precise = torch.promote_types(means.dtype, torch.float32)
-        means, squares = means.to(precise), variances.to(precise) * (count - 1)
+        means, squares = means.to(precise, copy=True), variances.to(precise) * (count - 1)
         if norm in self._moments:
             self._moments[norm].add(count, means, squares)
         else:

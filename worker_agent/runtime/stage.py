@@ -263,7 +263,10 @@ class StageBlocks:
         return {id(parameter): parameter for parameter in held if parameter is not None}.values()
 
     def _owned_storages(self) -> set[int]:
-        return {t.untyped_storage().data_ptr() for b in self.blocks for t in (*b.parameters(), *b.buffers())}
+        lent = self._statistics.lent.values() if self._statistics else ()
+        owned = [t for block in self.blocks for t in (*block.parameters(), *block.buffers())]
+        owned += [t for buffers in lent for t in buffers.values() if t is not None]
+        return {t.untyped_storage().data_ptr() for t in owned}
 
     @torch.no_grad()
     def _run_without_graph(self, microbatch: int, kept: Kept) -> Tensors:

@@ -71,7 +71,8 @@ def even_by_time(terms: ChunkedTerms) -> tuple[int, ...] | None:
 def _fullness(terms: ChunkedTerms) -> RankCost:
     """What a rank holds by the way that holds less, in shares of its device: `terms.rank_bytes`, by plain sums."""
     shape, chain, ranks = terms.shape, terms.chain, range(terms.shape.ranks)
-    kept, weights = terms.kept_bytes.tolist(), (terms.weight_copies * chain.weight_bytes).tolist()
+    kept_until, kept_before = (sums.tolist() for sums in terms.kept_sums)
+    weights = (terms.weight_copies * chain.weight_bytes).tolist()
     inputs, outputs = chain.input_bytes.tolist(), chain.output_bytes.tolist()
     workspaces = terms.workspace_bytes.tolist() if chain.has_workspaces else None
     moments = [
@@ -88,7 +89,7 @@ def _fullness(terms: ChunkedTerms) -> RankCost:
             start, stop = stops[stage - 1] if stage else 0, stops[stage]
             fixed += weights[stop] - weights[start] + incoming * inputs[start] + outgoing * outputs[stop]
             transient = max(transient, workspaces[start][stop] if workspaces else 0.0)
-            whole.append(kept[stop] - kept[start])
+            whole.append(kept_until[stop] - kept_before[start])
             partly.append(inputs[start])
             inputs_of_blocks.append(every_input[stop] - every_input[start])
             by_block.append(inputs_of_blocks[-1] + largest[start][stop])

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.costs.collectives import all_reduce
-from pipeplan.costs.memory import HeldByRank, fixed_copies, held_by, keeps_master_weights, training_copies
+from pipeplan.costs.memory import HeldByRank, fixed_copies, held_by, keeps_master_weights, kept_sums, training_copies
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage, StageMemory
 from pipeplan.planners.interleaved.shape import ChunkedShape
@@ -112,12 +112,17 @@ class ChunkedTerms:
         return self.held(rank, recompute=False).most[chunk]
 
     @cached_property
-    def kept_bytes(self) -> FloatArray:
-        """What a microbatch keeps of the blocks before each boundary until the gradients of the weights are there."""
+    def kept_sums(self) -> tuple[FloatArray, FloatArray]:
+        """What a microbatch keeps of a stage until the gradients of the weights are there, as `costs.memory.kept_sums`.
+
+        Between the halves of a split backward a block may keep more than from forward to backward.
+        """
         if not self.shape.laws.splits_backward:
-            return self.chain.activation_bytes
+            return self.chain.kept_sums
         blocks = self.problem.profile.at(self.shape.microbatch_size)
-        return np.append(0.0, np.cumsum([max(b.activation_bytes, b.weight_gradient_bytes or 0) for b in blocks]))
+        more = np.asarray([max((b.weight_gradient_bytes or 0) - b.added_bytes, 0) for b in blocks], dtype=np.float64)
+        shared = self.chain.shared_bytes
+        return kept_sums(np.diff(self.chain.added_bytes) + shared + more, shared)
 
     def fixed_bytes(self, stage: int) -> FloatArray:
         """The weights of a stage with what belongs to them, and its buffers."""
@@ -134,11 +139,12 @@ class ChunkedTerms:
     def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
         """What so many microbatches keep on a stage: whole, and by their inputs alone.
 
-        By block, the inputs are those of all blocks, and a whole microbatch has the largest block's activations too.
+        By block, the inputs are those of all blocks, and a whole microbatch has what a block's backward holds too.
         """
         if unit == "block":
             return self.inputs_of_blocks(whole + inputs) + whole * self.largest_bytes
-        kept = whole * (self.kept_bytes - self.kept_bytes[:, None])
+        until, before = self.kept_sums
+        kept = whole * (until - before[:, None])
         return np.asarray(kept + inputs * self.chain.input_bytes[:, None])
 
     def inputs_of_blocks(self, microbatches: int) -> FloatArray:
@@ -147,7 +153,7 @@ class ChunkedTerms:
 
     @cached_property
     def largest_bytes(self) -> FloatArray:
-        """The activations of the block that has most."""
+        """What the backward of a block holds at most beside all blocks' inputs."""
         found = self.chain.block_activation_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
         return np.vstack((found, np.zeros(self.blocks + 1)))
 
@@ -194,7 +200,7 @@ class ChunkedTerms:
         block that is of every block the input or the activations, whichever is smaller, and nothing besides.
         """
         by_block = (True, "block") in self.ways
-        activations = self.chain.least_kept if by_block else float(self.kept_bytes[-1])
+        activations = self.chain.least_kept if by_block else float(self.kept_sums[0][-1])
         shape, least_input = self.shape, float(self.chain.input_bytes[:-1].min())
         weights = self.weight_copies * float(self.chain.weight_bytes[-1])
         most_bytes, most_kept = 0.0, 0.0
@@ -244,7 +250,8 @@ class ChunkedTerms:
         stages = self.shape.stages_of(rank)
         places = [(stops[stage - 1] if stage else 0, stops[stage]) for stage in stages]
         held, chain, chunks = self.held(rank, recompute=recompute), self.chain, len(stages)
-        kept = np.asarray([self.kept_bytes[b] - self.kept_bytes[a] for a, b in places])
+        kept_until, kept_before = self.kept_sums
+        kept = np.asarray([kept_until[b] - kept_before[a] for a, b in places])
         inputs = np.asarray([chain.input_bytes[a] for a, _ in places])
         if recompute and unit == "block":
             inputs = np.asarray([chain.inputs_bytes[b] - chain.inputs_bytes[a] for a, b in places])

@@ -39,7 +39,8 @@ class Memory:
 
     law: Law
     weight_bytes: FloatArray
-    activation_bytes: FloatArray
+    added_bytes: FloatArray
+    kept_before: FloatArray
     input_bytes: FloatArray
     transient_bytes: FloatArray | None
 
@@ -60,7 +61,7 @@ class Memory:
         weights, activations, inputs, transients = factors
         total = weights * (self.weight_bytes[columns] - self.weight_bytes[rows, None])
         if activations:
-            total += activations * (self.activation_bytes[columns] - self.activation_bytes[rows, None])
+            total += activations * (self.added_bytes[columns] - self.kept_before[rows, None])
         if inputs:
             total += inputs * self.input_bytes[rows, None]
         if transients and self.transient_bytes is not None:
@@ -75,7 +76,8 @@ def memory_of(states: States, space: PartitionSpace, law: Law) -> Memory:
     return Memory(
         law=law,
         weight_bytes=space.weight_bytes,
-        activation_bytes=np.asarray(states.activation_bytes, dtype=np.float64)[order],
+        added_bytes=np.asarray(states.added_bytes, dtype=np.float64)[order],
+        kept_before=np.asarray(states.kept_before, dtype=np.float64)[order],
         input_bytes=np.asarray(states.input_bytes, dtype=np.float64)[order],
         transient_bytes=None if transients is None else transients[np.ix_(order, order)],
     )

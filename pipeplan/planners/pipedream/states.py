@@ -27,6 +27,7 @@ from pipeplan.costs.graph import (
     members,
     membership,
 )
+from pipeplan.costs.memory import kept_sums
 from pipeplan.documents.profile import Measurement, Profile
 
 STATES_AT_MOST = 5000
@@ -40,15 +41,18 @@ ENTRIES_AT_MOST = 50_000_000
 class States:
     """One entry a state, sources first: state 0 has nothing before it, the last one everything.
 
-    `compute_s` (forward and backward of a minibatch), `weight_bytes` and `activation_bytes` are sums over all blocks
-    before the state. `boundary_bytes` is what crosses it one way (0 at both ends), `input_bytes` what a stage that
-    begins there keeps as its input. `before[a, b]`: a stage may reach from a to b; None for a chain, where any a < b
-    may. `transient_bytes[a, b]`: the largest workspace of a block between the two; None if all are 0.
+    `compute_s` (forward and backward of a minibatch), `weight_bytes` and `added_bytes` are sums over all blocks before
+    the state; `kept_before` belongs to the last: what a stage keeps of a minibatch is `added_bytes` where it ends less
+    `kept_before` where it begins (`costs.memory.kept_sums`). `boundary_bytes` is what crosses it one way (0 at both
+    ends), `input_bytes` what a stage that begins there keeps as its input. `before[a, b]`: a stage may reach from a to
+    b; None for a chain, where any a < b may. `transient_bytes[a, b]`: the largest workspace of a block between the two;
+    None if all are 0.
     """
 
     compute_s: FloatArray
     weight_bytes: FloatArray
-    activation_bytes: FloatArray
+    added_bytes: FloatArray
+    kept_before: FloatArray
     boundary_bytes: FloatArray
     input_bytes: FloatArray
     before: BoolArray | None = None
@@ -67,10 +71,14 @@ def chain_states(profile: Profile, microbatch_size: int) -> States:
     if any(workspace):
         transient_bytes = np.zeros((len(workspace) + 1,) * 2)
         transient_bytes[:-1, 1:] = interval_maxima(workspace)
+    activations = np.asarray([block.activation_bytes for block in blocks], dtype=np.float64)
+    shared = np.asarray([block.shared_bytes or 0 for block in blocks], dtype=np.float64)
+    added_bytes, kept_before = kept_sums(activations, shared)
     return States(
         compute_s=_sums([block.compute_s for block in blocks]),
         weight_bytes=_sums([block.weight_bytes for block in profile.blocks]),
-        activation_bytes=_sums([block.activation_bytes for block in blocks]),
+        added_bytes=added_bytes,
+        kept_before=kept_before,
         boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
         input_bytes=np.asarray([*(block.input_bytes for block in blocks), 0], dtype=np.float64),
         transient_bytes=transient_bytes,
@@ -121,7 +129,8 @@ class CutStates:
         chosen = States(
             compute_s=states.compute_s[index],
             weight_bytes=states.weight_bytes[index],
-            activation_bytes=states.activation_bytes[index],
+            added_bytes=states.added_bytes[index],
+            kept_before=states.kept_before[index],
             boundary_bytes=states.boundary_bytes[index],
             input_bytes=states.input_bytes[index],
             before=None if states.before is None else states.before[table],
@@ -189,7 +198,8 @@ def _line_states(
         states=States(
             compute_s=sums[0],
             weight_bytes=sums[1],
-            activation_bytes=sums[2],
+            added_bytes=sums[2],
+            kept_before=sums[2],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
             transient_bytes=transient_bytes,
@@ -223,7 +233,8 @@ def states_of(
         states=States(
             compute_s=sums[0],
             weight_bytes=sums[1],
-            activation_bytes=sums[2],
+            added_bytes=sums[2],
+            kept_before=sums[2],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
             before=before,

@@ -104,7 +104,7 @@ def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int
     """A plan's stage of a share, with what a worker of it holds at so many minibatches in flight."""
     a, b, count = share.start, share.stop, copies(problem, held)
     weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
-    activation_bytes = int(states.activation_bytes[b] - states.activation_bytes[a])
+    activation_bytes = int(states.added_bytes[b] - states.kept_before[a])
     transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
     memory = StageMemory(
         weights=count.versions * weight_bytes,

@@ -123,7 +123,7 @@ class RateBounds:
         """What the worst stage of no split goes below (`PipelineTerms.least_bytes`), nor below its largest block."""
         recomputes = self.execution.recompute is not False
         copies_of_weights = self._counts(recomputes)[0]
-        weights, activations = self.measured.weight_bytes, self.measured.activation_bytes
+        weights, activations = self.measured.weight_bytes, self.measured.added_bytes
 
         # Over the stages: the most copies of activations, and the sum of 1 / (copies of activations).
         depth = found.depth.astype(np.float64)

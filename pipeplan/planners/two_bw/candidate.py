@@ -262,7 +262,8 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
     """What a worker of the stage holds, by what it is."""
     held, chain = counts.copies[stage], terms.chain
     weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
-    activations = int(chain.activation_bytes[stop] - chain.activation_bytes[start])
+    kept_until, kept_before = chain.kept_sums
+    activations = int(kept_until[stop] - kept_before[start])
     inputs, outputs = int(chain.input_bytes[start]), int(chain.output_bytes[stop])
     place = slice(start, start + 1), slice(stop, stop + 1)
     workspace = chain.workspace_bytes(*place) if held.transients else None

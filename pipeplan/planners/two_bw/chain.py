@@ -17,7 +17,8 @@ from math import frexp
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
+from pipeplan.costs.memory import kept_sums, most_on_top
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
@@ -33,12 +34,15 @@ _MAX_BETWEEN = 2**20
 """Other sizes are looked for no further than this above the smallest measured one."""
 
 _TIMES = ("forward_s", "backward_s")
-_BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
+_BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", "shared_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredBlocks:
-    """A profile's measurements, a row a microbatch size and a column a block."""
+    """A profile's measurements, a row a microbatch size and a column a block.
+
+    `is_shared_known`: whether shared bytes are given; they are 0 where not.
+    """
 
     sizes: tuple[int, ...]
     weight_bytes: FloatArray
@@ -48,6 +52,8 @@ class MeasuredBlocks:
     output_bytes: FloatArray
     activation_bytes: FloatArray
     workspace_bytes: FloatArray
+    shared_bytes: FloatArray
+    is_shared_known: BoolArray
 
     @property
     def blocks(self) -> int:
@@ -61,10 +67,11 @@ class MeasuredBlocks:
             weight_bytes=self.weight_bytes,
             **{name: self._between(name, sizes) for name in _TIMES},
             **{name: np.rint(self._between(name, sizes)) for name in _BYTES},
+            is_shared_known=self._between("is_shared_known", sizes) > 0,
         )
 
     def _between(self, name: str, sizes: Sequence[int]) -> FloatArray:
-        rows: FloatArray = getattr(self, name)
+        rows: FloatArray = getattr(self, name) * 1.0
         measured, wanted = np.asarray(self.sizes), np.asarray(sizes)
         above = np.searchsorted(measured, wanted)
         below = np.where(measured[above] == wanted, above, above - 1)
@@ -73,9 +80,20 @@ class MeasuredBlocks:
         return np.asarray(rows[below] + share[:, None] * (rows[above] - rows[below]))
 
     @property
+    def added_bytes(self) -> FloatArray:
+        """What a microbatch keeps of every block at least, whatever its stage: `Measurement.added_bytes`."""
+        return self.activation_bytes - self.shared_bytes
+
+    @property
+    def beside_input_bytes(self) -> FloatArray:
+        """`Measurement.beside_input_bytes`."""
+        known = np.maximum(self.activation_bytes - self.input_bytes, 0.0)
+        return np.where(self.is_shared_known, known, self.activation_bytes)
+
+    @property
     def least_kept(self) -> FloatArray:
-        """What a microbatch keeps of every block at least where stages may recompute by block."""
-        return np.minimum(self.activation_bytes, self.input_bytes)
+        """The same where stages may recompute by block."""
+        return np.minimum(self.added_bytes, self.input_bytes)
 
     def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
         """Forward and backward with recomputation, of every block (`costs.compute.compute_s`)."""
@@ -89,11 +107,12 @@ def measured(profile: Profile) -> MeasuredBlocks:
     sizes = profile.microbatch_sizes
     rows = [sorted(block.measurements, key=lambda m: m.microbatch_size) for block in profile.blocks]
     columns = {
-        name: np.asarray([[getattr(m, name) for m in row] for row in rows], dtype=np.float64).T
+        name: np.asarray([[getattr(m, name) or 0 for m in row] for row in rows], dtype=np.float64).T
         for name in (*_TIMES, *_BYTES)
     }
     weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
-    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, **columns)
+    known = np.asarray([[m.shared_bytes is not None for m in row] for row in rows]).T
+    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, is_shared_known=known, **columns)
 
 
 def profiled(problem: PlanningProblem) -> MeasuredBlocks:
@@ -142,7 +161,8 @@ class ProfileChain:
 
     `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: what
     crosses the boundary before each block, both ways (nothing at the ends), `output_bytes`: one way. `input_bytes`:
-    what a stage that begins there takes in. `inputs_bytes`: the inputs of all blocks, as sums.
+    what a stage that begins there takes in. `inputs_bytes`: the inputs of all blocks, as sums. `kept_sums`
+    are those of activations (`costs.memory`), `added_bytes` the first of the two; `shared_bytes` is by block.
     """
 
     row: int
@@ -177,8 +197,16 @@ class ProfileChain:
         return self._sums(self.source.weight_bytes)
 
     @cached_property
-    def activation_bytes(self) -> FloatArray:
-        return self._sums(self.source.activation_bytes[self.row])
+    def kept_sums(self) -> tuple[FloatArray, FloatArray]:
+        return kept_sums(self.source.activation_bytes[self.row], self.source.shared_bytes[self.row])
+
+    @property
+    def added_bytes(self) -> FloatArray:
+        return self.kept_sums[0]
+
+    @property
+    def shared_bytes(self) -> FloatArray:
+        return np.asarray(self.source.shared_bytes[self.row])
 
     @cached_property
     def input_bytes(self) -> FloatArray:
@@ -199,10 +227,13 @@ class ProfileChain:
         return boundary_bytes(1.0) * self.output_bytes
 
     def held(self, weights: float, activations: float, inputs: float = 0.0) -> FloatArray:
-        """The sums of so many copies of the weights, of the activations and of all blocks' inputs."""
+        """The sums of so many copies of the weights, of the activations and of all blocks' inputs.
+
+        Differences are what a stage holds at least: its first block may keep `shared_bytes` more.
+        """
         key = (weights, activations, inputs)
         if key not in self._held:
-            sums = weights * self.weight_bytes + activations * self.activation_bytes
+            sums = weights * self.weight_bytes + activations * self.added_bytes
             self._held[key] = sums + inputs * self.inputs_bytes if inputs else sums
         return self._held[key]
 
@@ -249,20 +280,21 @@ class ProfileChain:
         return self._largest(self._workspaces, starts, stops)
 
     def block_activation_bytes(self, starts: slice, stops: slice) -> FloatArray:
-        """The activations of the block that has most, for the stages that begin and end in these ranges."""
+        """What the backward of a block holds at most beside all blocks' inputs, for stages in these ranges."""
         return self.largest_block_activations(*_grid(starts, stops))
 
     def largest_block_activations(self, starts: IntArray, stops: IntArray) -> FloatArray:
         """The same for starts and stops that broadcast."""
-        return self._largest(self._block_activations, starts, stops)
+        most = self._largest(self._block_activations, starts, stops)
+        return np.asarray(most - self.inputs_bytes[np.minimum(stops, self.blocks)])
 
     @cached_property
     def least_activations(self) -> float:
-        return float(self.source.activation_bytes[self.row].min())
+        return float(self.source.beside_input_bytes[self.row].min())
 
     @cached_property
     def largest_activations(self) -> float:
-        return float(self.source.activation_bytes[self.row].max())
+        return float(self.source.beside_input_bytes[self.row].max())
 
     @cached_property
     def least_kept(self) -> float:
@@ -286,7 +318,7 @@ class ProfileChain:
 
     @cached_property
     def _block_activations(self) -> FloatArray:
-        return self._doubled(self.source.activation_bytes[self.row])
+        return self._doubled(most_on_top(self.source.beside_input_bytes[self.row], self.source.input_bytes[self.row]))
 
     def _doubled(self, values: FloatArray) -> FloatArray:
         """Row k: the largest of the 2^k values from each one on."""

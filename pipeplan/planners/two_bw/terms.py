@@ -149,8 +149,9 @@ class PipelineTerms:
         chain = self.chain
         weights, activations = at.of_stages(counts.weights), at.of_stages(counts.activations)
         # Sums up to the stops, and up to the starts: bytes are whole numbers, and their differences exact.
-        until = weights * at.stops(chain.weight_bytes) + activations * at.stops(chain.activation_bytes)
-        before = weights * at.starts(chain.weight_bytes) + activations * at.starts(chain.activation_bytes)
+        kept_until, kept_before = chain.kept_sums
+        until = weights * at.stops(chain.weight_bytes) + activations * at.stops(kept_until)
+        before = weights * at.starts(chain.weight_bytes) + activations * at.starts(kept_before)
         by_block, inputs, outputs = map(at.of_stages, (counts.block_inputs, counts.inputs, counts.outputs))
         if by_block.any():
             until += by_block * at.stops(chain.inputs_bytes)
@@ -261,7 +262,7 @@ class PipelineTerms:
         if any(counts.block_inputs.any() for counts in ways):
             return (self.chain.least_kept + weights) / self.shape.depth
         activations: list[float] = np.minimum.reduce([counts.activations for counts in ways]).tolist()
-        together = float(self.chain.activation_bytes[-1]) + weights / max(activations)
+        together = float(self.chain.added_bytes[-1]) + weights / max(activations)
         return together / sum(1.0 / count for count in activations)
 
     def places(self, stops: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
@@ -316,7 +317,8 @@ class PipelineTerms:
             return [False] * len(lows)
         counts = self.counts[mode][0]
         weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
-        activations = counts.activations * (chain.activation_bytes[highs] - chain.activation_bytes[lows])
+        added, shared = chain.added_bytes, chain.shared_bytes.max()
+        activations = counts.activations * (added[highs] - added[lows] + shared)
         activations += counts.block_inputs * (chain.inputs_bytes[highs] - chain.inputs_bytes[lows])
         activations += counts.block_activations * chain.largest_activations
         moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()

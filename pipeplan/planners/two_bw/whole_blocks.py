@@ -73,7 +73,7 @@ class WholeBlocks:
             computed.append(self._unlimited(np.stack(counts)))
         plain, again = computed
         by_block = "block" in recompute_units(self.problem, self.execution.laws)
-        kept = self.measured.least_kept if by_block else self.measured.activation_bytes
+        kept = self.measured.least_kept if by_block else self.measured.added_bytes
         return plain, np.minimum(again, self._limit(np.ones(1), kept)[:, :1])
 
     @cached_property
@@ -119,7 +119,7 @@ class WholeBlocks:
         held = np.arange(max(self.execution.deepest, 1) + 1, dtype=np.float64)
         if not self.execution.laws.fills:
             held = np.ones(len(held))
-        return self._limit(held, self.measured.activation_bytes)
+        return self._limit(held, self.measured.added_bytes)
 
     @cached_property
     def _sums(self) -> IntArray:

@@ -108,7 +108,7 @@ class World:
             transient = 0.0 if states.transient_bytes is None else states.transient_bytes[a, b]
             amounts = (
                 states.weight_bytes[b] - states.weight_bytes[a],
-                states.activation_bytes[b] - states.activation_bytes[a],
+                states.added_bytes[b] - states.kept_before[a],
                 states.input_bytes[a],
                 transient,
             )

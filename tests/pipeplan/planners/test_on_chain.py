@@ -56,7 +56,7 @@ def test_what_lies_between_two_single_tensors_becomes_one_block() -> None:
 @settings(max_examples=100, deadline=None)
 def test_the_chain_of_a_graph_has_the_states_that_one_tensor_crosses(model: Profile) -> None:
     chain, states = cut_states(chain_of(model), 1).states, cut_states(model, 1, cuts="single-tensor").states
-    for name in ("compute_s", "weight_bytes", "activation_bytes", "boundary_bytes", "input_bytes"):
+    for name in ("compute_s", "weight_bytes", "added_bytes", "kept_before", "boundary_bytes", "input_bytes"):
         assert getattr(chain, name).tolist() == getattr(states, name).tolist()
 
 

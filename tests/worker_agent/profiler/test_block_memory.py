@@ -19,11 +19,18 @@ def test_a_linear_layer_keeps_its_input_and_a_relu_its_output(dtype: str) -> Non
     number = DTYPE_BYTES[dtype]
     assert measure_memory(chain.blocks, default_loss, (inputs, targets), CPU) == (
         BlockMemory(input_bytes=12 * number, output_bytes=20 * number, activation_bytes=12 * number, workspace_bytes=0),
-        BlockMemory(input_bytes=20 * number, output_bytes=20 * number, activation_bytes=20 * number, workspace_bytes=0),
+        BlockMemory(
+            input_bytes=20 * number,
+            output_bytes=20 * number,
+            activation_bytes=(20 + 20) * number,  # its output; and as a stage of its own its input, which nobody saves
+            shared_bytes=20 * number,
+            workspace_bytes=0,
+        ),
         BlockMemory(
             input_bytes=20 * number,
             output_bytes=8 * number,
             activation_bytes=(20 + 8 + 8) * number,  # its input; outputs and targets for the loss
+            shared_bytes=20 * number,  # the ReLU's output
             workspace_bytes=0,
         ),
     )

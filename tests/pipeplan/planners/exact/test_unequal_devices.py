@@ -15,7 +15,7 @@ from pipeplan.documents.profile import Device, Model
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.exact.planner import exact
 from pipeplan.planners.problem import Options, PlanningProblem
-from tests.pipeplan.builders import PLENTY, Cell, cells, profile
+from tests.pipeplan.builders import PLENTY, Cell, cells, most_beside_inputs, profile
 from tests.pipeplan.planners.every_partition import compositions
 from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem, profile_on
 from tests.pipeplan.planners.on_paper import on_paper
@@ -177,14 +177,15 @@ def slowest_s(
         fixed = weights * (2 if schedule == "1f1b" else 3) + max(b.workspace_bytes for b in own)
         fixed += before * own[0].input_bytes + behind * own[-1].output_bytes
         compute_s = sum(b.compute_s for b in own)
+        kept = sum(b.activation_bytes for b in own) - sum(b.shared_bytes or 0 for b in own[1:])
         ways = [
-            (compute_s, fixed + held * sum(b.activation_bytes for b in own)),
+            (compute_s, fixed + held * kept),
             (
                 compute_s + sum(b.forward_s for b in own),
                 fixed
                 + min(
-                    held * own[0].input_bytes + sum(b.activation_bytes for b in own),
-                    held * sum(b.input_bytes for b in own) + max(b.activation_bytes for b in own),
+                    held * own[0].input_bytes + kept,
+                    held * sum(b.input_bytes for b in own) + most_beside_inputs(own),
                 ),
             ),
         ]

@@ -37,7 +37,11 @@ def test_states_add_up_the_blocks_before_them(profile: Profile) -> None:
     for state, inside in enumerate(sets):
         assert states.compute_s[state] == sum(measured[block].compute_s for block in inside)
         assert states.weight_bytes[state] == sum(profile.blocks[block].weight_bytes for block in inside)
-        assert states.activation_bytes[state] == sum(measured[block].activation_bytes for block in inside)
+        assert (
+            states.added_bytes[state]
+            == states.kept_before[state]
+            == sum(measured[block].activation_bytes for block in inside)
+        )
         assert states.boundary_bytes[state] == crossing(profile, inside)
         assert found.blocks_before[state] == len(inside)
     places = range(len(sets))

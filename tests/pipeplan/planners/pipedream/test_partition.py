@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.compute import interval_maxima
+from pipeplan.costs.memory import kept_sums
 from pipeplan.planners.pipedream import partition as partition_module
 from pipeplan.planners.pipedream.fitting import Law
 from pipeplan.planners.pipedream.partition import Partition, held_bytes, nearest, partition, search_of
@@ -41,10 +42,13 @@ def chains(draw: st.DrawFn, most: int = 5) -> States:
     if draw(st.booleans()):
         transient_bytes = np.zeros((count + 1, count + 1))
         transient_bytes[:-1, 1:] = interval_maxima(values(0.0, 1.0, 2.0))
+    activations = np.asarray(values(0.0, 1.0, 4.0))
+    added_bytes, kept_before = kept_sums(activations, np.minimum(activations, values(0.0, 1.0, 2.0)))
     return States(
         compute_s=sums(compute),
         weight_bytes=sums(values(0.0, 0.0, 1.0, 5.0, 20.0)),
-        activation_bytes=sums(values(0.0, 1.0, 4.0)),
+        added_bytes=added_bytes,
+        kept_before=kept_before,
         boundary_bytes=boundary,
         input_bytes=boundary + 1,
         transient_bytes=transient_bytes,
@@ -73,7 +77,8 @@ def graphs(draw: st.DrawFn) -> States:
     return States(
         compute_s=compute_s,
         weight_bytes=total(0.0, 1.0, 5.0, 20.0),
-        activation_bytes=compute_s,
+        added_bytes=compute_s,
+        kept_before=compute_s,
         boundary_bytes=boundary,
         input_bytes=boundary,
         before=before,
@@ -241,7 +246,8 @@ def test_a_minibatch_stays_inside_one_server() -> None:
     states = States(
         compute_s=np.asarray([0.0, 2.0, 3.0]),
         weight_bytes=np.asarray([0.0, 0.0, 1.0]),
-        activation_bytes=np.zeros(3),
+        added_bytes=np.zeros(3),
+        kept_before=np.zeros(3),
         boundary_bytes=np.zeros(3),
         input_bytes=np.zeros(3),
     )
@@ -263,7 +269,8 @@ def test_zero_compute_between_two_cuts_is_no_trouble() -> None:
     states = States(
         compute_s=np.asarray([0.0, 0.0, 0.0, 1.0, 1.0]),
         weight_bytes=np.asarray([0.0, 3.0, 3.0, 3.0, 9.0]),
-        activation_bytes=np.zeros(5),
+        added_bytes=np.zeros(5),
+        kept_before=np.zeros(5),
         boundary_bytes=np.asarray([0.0, 0.0, 1.0, 0.0, 0.0]),
         input_bytes=np.zeros(5),
     )
@@ -280,7 +287,8 @@ def test_all_machines_are_used_where_the_slowest_stage_needs_one_and_many_are_le
     states = States(
         compute_s=sums(compute),
         weight_bytes=sums([1000.0] + [0.0] * 39),
-        activation_bytes=sums([0.0] * 40),
+        added_bytes=sums([0.0] * 40),
+        kept_before=sums([0.0] * 40),
         boundary_bytes=np.zeros(41),
         input_bytes=np.zeros(41),
     )

@@ -14,7 +14,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.pipeplan.builders import Cell, cells, cluster, clusters, kept_bytes, most_beside_inputs, profile
 from tests.pipeplan.planners.every_partition import STATES, compositions
 from tests.pipeplan.planners.on_paper import on_paper
 
@@ -127,7 +127,7 @@ class Split:
 
     def held_bytes(self, s: int, schedule: str, recompute: bool, options: Options) -> int:
         weights = sum(cell.weight_bytes for cell in self.stage(s))
-        activations = sum(cell.activation_bytes for cell in self.stage(s)) * self.b
+        activations = kept_bytes(self.stage(s)) * self.b
         start = sum(self.sizes[:s])
         inputs = self.blocks[start - 1].output_bytes * self.b if s else 0
         versions = 2 if schedule == "pipedream-2bw" else 1
@@ -144,7 +144,8 @@ class Split:
         if not recompute:
             return always + transient + buffers + kept * activations
         every_input = inputs + sum(cell.output_bytes for cell in self.stage(s)[:-1]) * self.b
-        largest = max(cell.activation_bytes for cell in self.stage(s)) * self.b
+        measured = profile(self.stage(s), input_bytes=inputs // self.b).at(1)
+        largest = most_beside_inputs(measured) * self.b
         ways = {"stage": kept * inputs + activations, "block": kept * every_input + largest}
         units = [options.recompute_unit] if options.recompute_unit else ["stage", "block"]
         return always + transient + buffers + min(ways[unit] for unit in units)

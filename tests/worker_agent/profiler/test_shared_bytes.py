@@ -1,0 +1,153 @@
+"""Shared bytes: what blocks measured one by one keep together is what any stage of them keeps, or more."""
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeplan.costs.memory import kept_bytes
+from pipeplan.documents.profile import Measurement
+from worker_agent.models.values import as_values, carries_gradient
+from worker_agent.profiler.block_memory import measure_memory
+from worker_agent.runtime.stage import StageBlocks
+
+CPU, ROWS, WIDTH = torch.device("cpu"), 3, 8
+NUMBER = ROWS * WIDTH * torch.float32.itemsize
+
+
+class OnFirst(nn.Module):
+    """A module on the first of two values; the second one travels on."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.module(x), y
+
+
+class Branch(nn.Module):
+    """A residual branch begins: both values are one tensor."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class Add(nn.Module):
+    """A residual branch ends. Nothing is saved."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + y, y
+
+
+class Gate(nn.Module):
+    """Both values are saved."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x * y, y
+
+
+class Halves(nn.Module):
+    """Views of one tensor that is twice as large, and that the next block may save or not."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.cat((x, y), dim=1)
+        return both[:, :WIDTH], both[:, WIDTH:]
+
+
+class Reshaped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(-1).view(ROWS, WIDTH)
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+KINDS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: OnFirst(linear()),
+    "relu": lambda: OnFirst(nn.ReLU()),
+    "linear, relu in place": lambda: OnFirst(nn.Sequential(linear(), nn.ReLU(inplace=True))),
+    "linear, relu": lambda: OnFirst(nn.Sequential(linear(), nn.ReLU())),
+    "sigmoid": lambda: OnFirst(nn.Sigmoid()),
+    "view": lambda: OnFirst(Reshaped()),
+    "nothing": lambda: OnFirst(nn.Identity()),
+    "branch": Branch,
+    "add": Add,
+    "gate": Gate,
+    "halves": Halves,
+}
+
+
+def mean(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    return (output[0] - targets).square().mean() + output[1].mean()
+
+
+def measured(blocks: Sequence[nn.Module]) -> list[Measurement]:
+    microbatch = (torch.ones(ROWS, WIDTH), torch.ones(ROWS, WIDTH)), torch.zeros(ROWS, WIDTH)
+    memories = measure_memory(blocks, mean, microbatch, CPU)
+    return [
+        Measurement(
+            microbatch_size=ROWS,
+            forward_s=1.0,
+            backward_s=1.0,
+            input_bytes=memory.input_bytes,
+            output_bytes=memory.output_bytes,
+            activation_bytes=memory.activation_bytes,
+            shared_bytes=memory.shared_bytes,
+        )
+        for memory in memories
+    ]
+
+
+def ran_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
+    """What the stage of these blocks keeps of a microbatch that it has received."""
+    values: tuple[Tensor, ...] = torch.ones(ROWS, WIDTH), torch.ones(ROWS, WIDTH)
+    for block in blocks[:start]:
+        values = as_values(block(*values))
+    received = tuple(
+        t.detach().clone(memory_format=torch.contiguous_format).requires_grad_(carries_gradient(t)) for t in values
+    )
+    last = stop == len(blocks)
+    stage = StageBlocks(
+        blocks[start:stop], first_block=start, criterion=mean if last else None, recompute=False, seed=0, device=CPU
+    )
+    stage.forward(0, received, torch.zeros(ROWS, WIDTH))
+    return stage.kept[0].activation_bytes
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=6))
+def test_no_stage_keeps_more_than_its_blocks_are_said_to_keep_together(kinds: list[str]) -> None:
+    blocks = [KINDS["linear"](), *(KINDS[kind]() for kind in kinds)]
+    found = measured(blocks)
+    for start, stop in combinations(range(len(blocks) + 1), 2):
+        assert ran_bytes(blocks, start, stop) <= kept_bytes(found[start:stop])
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["linear", "linear", "linear"],
+        ["linear, relu", "linear, relu", "linear"],
+        ["linear, relu in place", "linear, relu in place", "linear"],
+        ["linear", "relu", "linear", "sigmoid", "linear"],
+        ["linear, relu", "branch", "linear", "relu", "add", "linear"],
+        ["linear", "gate", "linear", "gate"],
+        ["linear, relu", "view", "linear"],
+    ],
+)
+def test_and_where_each_block_reads_the_one_before_it_keeps_just_that(kinds: list[str]) -> None:
+    blocks = [KINDS[kind]() for kind in kinds]
+    found = measured(blocks)
+    for start, stop in combinations(range(len(blocks) + 1), 2):
+        assert ran_bytes(blocks, start, stop) == kept_bytes(found[start:stop]), (start, stop)
+
+
+def test_a_block_that_saves_nothing_adds_nothing_but_keeps_what_it_receives() -> None:
+    _, add, _ = measured([KINDS["linear"](), KINDS["add"](), KINDS["linear"]()])
+    assert (add.activation_bytes, add.shared_bytes, add.added_bytes) == (2 * NUMBER, 2 * NUMBER, 0)

@@ -1,0 +1,111 @@
+"""Predicted peaks of runs, from a profile of the model's blocks one by one: what a rank's storages come to, or more."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeplan.costs.estimate import estimate
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.schedules.registry import schedule_named
+from pipeplan.simulation.predict import predict
+from tests.pipeplan.builders import PLENTY, cluster
+from tests.worker_agent.runtime.plans import make_plan
+from tests.worker_agent.runtime.processes import run_ranks
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
+from worker_agent.models.losses import default_loss
+from worker_agent.profiler.block_memory import measure_memory
+from worker_agent.runtime.job import RunJob
+
+CPU, SIZE, BATCHES = torch.device("cpu"), 2, 3
+WITHIN = 0.03
+TOKENS = "worker_agent.models.text:random_tokens?sequence_length=32"
+LAYERS = "num_hidden_layers=4&hidden_size=64&num_attention_heads=4&intermediate_size=160&vocab_size=256"
+MODELS: dict[str, tuple[str, str, tuple[int, ...]]] = {
+    "gpt2": ("hf:gpt2?n_layer=4&n_embd=64&n_head=4&vocab_size=256&n_positions=32", TOKENS, (0, 3, 6)),
+    "llama": (f"hf:llama?{LAYERS}&num_key_value_heads=2&max_position_embeddings=32", TOKENS, (0, 3, 6)),
+    "bert": (f"hf:bert?{LAYERS}&max_position_embeddings=32", TOKENS, (0, 3, 6)),
+    "resnet": (
+        "preset:resnet50?scale=0.125&image_size=32&classes=10",
+        "preset:random_images?size=32&classes=10&samples=8",
+        (0, 7, 18),
+    ),
+    "vgg": (
+        "preset:vgg16?scale=0.125&image_size=32&classes=10",
+        "preset:random_images?size=32&classes=10&samples=8",
+        (0, 4, 16),
+    ),
+    "lstm": (
+        "preset:gnmt?layers=3&hidden=32&vocabulary=64&length=16",
+        "preset:random_translations?vocabulary=64&length=16",
+        (0, 5, 9),
+    ),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "1f1b": {"schedule": "1f1b"},
+    "gpipe": {"schedule": "gpipe"},
+    "recomputing": {"schedule": "gpipe", "recompute": True},
+    "by block": {"schedule": "1f1b", "recompute": True, "recompute_unit": "block"},
+    "2bw": {"schedule": "pipedream-2bw", "optimizer": "momentum"},
+}
+
+
+def profile_of(model: str, data: str) -> Profile:
+    """The model with the bytes that the profiler measures; its times are of no matter."""
+    chain = build_model(model, seed=0)
+    microbatch = open_data(data, microbatch_size=SIZE, seed=0).microbatch(0)
+    memories = measure_memory(chain.blocks, default_loss, microbatch, CPU)
+    return Profile(
+        model=Model(name="test"),
+        device=Device(name="device", memory_bytes=PLENTY),
+        dtype="float32",
+        blocks=tuple(
+            Block(
+                name=f"block{number}",
+                weight_bytes=weight_bytes,
+                measurements=(
+                    Measurement(
+                        microbatch_size=SIZE,
+                        forward_s=1.0,
+                        backward_s=2.0,
+                        input_bytes=memory.input_bytes,
+                        output_bytes=memory.output_bytes,
+                        activation_bytes=memory.activation_bytes,
+                        shared_bytes=memory.shared_bytes,
+                    ),
+                ),
+            )
+            for number, (memory, weight_bytes) in enumerate(zip(memories, chain.weight_bytes(), strict=True))
+        ),
+    )
+
+
+def plan_of(profile: Profile, cuts: tuple[int, ...], **case: Any) -> Plan:
+    plan = make_plan(cuts=cuts, microbatch_size=SIZE, dtype="float32", **case)
+    costs = estimate(
+        profile,
+        cluster((plan.workers, 1.0)),
+        plan.stages,
+        plan.placement,
+        microbatch_size=SIZE,
+        optimizer=plan.optimizer,
+        schedule=schedule_named(plan.schedule),
+    )
+    return replace(plan, costs=costs)
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_rank_holds_what_is_predicted_within_three_percent_and_no_more(name: str, case: str, tmp_path: Path) -> None:
+    model, data, cuts = MODELS[name]
+    plan = plan_of(profile_of(model, data), cuts, **CASES[case])
+    job = RunJob(plan=plan, model=model, data=data, steps=BATCHES, learning_rate=1e-3, out=str(tmp_path), device="cpu")
+    peaks = [result.lane.lane().peak_memory_bytes for result in run_ranks(job)]
+    predicted = [lane.peak_memory_bytes for lane in predict(plan, batches=BATCHES).lanes]
+    for ran_bytes, said_bytes in zip(peaks, predicted, strict=True):
+        assert ran_bytes <= said_bytes <= ran_bytes * (1 + WITHIN)
