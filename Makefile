@@ -7,12 +7,13 @@ STAMP := $(VENV)/.installed
 # Another index for torch, a CUDA or CPU one: make demo TORCH_INDEX=https://...
 PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help setup demo test test-all lint bench fuzz bench-service bench-mlflow gpu-check clean
+.PHONY: help setup demo test test-all test-releases lint bench fuzz bench-service bench-mlflow gpu-check clean
 
 help:
 	@echo "make demo    profile a model, plan, run the plan and compare, on this machine"
 	@echo "make test    linters, types, layering, and every law and one case of each feature"
 	@echo "make test-all   the rest: campaigns, every case, the other database, browsers, environments of their own"
+	@echo "make test-releases   the split backward on the oldest and the newest torch, which it installs apart: 7 GB each"
 	@echo "make fuzz    ten thousand generated requests against the API's description"
 	@echo "make bench   the measurements of docs/benchmarks.md"
 	@echo "make bench-service, make bench-mlflow   the service under load; beside MLflow, which is installed apart"
@@ -43,6 +44,9 @@ test: lint
 
 test-all: $(STAMP)
 	$(PYTEST) -m campaign $(ARGS)
+
+test-releases: $(STAMP)
+	PIPEPLAN_TEST_RELEASES=1 $(BIN)/python -m pytest -m campaign tests/worker_agent/engine/test_releases.py $(ARGS)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run $(ARGS)
