@@ -54,7 +54,7 @@ MODELS = {
     "llama": Trained(f"hf:llama?{LAYERS}&num_key_value_heads=4&max_position_embeddings=128", TOKENS, (0, 3, 5, 7, 10)),
     "bert": Trained(f"hf:bert?{LAYERS}&max_position_embeddings=128", TOKENS, (0, 3, 5, 7, 10)),
     "resnet": Trained(
-        "preset:resnet50?scale=0.25&image_size=96", "preset:random_images?size=96&samples=8", (0, 3, 6, 11, 18), 8
+        "preset:resnet50?scale=0.5&image_size=128", "preset:random_images?size=128&samples=8", (0, 3, 6, 11, 18), 8
     ),
     "vgg": Trained(
         "preset:vgg16?scale=0.25&image_size=64", "preset:random_images?size=64&samples=8", (0, 2, 4, 7, 16), 8

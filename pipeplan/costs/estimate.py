@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from pipeplan.costs.collectives import AMONG, AllReduce, LevelRing, ParameterServer, outlasting_s
 from pipeplan.costs.compute import recompute_s
@@ -147,8 +147,7 @@ def _stage_costs(
     # 2BP's p1 and p2: a block that was not measured split has all of its backward in p1.
     input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
     weight_s = sum(b.backward_weight_s or 0.0 for b in blocks)
-    entered_bytes = list(accumulate(boundary.block_inputs))
-    most_bytes = max(held + b.beside_input_bytes for held, b in zip(entered_bytes, blocks, strict=True))
+    by_block_bytes = boundary.input_bytes + max(b.activation_bytes for b in blocks)
     known_bytes = [b.weight_gradient_bytes for b in blocks if b.weight_gradient_bytes is not None]
     return StageCosts(
         microbatch_size=blocks[0].microbatch_size,
@@ -164,8 +163,8 @@ def _stage_costs(
         gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
         instruction_s=profile.overheads.instruction_s,
-        activation_bytes=most_bytes if by_block else kept_bytes(blocks),
-        input_bytes=entered_bytes[-1 if by_block else 0],
+        activation_bytes=by_block_bytes if by_block else kept_bytes(blocks),
+        input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
         fixed_bytes=weight_bytes * fixed,
         gradient_bytes=weight_bytes,

@@ -207,12 +207,13 @@ def closures(graph: Graph) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """Bytes that each block of a stage takes in, that the stage receives from the one before, and that it sends on.
+    """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
 
+    A stage that recomputes by block keeps the inputs of all its blocks.
     The first stage receives nothing and the last one sends nothing; what stands there is not used.
     """
 
-    block_inputs: tuple[int, ...]
+    input_bytes: int
     received_bytes: int
     sent_bytes: int
 
@@ -236,7 +237,7 @@ def boundaries(
         inputs = [loaded_bytes(graph, measured), *received[1:-1]]
     return [
         Boundary(
-            block_inputs=tuple(inputs[stage.start : stage.stop]),
+            input_bytes=sum(inputs[stage.start : stage.stop if stage.recompute_unit == "block" else stage.start + 1]),
             received_bytes=received[stage.start],
             sent_bytes=received[stage.stop],
         )

@@ -52,23 +52,14 @@ def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[F
     return until, until - np.append(shared_bytes, 0.0)
 
 
-def most_on_top(beside_input_bytes: FloatArray, input_bytes: FloatArray) -> FloatArray:
-    """By block, a number whose largest over a stage, less the inputs of all blocks before its stop, is what a backward
-    that recomputes by block holds at most beside the inputs of all the stage's blocks.
-
-    When a block runs again the inputs of those after it are free: what counts is b_p - (I_p+1 + ... + I_stop-1).
-    """
-    return np.asarray(beside_input_bytes + np.cumsum(input_bytes))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
     """How often a stage's quantities are held.
 
     Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`. Of a microbatch: its
-    `activations`, its `inputs`, the inputs of all its blocks together (`block_inputs`), the most that a block's
-    backward holds beside these (`block_activations`, see `most_on_top`), and the largest of its `transients`; and
-    messages under way as large as its input (`input_buffers`) and its output (`output_buffers`).
+    `activations`, its `inputs`, the inputs of all its blocks together (`block_inputs`), the activations of its largest
+    block (`block_activations`), and the largest of its `transients`; and messages under way as large as its input
+    (`input_buffers`) and its output (`output_buffers`).
     """
 
     versions: int

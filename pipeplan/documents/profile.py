@@ -135,11 +135,6 @@ class Measurement:
         """The activations that the block adds to those of a stage that ends before it."""
         return self.activation_bytes - (self.shared_bytes or 0)
 
-    @property
-    def beside_input_bytes(self) -> int:
-        """The activations without the input, as far as is known that this is among them."""
-        return self.activation_bytes if self.shared_bytes is None else max(self.activation_bytes - self.input_bytes, 0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:

@@ -30,14 +30,6 @@ def kept_bytes(stage: Sequence[Cell]) -> int:
     return sum(cell.activation_bytes for cell in stage) - sum(cell.shared_bytes or 0 for cell in stage[1:])
 
 
-def most_beside_inputs(stage: Sequence[Measurement]) -> int:
-    """What one of these blocks' backward holds at most beside the inputs of all: those of later blocks are free."""
-    return max(
-        block.beside_input_bytes - sum(later.input_bytes for later in stage[place + 1 :])
-        for place, block in enumerate(stage)
-    )
-
-
 def profile(cells: Sequence[Cell], *, sizes: Sequence[int] = (1,), input_bytes: int = 0) -> Profile:
     """A chain of these cells."""
     blocks = []

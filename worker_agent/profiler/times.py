@@ -63,7 +63,7 @@ def pass_forward(
         leaves = values if index == 0 else tuple(t.detach().requires_grad_(carries_gradient(t)) for t in values)
         last = index == len(blocks) - 1
         with user_code(f"block {index} ({type(block).__name__})"), around("forward", index):
-            result = block(*leaves)
+            result = block(*entering(block, leaves))
             values = as_values(result)
             roots = (loss(result, targets),) if last else values
         size_bytes = sum(tensor.nbytes for tensor in values)
@@ -71,6 +71,13 @@ def pass_forward(
         crossings.append(BlockCrossing(inputs=leaves, roots=graded, output_bytes=size_bytes))
         del result, roots
     return crossings
+
+
+def entering(block: nn.Module, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What the block is given: its inputs, or, if it may change them in place, views of them: no leaf may change."""
+    if not any(getattr(module, "inplace", False) for module in block.modules()):
+        return tuple(leaves)
+    return tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in leaves)
 
 
 def pass_backward(crossings: list[BlockCrossing], around: Around) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.compute import compute_s, interval_maxima, interval_sums, no_stage
-from pipeplan.costs.memory import Copies, copies, keeps_master_weights, most_on_top, paper_copies, training_copies
+from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.plan import RECOMPUTE_UNITS, StageMemory
 from pipeplan.documents.profile import Device, Profile
@@ -34,14 +34,7 @@ class Intervals:
     @cached_property
     def _measured(self) -> dict[str, FloatArray]:
         blocks = self.profile.at(self.microbatch_size)
-        fields = (
-            "input_bytes",
-            "output_bytes",
-            "activation_bytes",
-            "workspace_bytes",
-            "added_bytes",
-            "beside_input_bytes",
-        )
+        fields = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", "added_bytes")
         return {name: np.asarray([getattr(block, name) for block in blocks], dtype=np.float64) for name in fields}
 
     @property
@@ -72,10 +65,8 @@ class Intervals:
 
     @cached_property
     def block_activation_bytes(self) -> FloatArray:
-        """What the backward of a block holds at most beside the inputs of all blocks."""
-        inputs = self._measured["input_bytes"]
-        most = interval_maxima(most_on_top(self._measured["beside_input_bytes"], inputs).tolist())
-        return np.asarray(np.triu(most - np.cumsum(inputs)))
+        """The activations of the block that has most."""
+        return interval_maxima(self._measured["activation_bytes"].tolist())
 
     @cached_property
     def input_bytes(self) -> FloatArray:

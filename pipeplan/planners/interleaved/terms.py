@@ -139,7 +139,7 @@ class ChunkedTerms:
     def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
         """What so many microbatches keep on a stage: whole, and by their inputs alone.
 
-        By block, the inputs are those of all blocks, and a whole microbatch has what a block's backward holds too.
+        By block, the inputs are those of all blocks, and a whole microbatch has the largest block's activations too.
         """
         if unit == "block":
             return self.inputs_of_blocks(whole + inputs) + whole * self.largest_bytes
@@ -153,7 +153,7 @@ class ChunkedTerms:
 
     @cached_property
     def largest_bytes(self) -> FloatArray:
-        """What the backward of a block holds at most beside all blocks' inputs."""
+        """The activations of the block that has most."""
         found = self.chain.block_activation_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
         return np.vstack((found, np.zeros(self.blocks + 1)))
 

@@ -17,8 +17,8 @@ from math import frexp
 
 import numpy as np
 
-from pipeplan.arrays import BoolArray, FloatArray, IntArray
-from pipeplan.costs.memory import kept_sums, most_on_top
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.memory import kept_sums
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
@@ -39,10 +39,7 @@ _BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredBlocks:
-    """A profile's measurements, a row a microbatch size and a column a block.
-
-    `is_shared_known`: whether shared bytes are given; they are 0 where not.
-    """
+    """A profile's measurements, a row a microbatch size and a column a block."""
 
     sizes: tuple[int, ...]
     weight_bytes: FloatArray
@@ -53,7 +50,6 @@ class MeasuredBlocks:
     activation_bytes: FloatArray
     workspace_bytes: FloatArray
     shared_bytes: FloatArray
-    is_shared_known: BoolArray
 
     @property
     def blocks(self) -> int:
@@ -67,11 +63,10 @@ class MeasuredBlocks:
             weight_bytes=self.weight_bytes,
             **{name: self._between(name, sizes) for name in _TIMES},
             **{name: np.rint(self._between(name, sizes)) for name in _BYTES},
-            is_shared_known=self._between("is_shared_known", sizes) > 0,
         )
 
     def _between(self, name: str, sizes: Sequence[int]) -> FloatArray:
-        rows: FloatArray = getattr(self, name) * 1.0
+        rows: FloatArray = getattr(self, name)
         measured, wanted = np.asarray(self.sizes), np.asarray(sizes)
         above = np.searchsorted(measured, wanted)
         below = np.where(measured[above] == wanted, above, above - 1)
@@ -83,12 +78,6 @@ class MeasuredBlocks:
     def added_bytes(self) -> FloatArray:
         """What a microbatch keeps of every block at least, whatever its stage: `Measurement.added_bytes`."""
         return self.activation_bytes - self.shared_bytes
-
-    @property
-    def beside_input_bytes(self) -> FloatArray:
-        """`Measurement.beside_input_bytes`."""
-        known = np.maximum(self.activation_bytes - self.input_bytes, 0.0)
-        return np.where(self.is_shared_known, known, self.activation_bytes)
 
     @property
     def least_kept(self) -> FloatArray:
@@ -111,8 +100,7 @@ def measured(profile: Profile) -> MeasuredBlocks:
         for name in (*_TIMES, *_BYTES)
     }
     weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
-    known = np.asarray([[m.shared_bytes is not None for m in row] for row in rows]).T
-    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, is_shared_known=known, **columns)
+    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, **columns)
 
 
 def profiled(problem: PlanningProblem) -> MeasuredBlocks:
@@ -280,21 +268,20 @@ class ProfileChain:
         return self._largest(self._workspaces, starts, stops)
 
     def block_activation_bytes(self, starts: slice, stops: slice) -> FloatArray:
-        """What the backward of a block holds at most beside all blocks' inputs, for stages in these ranges."""
+        """The activations of the block that has most, for the stages that begin and end in these ranges."""
         return self.largest_block_activations(*_grid(starts, stops))
 
     def largest_block_activations(self, starts: IntArray, stops: IntArray) -> FloatArray:
         """The same for starts and stops that broadcast."""
-        most = self._largest(self._block_activations, starts, stops)
-        return np.asarray(most - self.inputs_bytes[np.minimum(stops, self.blocks)])
+        return self._largest(self._block_activations, starts, stops)
 
     @cached_property
     def least_activations(self) -> float:
-        return float(self.source.beside_input_bytes[self.row].min())
+        return float(self.source.activation_bytes[self.row].min())
 
     @cached_property
     def largest_activations(self) -> float:
-        return float(self.source.beside_input_bytes[self.row].max())
+        return float(self.source.activation_bytes[self.row].max())
 
     @cached_property
     def least_kept(self) -> float:
@@ -318,7 +305,7 @@ class ProfileChain:
 
     @cached_property
     def _block_activations(self) -> FloatArray:
-        return self._doubled(most_on_top(self.source.beside_input_bytes[self.row], self.source.input_bytes[self.row]))
+        return self._doubled(self.source.activation_bytes[self.row])
 
     def _doubled(self, values: FloatArray) -> FloatArray:
         """Row k: the largest of the 2^k values from each one on."""

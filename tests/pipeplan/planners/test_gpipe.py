@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, kept_bytes, most_beside_inputs, profile
+from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, kept_bytes, profile
 from tests.pipeplan.planners.every_partition import compositions
 from tests.pipeplan.planners.on_paper import on_paper
 
@@ -96,7 +96,7 @@ def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
     kept = {
         "no": 4 * activations,
         "yes": activations + 4 * inputs,
-        "by block": most_beside_inputs(profile(stage, input_bytes=inputs).at(1)) + 4 * every_input,
+        "by block": max(cell.activation_bytes for cell in stage) + 4 * every_input,
     }[recomputes]
     weights = sum(cell.weight_bytes for cell in stage)
     return 2 * weights + kept + (4 + 2) * inputs + max(cell.workspace_bytes for cell in stage)

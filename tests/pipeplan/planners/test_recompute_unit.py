@@ -18,7 +18,7 @@ from pipeplan.programs.text import format_instruction
 from pipeplan.schedules.registry import build, schedule_named
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
-from tests.pipeplan.builders import Cell, cells, cluster, most_beside_inputs, profile
+from tests.pipeplan.builders import Cell, cells, cluster, profile
 from tests.pipeplan.planners.on_paper import on_paper
 from tests.schedules import INTERLEAVED
 
@@ -90,7 +90,7 @@ def test_what_planners_count_by_block_is_what_the_streams_hold(
         memory = stage.memory
         assert memory is not None
         held = plan.optimal_in_flight if stage.start == 0 else None
-        every_input, largest = sum(b.input_bytes for b in own), most_beside_inputs(own)
+        every_input, largest = sum(b.input_bytes for b in own), max(b.activation_bytes for b in own)
         assert held is None or memory.activations == held * every_input + largest
 
 

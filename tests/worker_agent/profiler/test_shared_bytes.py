@@ -72,6 +72,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: OnFirst(linear()),
     "relu": lambda: OnFirst(nn.ReLU()),
     "linear, relu in place": lambda: OnFirst(nn.Sequential(linear(), nn.ReLU(inplace=True))),
+    "relu in place": lambda: OnFirst(nn.ReLU(inplace=True)),
     "linear, relu": lambda: OnFirst(nn.Sequential(linear(), nn.ReLU())),
     "sigmoid": lambda: OnFirst(nn.Sigmoid()),
     "view": lambda: OnFirst(Reshaped()),
@@ -139,6 +140,7 @@ def test_no_stage_keeps_more_than_its_blocks_are_said_to_keep_together(kinds: li
         ["linear, relu", "branch", "linear", "relu", "add", "linear"],
         ["linear", "gate", "linear", "gate"],
         ["linear, relu", "view", "linear"],
+        ["linear", "relu in place", "linear", "relu in place", "linear"],
     ],
 )
 def test_and_where_each_block_reads_the_one_before_it_keeps_just_that(kinds: list[str]) -> None:

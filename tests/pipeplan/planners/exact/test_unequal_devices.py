@@ -15,7 +15,7 @@ from pipeplan.documents.profile import Device, Model
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.exact.planner import exact
 from pipeplan.planners.problem import Options, PlanningProblem
-from tests.pipeplan.builders import PLENTY, Cell, cells, most_beside_inputs, profile
+from tests.pipeplan.builders import PLENTY, Cell, cells, profile
 from tests.pipeplan.planners.every_partition import compositions
 from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem, profile_on
 from tests.pipeplan.planners.on_paper import on_paper
@@ -185,7 +185,7 @@ def slowest_s(
                 fixed
                 + min(
                     held * own[0].input_bytes + kept,
-                    held * sum(b.input_bytes for b in own) + most_beside_inputs(own),
+                    held * sum(b.input_bytes for b in own) + max(b.activation_bytes for b in own),
                 ),
             ),
         ]

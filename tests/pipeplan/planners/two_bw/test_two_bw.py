@@ -14,7 +14,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from tests.pipeplan.builders import Cell, cells, cluster, clusters, kept_bytes, most_beside_inputs, profile
+from tests.pipeplan.builders import Cell, cells, cluster, clusters, kept_bytes, profile
 from tests.pipeplan.planners.every_partition import STATES, compositions
 from tests.pipeplan.planners.on_paper import on_paper
 
@@ -144,8 +144,7 @@ class Split:
         if not recompute:
             return always + transient + buffers + kept * activations
         every_input = inputs + sum(cell.output_bytes for cell in self.stage(s)[:-1]) * self.b
-        measured = profile(self.stage(s), input_bytes=inputs // self.b).at(1)
-        largest = most_beside_inputs(measured) * self.b
+        largest = max(cell.activation_bytes for cell in self.stage(s)) * self.b
         ways = {"stage": kept * inputs + activations, "block": kept * every_input + largest}
         units = [options.recompute_unit] if options.recompute_unit else ["stage", "block"]
         return always + transient + buffers + min(ways[unit] for unit in units)
