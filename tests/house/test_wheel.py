@@ -41,10 +41,11 @@ def pipeplan(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return run(folder / "venv" / "bin" / "pipeplan", *arguments, cwd=folder)
 
 
+pytestmark = pytest.mark.campaign  # an environment of its own
+
 ASKED = ("--profile", "profile.json", "--cluster", "cluster.json", "--batch-size", "8")
 
 
-@pytest.mark.campaign
 def test_it_solves_checks_and_simulates(folder: Path) -> None:
     solved = pipeplan(folder, "solve", "--planner", "auto", *ASKED, "--json", "-o", "plan.json")
     assert solved.returncode == 0, solved.stderr
@@ -63,7 +64,6 @@ def test_both_programs_say_their_version(folder: Path) -> None:
         assert (said.returncode, said.stdout) == (0, "pipeplan 0.1.0\n"), said.stderr
 
 
-@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [

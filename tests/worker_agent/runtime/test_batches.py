@@ -165,6 +165,7 @@ def require_loads_as(folder: Path, weights: dict[str, Tensor]) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
 
+@pytest.mark.campaign
 def test_a_wrong_batch_ends_a_run_with_one_sentence(tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SPECS["llama"])
     arguments[arguments.index("--data") + 1] = f"{HERE}:broken?key=shorter"
