@@ -52,7 +52,7 @@ Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """The shapes and types of a forward's inputs."""
 
 
-def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["Part", ...], tuple[str, ...]]:
+def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["OwnPart", ...], tuple[str, ...]]:
     """The blocks of a module and their names, found with inputs of these shapes. The module is as it was afterwards.
 
     Raises InvalidInputError for a module that cannot be cut, with the place and the reason.
@@ -69,7 +69,7 @@ def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["Part", ...], 
     begins = _begins(root, tape)
     tapes = Tapes(root, units, tuple(begins), len(inputs))
     sections = tapes.add(tape, form_of(inputs), inputs[0].device)
-    parts = tuple(Part(tapes, number, section) for number, section in enumerate(sections))
+    parts = tuple(OwnPart(tapes, number, section) for number, section in enumerate(sections))
     _adopt(root, parts)
     return parts, _names(begins)
 
@@ -158,7 +158,7 @@ def _names(begins: Sequence[Begin]) -> tuple[str, ...]:
     return tuple(name if call == 0 else f"{name}:{call + 1}" for name, call in begins)
 
 
-def _adopt(root: nn.Module, parts: Sequence["Part"]) -> None:
+def _adopt(root: nn.Module, parts: Sequence["OwnPart"]) -> None:
     """Gives the last block what the forward does not use: a checkpoint holds it, and no update changes it."""
     owned = {tensor for part in parts for tensor in (*part.parameters(), *part.buffers())}
     for name, module in root.named_modules():
@@ -185,7 +185,7 @@ class Tapes:
     units: dict[nn.Module, str]
     begins: tuple[Begin, ...]
     inputs: int
-    parts: dict[int, "Part"] = field(default_factory=dict)
+    parts: dict[int, "OwnPart"] = field(default_factory=dict)
     found: dict[tuple[Form, torch.device, Around, bool], tuple[Tape, tuple[Section, ...]]] = field(default_factory=dict)
 
     def of(self, form: Form, device: torch.device) -> tuple[Tape, tuple[Section, ...]]:
@@ -231,7 +231,7 @@ class HeldTensors(nn.Module):
         self._buffers = module._buffers
 
 
-class Part(nn.Module):
+class OwnPart(nn.Module):
     """A block: the steps of a module's forward from one place to the next."""
 
     def __init__(self, tapes: Tapes, number: int, section: Section) -> None:
