@@ -141,7 +141,8 @@ class MinibatchStatistics:
         self._moments: dict[_BatchNorm, Moments] = {}
         self._noting = False
         self._own: dict[_BatchNorm, tuple[dict[str, Tensor | None], float | None]] = {}
-        self._norms = [m for b in blocks for m in b.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        modules = dict.fromkeys(module for block in blocks for module in block.modules())  # one may be in several
+        self._norms = [m for m in modules if isinstance(m, _BatchNorm) and m.track_running_stats]
         self.lent = {
             norm: {name: None if buffer is None else torch.zeros_like(buffer) for name, buffer in norm._buffers.items()}
             for norm in self._norms

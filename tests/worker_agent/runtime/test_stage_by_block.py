@@ -219,6 +219,31 @@ def test_it_computes_what_the_whole_stage_does_to_the_last_bit(
     assert all(torch.equal(one, other) for one, other in zip(whole, by_block, strict=True))
 
 
+@pytest.mark.parametrize("kind", [StageBlocks, StageByBlock])
+def test_a_norm_in_two_blocks_keeps_statistics_of_all_that_passes_it(
+    kind: type[StageBlocks] | type[StageByBlock],
+) -> None:
+    """It was lent other buffers twice at each call, and lost its own."""
+    norm = nn.BatchNorm1d(4, affine=False).double()
+    blocks = [norm, nn.Identity(), norm]
+    options: dict[str, Any] = {} if kind is StageByBlock else {"recompute": False}
+    stage = kind(blocks, first_block=0, criterion=None, seed=0, device=CPU, minibatch_statistics=True, **options)
+    own, passed = list(norm.buffers()), []
+    generator = torch.Generator().manual_seed(1)
+    for k in (1, 2):
+        inputs = torch.randn(6, 4, generator=generator, dtype=torch.float64) + 3
+        (outputs,) = stage.forward(k, (inputs.requires_grad_(),))
+        between = (inputs - inputs.mean(0)) / (inputs.var(0, unbiased=False) + norm.eps).sqrt()
+        passed += [inputs.detach(), between.detach()]
+        assert torch.isfinite(outputs).all()
+    stage.end_minibatch()
+    assert all(one is other for one, other in zip(own, norm.buffers(), strict=True))
+    values = torch.cat(passed)
+    assert norm.running_mean is not None and norm.running_var is not None
+    torch.testing.assert_close(norm.running_mean, 0.1 * values.mean(0))
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * values.var(0))
+
+
 @pytest.mark.parametrize("model", [several, dropping, in_place, frozen])
 def test_under_autocast_it_computes_what_recomputation_of_the_whole_stage_does(
     model: Callable[[], list[nn.Module]],
