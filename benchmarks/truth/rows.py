@@ -110,7 +110,7 @@ class Row:
     def microbatches(self) -> tuple[int, ...]:
         """The microbatch sizes that may have been taken.
 
-        FSDP's pipelines have as many microbatches as ranks unless they are told otherwise (torchtitan 2024,
+        FSDP's pipelines have as many microbatches as ranks unless they are set otherwise (torchtitan 2024,
         `build_pipeline_schedule`: the degree is the default of `pipeline_parallel_microbatches`).
         """
         if self.microbatch is not None:

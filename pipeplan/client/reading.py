@@ -155,6 +155,6 @@ async def follow_async(connection: AsyncConnection, following: Following) -> Asy
 
 
 def _next_of(events: Iterator[Event]) -> Event | None:
-    """The next event; None where there are no more. Raises ServiceError for what is none."""
+    """The next event; None where there are no more. Raises ServiceError for a text that is no event."""
     with promised("event"):
         return next(events, None)

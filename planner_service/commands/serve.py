@@ -69,7 +69,6 @@ def serve(
 ) -> None:
     """Serves the API and the dashboard until it is interrupted. What is under way then ends first."""
     require_extra("service")
-    gc.disable()  # until the server is made: nearly all that the imports make stays, and looking through it takes time
     from planner_service.platform.settings import load_settings
 
     settings = load_settings(
@@ -111,12 +110,19 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
     status 0. While the server runs, uvicorn's own handler does that, and calls the handler from here when everything
     has ended.
     """
-    import uvicorn
+    # Nearly all that is made here stays, and later collections leave it out: a full one would look through it in 0.2 s,
+    # and 64 KiB of empty lists set one off.
+    gc.disable()
+    try:
+        import uvicorn
 
-    from planner_service.app import create_app, prepare
+        from planner_service.app import create_app, prepare
 
-    application = create_app(settings)
-    prepare(settings, application.state.context)
+        application = create_app(settings)
+        prepare(settings, application.state.context)
+        gc.freeze()
+    finally:
+        gc.enable()
     config = uvicorn.Config(
         application,
         log_config=None,
@@ -134,9 +140,6 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
         server.should_exit = True
 
     signal.signal(signal.SIGTERM, end)
-    # All objects of now stay. A full collection looks through them in 0.2 s, and 64 KiB of empty lists set one off.
-    gc.freeze()
-    gc.enable()
     state = application.state
     return server, state.context.database.shown, partial(state.background.wind_down, settings.shutdown_s / 2)
 

@@ -1,4 +1,4 @@
-"""Charts as files: CSV for spreadsheets, SVG that stands by itself. Pages make PNG of the SVG in the browser.
+"""Charts as files: CSV for spreadsheets, self-contained SVG. Pages make PNG of the SVG in the browser.
 
 A chart's template extends `platform/chart.svg`, which adds the style sheet and the white ground.
 """

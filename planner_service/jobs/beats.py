@@ -1,6 +1,6 @@
 """Beats: the short way for heartbeats, of which a service gets more than of anything else that writes.
 
-To find the route, and what it depends on, takes twice as long as the heartbeat. `Beats` stands behind everything that
+To find the route, and what it depends on, takes twice as long as the heartbeat. `Beats` runs after everything that
 checks callers, and answers what the route would answer. Everything unusual goes on to the route: it says what is wrong.
 """
 

@@ -1,4 +1,4 @@
-"""Routes of a plan's charts, as files: CSV for spreadsheets, SVG that stands by itself."""
+"""Routes of a plan's charts, as files: CSV for spreadsheets, self-contained SVG."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal

@@ -36,14 +36,14 @@ def _names(value: object) -> object:
 
 
 def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The addresses and networks, each as it is. Raises ValueError for what is none."""
+    """The addresses and networks, unchanged. Raises ValueError for a text that is neither."""
     for text in value:
         ip_network(text)
     return value
 
 
 def _base_path(value: str) -> str:
-    """The path without a slash at its end. Raises ValueError for what is none."""
+    """The path without a slash at its end. Raises ValueError for a text that is no path."""
     path = value.rstrip("/")
     rule = "must be a path such as /pipeplan, of letters, digits, dots, dashes and underscores"
     require(re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", path) is not None, "", rule, value)
@@ -51,7 +51,7 @@ def _base_path(value: str) -> str:
 
 
 def _rules(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The rules of retention, each as it is. Raises ValueError for what is none."""
+    """The rules of retention, unchanged. Raises ValueError for a text that is no rule."""
     parse_rules(value)
     return value
 

@@ -63,7 +63,7 @@ class _Shared:
 
     @property
     def is_open(self) -> bool:
-        """Whether SQLite has it still: it ends one by itself where the disk is full or cannot be read."""
+        """Whether the transaction is still open: SQLite rolls it back when the disk is full or cannot be read."""
         driver = self.connection.connection.driver_connection
         return driver is not None and bool(driver.in_transaction)
 

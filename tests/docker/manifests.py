@@ -1,4 +1,4 @@
-"""docker/kubernetes as the tests read it: every object, the pods that they make, and what a container is told."""
+"""docker/kubernetes as the tests read it: every object, the pods that they make, and the settings of a container."""
 
 from dataclasses import dataclass
 from pathlib import Path

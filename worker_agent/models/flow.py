@@ -1,7 +1,7 @@
 """Flow: what goes from one part of a Hugging Face model to the next, found by watching one forward.
 
 The forward is a row of calls of units: its layers, and the largest modules without one. Where it is cut, the results
-of earlier calls that a later one uses are carried across, whatever lies between. Autograd says which these are: in the
+of earlier calls that a later one uses are carried across, over any distance. Autograd says which these are: in the
 watched forward every result is a leaf of the graph, and what a later call gets leads back to the leaves that it is
 made of.
 

@@ -26,7 +26,7 @@ class Layout:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def on(self, memory: Tensor) -> Tensor:
-        """The tensor that lies in some bytes of memory; it is no view of them, and has changes counted for itself."""
+        """A tensor over some bytes of memory. It is no view of them: its version counts only its own changes."""
         empty = torch.empty(0, dtype=self.dtype, device=memory.device)
         return empty.set_(memory.untyped_storage(), 0, self.shape)  # type: ignore[call-overload,no-any-return]
 

@@ -17,7 +17,7 @@ from pipeplan.planners.two_bw.fewest import FewestStages
 from pipeplan.planners.two_bw.split import ROUNDING
 
 NEXT_PLACE = 1.5
-"""Memory is looked at for so many times as many stages behind; a place between two has the room of the smaller one."""
+"""Capacity is computed for numbers of downstream stages in this ratio; others have that of the next smaller."""
 
 HALVINGS = 12
 """How often the gap to the least seconds is halved."""

@@ -46,7 +46,7 @@ class StageTable:
 
     @property
     def none(self) -> BoolArray:
-        """Which cells are no stage that is asked for: none that is told."""
+        """False for every cell: no cell is known to be ruled out."""
         return np.zeros((self.first.stop - self.first.start, self.last.stop - self.last.start), dtype=bool)
 
 

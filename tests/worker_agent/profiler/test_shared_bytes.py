@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeplan.costs.memory import kept_bytes
 from pipeplan.documents.profile import Measurement
+from tests.worker_agent.measured import measurement_of
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.runtime.stage import StageBlocks
@@ -91,18 +92,7 @@ def mean(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
 def measured(blocks: Sequence[nn.Module]) -> list[Measurement]:
     microbatch = (torch.ones(ROWS, WIDTH), torch.ones(ROWS, WIDTH)), torch.zeros(ROWS, WIDTH)
     memories = measure_memory(blocks, mean, microbatch, CPU)
-    return [
-        Measurement(
-            microbatch_size=ROWS,
-            forward_s=1.0,
-            backward_s=1.0,
-            input_bytes=memory.input_bytes,
-            output_bytes=memory.output_bytes,
-            activation_bytes=memory.activation_bytes,
-            shared_bytes=memory.shared_bytes,
-        )
-        for memory in memories
-    ]
+    return [measurement_of(memory, ROWS) for memory in memories]
 
 
 def ran_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> int:

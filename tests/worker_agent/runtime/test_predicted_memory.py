@@ -9,10 +9,11 @@ import torch
 
 from pipeplan.costs.estimate import estimate
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import predict
 from tests.pipeplan.builders import PLENTY, cluster
+from tests.worker_agent.measured import measurement_of
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from worker_agent.models.chain import build_model
@@ -66,17 +67,7 @@ def profile_of(model: str, data: str) -> Profile:
             Block(
                 name=f"block{number}",
                 weight_bytes=weight_bytes,
-                measurements=(
-                    Measurement(
-                        microbatch_size=SIZE,
-                        forward_s=1.0,
-                        backward_s=2.0,
-                        input_bytes=memory.input_bytes,
-                        output_bytes=memory.output_bytes,
-                        activation_bytes=memory.activation_bytes,
-                        shared_bytes=memory.shared_bytes,
-                    ),
-                ),
+                measurements=(measurement_of(memory, SIZE),),
             )
             for number, (memory, weight_bytes) in enumerate(zip(memories, chain.weight_bytes(), strict=True))
         ),
