@@ -54,8 +54,7 @@ def migrations_folder() -> Path:
 
 def upgrade(database: Database) -> None:
     """Applies the missing revisions in one transaction. Several processes may call it at once: one does the work."""
-    if revision_of(database) != head():
-        _to(database, head(), up=True)
+    _to(database, head(), up=True)
 
 
 def downgrade(database: Database, revision: str) -> None:
@@ -149,26 +148,28 @@ def restore(database: Database, file: Path) -> None:
 
 
 def _to(database: Database, revision: str, *, up: bool) -> None:
-    from alembic import command
-    from alembic.config import Config
-    from alembic.util import CommandError
+    with _alembic, database.write() as connection:
+        if not database.is_sqlite:
+            connection.execute(select(func.pg_advisory_xact_lock(UPGRADING)))
+        before = _current(connection)
+        if before == revision:
+            return
+        from alembic import command
+        from alembic.config import Config
+        from alembic.util import CommandError
 
-    config = Config()
-    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    try:
-        with _alembic, database.write() as connection:
-            if not database.is_sqlite:
-                connection.execute(select(func.pg_advisory_xact_lock(UPGRADING)))
-            config.attributes["connection"] = connection
-            before = _current(connection)
+        config = Config()
+        config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+        config.set_main_option("path_separator", "os")
+        config.attributes["connection"] = connection
+        try:
             (command.upgrade if up else command.downgrade)(config, revision)
-            after = _current(connection)
-            if before not in (None, after) and inspect(connection).has_table(audit.name):
-                action: Action = "database.upgrade" if up else "database.downgrade"
-                record(connection, action, None, datetime.now(UTC), detail=f"{before} to {after}")
-    except CommandError as error:
-        raise ServiceError(f"the database {database.shown} cannot be brought to {revision}: {error}") from error
+        except CommandError as error:
+            raise ServiceError(f"the database {database.shown} cannot be brought to {revision}: {error}") from error
+        after = _current(connection)
+        if before not in (None, after) and inspect(connection).has_table(audit.name):
+            action: Action = "database.upgrade" if up else "database.downgrade"
+            record(connection, action, None, datetime.now(UTC), detail=f"{before} to {after}")
 
 
 def _current(connection: Connection) -> str | None:
