@@ -220,11 +220,10 @@ def _newest(instruction: Instruction, newest: int) -> int:
 
 
 def _given_up(instruction: Instruction, needed: Counter[int], newest: int) -> tuple[int, ...]:
-    versions = versions_needed(instruction)
-    if not versions:
-        return ()
-    needed.subtract(versions)
-    over = tuple(version for version in versions if not needed[version] and version != newest)
-    for version in over:
-        del needed[version]
-    return over
+    over = []
+    for version in versions_needed(instruction):
+        left = needed[version] = needed[version] - 1
+        if not left and version != newest:
+            del needed[version]
+            over.append(version)
+    return tuple(over)

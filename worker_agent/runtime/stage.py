@@ -38,7 +38,7 @@ class Kept:
     A root stands for an output that carries a gradient; it is None where nothing trainable leads to the output. The
     outputs themselves are not kept: the next stage has them, and the backward needs only their place in the graph.
     `split` is set where the backward is split in two, `buffers` where the forward is to be run again.
-    `activation_bytes` are those of the storages that the graph keeps.
+    `held_bytes` are those of the storages that the graph keeps, or of the inputs where there is no graph.
     """
 
     inputs: Tensors
@@ -46,7 +46,7 @@ class Kept:
     roots: list[Any] = field(default_factory=list)
     split: Split | None = None
     buffers: Snapshot | None = None
-    activation_bytes: int = 0
+    held_bytes: int = 0
 
     def splitting(self, *, deferring: bool) -> AbstractContextManager[None]:
         """The context of the forward that makes a graph and, with `deferring`, of the backward."""
@@ -117,6 +117,7 @@ class StageBlocks:
             kept.buffers = self._buffers.snapshot()
         with self._statistics.noting() if self._statistics else nullcontext():
             if self.recompute:
+                kept.held_bytes = sum(t.nbytes for t in inputs)
                 return self._run_without_graph(microbatch, kept)
             return self._run_with_graph(microbatch, kept)
 
@@ -130,13 +131,12 @@ class StageBlocks:
         kept.buffers = None
 
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
-        """Adds to the weights' gradients; returns those of the inputs that carry one, in memory of their own.
+        """Adds to the weights' gradients; returns those of the inputs that require one, in memory of their own.
 
         `gradients` holds one tensor for every output that carries a gradient. Zeros are returned where none was found.
         """
         inputs = [t for t in self.kept[microbatch].inputs if carries_gradient(t)]
-        found = self.backward_where_reached(microbatch, gradients)
-        return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True))
+        return required(inputs, self.backward_where_reached(microbatch, gradients))
 
     def backward_where_reached(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The same, with None for every gradient that is not there, of outputs and of inputs."""
@@ -249,9 +249,8 @@ class StageBlocks:
 
     def held_bytes(self) -> int:
         """What its microbatches hold: graphs, kept inputs, what p2 needs, and the copies that autocast has made."""
-        graphs = sum(kept.activation_bytes for kept in self.kept.values() if kept.roots)
-        inputs = sum(t.nbytes for kept in self.kept.values() if not kept.roots for t in kept.inputs)
-        return graphs + inputs + sum(self.deferred_bytes.values()) + self.cast_bytes
+        kept_bytes = sum([kept.held_bytes for kept in self.kept.values()])
+        return kept_bytes + sum(self.deferred_bytes.values()) + self.cast_bytes
 
     def kept_storages(self, microbatch: int) -> frozenset[int]:
         """The addresses of the memory that the microbatch's weight gradients still need."""
@@ -295,10 +294,9 @@ class StageBlocks:
                 outputs = self._run(microbatch, kept)
             else:
                 outputs, self._kept_bytes[layouts] = self._measure(microbatch, kept)
-        kept.activation_bytes = self._kept_bytes[layouts]
-
         graded = [t for t in outputs if carries_gradient(t)]
         kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in graded]
+        kept.held_bytes = self._kept_bytes[layouts] if graded else sum(t.nbytes for t in kept.inputs)
         return tuple(t.detach() for t in outputs)
 
     def _run(self, microbatch: int, kept: Kept) -> Tensors:
@@ -364,6 +362,12 @@ class StageBlocks:
         if self._casts:
             self._casts.found_bytes = max(self._casts.found_bytes, sum(copies.values()))
         return outputs, sum(saved.values())
+
+
+def required(inputs: Iterable[Tensor], found: Iterable[Tensor | None]) -> Tensors:
+    """The gradients of the inputs that require one, with zeros where none was found: a batch's data require none."""
+    pairs = zip(inputs, found, strict=True)
+    return tuple(torch.zeros_like(t) if g is None else g for t, g in pairs if t.requires_grad)
 
 
 def _reached(kept: Kept, gradients: Sequence[Tensor | None]) -> list[tuple[Any, Tensor]]:

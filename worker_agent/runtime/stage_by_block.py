@@ -24,7 +24,7 @@ from worker_agent.engine.backward import Added
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.module_state import MinibatchStatistics
 from worker_agent.runtime.notice import Layouts, layouts_of
-from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors
+from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors, required
 
 
 class StageByBlock:
@@ -109,11 +109,11 @@ class StageByBlock:
             for place in reversed(range(len(self._parts))):
                 self._run_again(place, microbatch, changes[place], asked)
                 part, kept = self._parts[place], self._parts[place].kept[microbatch]
-                held_bytes = kept.activation_bytes + (inputs_bytes[place - 1] if place else 0)
+                held_bytes = kept.held_bytes + (inputs_bytes[place - 1] if place else 0)
                 self._most_bytes = max(self._most_bytes, others_bytes + held_bytes)
                 asked = [t.requires_grad for t in kept.inputs if carries_gradient(t)]
                 found = part.backward_where_reached(microbatch, found)
-        return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True))
+        return required(inputs, found)
 
     def held_bytes(self) -> int:
         """What its microbatches hold, and the copies that autocast has made: now, or in the backward just ended.

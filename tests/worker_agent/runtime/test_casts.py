@@ -125,7 +125,7 @@ def test_copies_are_held_once_beside_what_each_microbatch_keeps(split: bool) -> 
     with keeping_casts():
         for k in (1, 2, 3):
             stage.forward(k, (torch.ones(4, 5, requires_grad=True),))
-    assert [stage.kept[k].activation_bytes for k in (1, 2, 3)] == [4 * 5 * (4 + 2)] * 3
+    assert [stage.kept[k].held_bytes for k in (1, 2, 3)] == [4 * 5 * (4 + 2)] * 3
     assert stage.cast_bytes == 2 * 7 * 5
     stage.weights_changed()
     assert stage.cast_bytes == 0
