@@ -108,7 +108,7 @@ def ran_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
         blocks[start:stop], first_block=start, criterion=mean if last else None, recompute=False, seed=0, device=CPU
     )
     stage.forward(0, received, torch.zeros(ROWS, WIDTH))
-    return stage.kept[0].activation_bytes
+    return stage.kept[0].held_bytes
 
 
 @settings(max_examples=100, deadline=None)
