@@ -14,7 +14,7 @@ every microbatch is noted once.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -105,29 +105,66 @@ class Buffers:
                 buffers[name] = now
 
 
-@dataclass(slots=True)
-class Moments:
-    """How many values a channel has had, their means, and the sums of their squared distances from these."""
+class _Moments:
+    """Of the batch norms whose statistics have one type, the channels in a row: what they have had in a minibatch.
 
-    count: float
-    means: Tensor
-    squares: Tensor
+    `means` of the values, and the sums of their squared distances from these (`squares`), both in float32 or better;
+    `counts` holds how many values each norm has had. The norms write a microbatch's statistics into `lent`.
+    """
 
-    def add(self, count: float, means: Tensor, squares: Tensor) -> None:
-        """Adds those of other values (Chan, Golub and LeVeque 1979)."""
-        total, apart = self.count + count, means - self.means
-        self.means = self.means + apart * (count / total)
-        self.squares = self.squares + squares + apart.square() * (self.count * count / total)
-        self.count = total
+    def __init__(self, norms: Sequence[_BatchNorm], dtype: torch.dtype, device: torch.device) -> None:
+        self.norms = tuple(norms)
+        self._channels = torch.tensor([norm.num_features for norm in norms], device=device)
+        channels, precise = sum(norm.num_features for norm in norms), torch.promote_types(dtype, torch.float32)
+        self.means, self.squares = (torch.zeros(channels, dtype=precise, device=device) for _ in range(2))
+        self.counts = [0.0] * len(norms)
+        self._written = torch.zeros(2, channels, dtype=dtype, device=device)
+        ends = list(accumulate(norm.num_features for norm in norms))
+        self.places = [slice(end - norm.num_features, end) for norm, end in zip(norms, ends, strict=True)]
+        # By `data` each counts its own changes: a graph that keeps one does not see what the other norms write.
+        self.lent: dict[_BatchNorm, dict[str, Tensor | None]] = {
+            norm: {name: None if buffer is None else torch.zeros_like(buffer) for name, buffer in norm._buffers.items()}
+            | {"running_mean": self._written[0, place].data, "running_var": self._written[1, place].data}
+            for norm, place in zip(norms, self.places, strict=True)
+        }
+
+    def take(self, noted: Mapping[_BatchNorm, int]) -> None:
+        """Adds what was written of so many values each (Chan, Golub and LeVeque 1979), and empties what is lent."""
+        counts = [float(noted.get(norm, 0)) for norm in self.norms]
+        if not any(counts):
+            return
+        totals = [before + count for before, count in zip(self.counts, counts, strict=True)]
+        shares = [count / total if total else 0.0 for count, total in zip(counts, totals, strict=True)]
+        means, variances = self._written.to(self.means.dtype)
+        apart = means - self.means
+        new_squares = variances * self._by_channel([count - 1.0 for count in counts])
+        between = [before * share for before, share in zip(self.counts, shares, strict=True)]
+        # those that did not run wrote zeros, and have a share of 0
+        self.means = self.means + apart * self._by_channel(shares)
+        self.squares = self.squares + new_squares + apart.square() * self._by_channel(between)
+        self.counts = totals
+        self._written.data.zero_()
 
     def merge(self, group: dist.ProcessGroup) -> None:
         """Adds the moments of all others in the group; all have the same ones afterwards."""
-        sums = torch.cat([self.means * self.count, self.means.new_tensor([self.count])])
+        own = self._by_channel(self.counts)
+        sums = torch.stack([self.means * own, own])
         dist.all_reduce(sums, group=group)
-        means = sums[:-1] / sums[-1]
-        squares = self.squares + (self.means - means).square() * self.count
+        means = sums[0] / sums[1].clamp(min=1.0)
+        squares = self.squares + (self.means - means).square() * own
         dist.all_reduce(squares, group=group)
-        self.count, self.means, self.squares = float(sums[-1]), means, squares
+        self.means, self.squares = means, squares
+        self.counts = [float(sums[1, place.start]) for place in self.places]
+
+    def clear(self) -> None:
+        """A new minibatch."""
+        self.means, self.squares = torch.zeros_like(self.means), torch.zeros_like(self.squares)
+        self.counts = [0.0] * len(self.norms)
+
+    def _by_channel(self, of_norms: Sequence[float]) -> Tensor:
+        """A number of each norm, for each of its channels."""
+        numbers = torch.tensor(of_norms, dtype=self.means.dtype, device=self.means.device)
+        return numbers.repeat_interleave(self._channels, output_size=self.means.numel())
 
 
 class MinibatchStatistics:
@@ -138,18 +175,18 @@ class MinibatchStatistics:
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        self._moments: dict[_BatchNorm, Moments] = {}
         self._noting = False
+        self._noted: dict[_BatchNorm, int] = {}
         self._own: dict[_BatchNorm, tuple[dict[str, Tensor | None], float | None]] = {}
         modules = dict.fromkeys(module for block in blocks for module in block.modules())  # one may be in several
-        self._norms = [m for m in modules if isinstance(m, _BatchNorm) and m.track_running_stats]
-        self.lent = {
-            norm: {name: None if buffer is None else torch.zeros_like(buffer) for name, buffer in norm._buffers.items()}
-            for norm in self._norms
-        }
-        for norm in self._norms:
-            norm.register_forward_pre_hook(self._lend)
-            norm.register_forward_hook(self._take)
+        norms: dict[tuple[torch.dtype, torch.device], list[_BatchNorm]] = {}
+        for norm in modules:
+            if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+                norms.setdefault((norm.running_mean.dtype, norm.running_mean.device), []).append(norm)
+                norm.register_forward_pre_hook(self._lend)
+                norm.register_forward_hook(self._give_back)
+        self._moments = [_Moments(own, *kind) for kind, own in norms.items()]
+        self.lent = {norm: lent for moments in self._moments for norm, lent in moments.lent.items()}
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -162,50 +199,51 @@ class MinibatchStatistics:
 
     def merge(self, group: dist.ProcessGroup) -> None:
         """Makes the replicas' statistics one."""
-        for norm in self._norms:
-            if norm in self._moments:
-                self._moments[norm].merge(group)
+        self._take()
+        for moments in self._moments:
+            moments.merge(group)
 
     @torch.no_grad()
     def end_minibatch(self) -> None:
         """Moves the running statistics on by one minibatch, with the layers' own momentum."""
-        for norm, moments in self._moments.items():
-            assert norm.running_mean is not None and norm.running_var is not None
-            assert norm.num_batches_tracked is not None
-            norm.num_batches_tracked += 1
-            momentum = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
-            variances = moments.squares / (moments.count - 1)
-            norm.running_mean.lerp_(moments.means.to(norm.running_mean.dtype), momentum)
-            norm.running_var.lerp_(variances.to(norm.running_var.dtype), momentum)
-        self._moments.clear()
+        self._take()
+        for moments in self._moments:
+            for norm, place, count in zip(moments.norms, moments.places, moments.counts, strict=True):
+                if not count:
+                    continue
+                assert norm.running_mean is not None and norm.running_var is not None
+                assert norm.num_batches_tracked is not None
+                norm.num_batches_tracked += 1
+                momentum = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+                variances = moments.squares[place] / (count - 1)
+                norm.running_mean.lerp_(moments.means[place].to(norm.running_mean.dtype), momentum)
+                norm.running_var.lerp_(variances.to(norm.running_var.dtype), momentum)
+            moments.clear()
 
-    def _lend(self, norm: _BatchNorm, inputs: Any) -> None:
+    def _lend(self, norm: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
         """Lends the layer empty statistics and a momentum of 1: what it then holds is the microbatch's own.
 
         The same tensors for every microbatch: its graph keeps them, and no backward in training reads them. So they are
         emptied through `data`, of which autograd's check for changes in place learns nothing.
         """
-        if self._noting and norm.training:
-            self._own[norm] = dict(norm._buffers), norm.momentum
-            for name, lent in self.lent[norm].items():
-                norm._buffers[name] = lent
-                if lent is not None:
-                    lent.data.zero_()
-            norm.momentum = 1.0
+        if not (self._noting and norm.training):
+            return
+        if norm in self._noted:  # the next microbatch: it would overwrite what it has written
+            self._take()
+        self._noted[norm] = inputs[0].numel() // inputs[0].shape[1]
+        self._own[norm] = dict(norm._buffers), norm.momentum
+        norm._buffers.update(self.lent[norm])
+        norm.momentum = 1.0
+
+    def _give_back(self, norm: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Gives the layer its own statistics back."""
+        if norm in self._own:
+            buffers, norm.momentum = self._own.pop(norm)
+            norm._buffers.update(buffers)
 
     @torch.no_grad()
-    def _take(self, norm: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Takes the microbatch's statistics, and gives the layer its own ones back."""
-        if norm not in self._own:
-            return
-        means, variances = norm.running_mean, norm.running_var
-        assert means is not None and variances is not None
-        buffers, norm.momentum = self._own.pop(norm)
-        norm._buffers.update(buffers)
-        count = inputs[0].numel() // inputs[0].shape[1]
-        precise = torch.promote_types(means.dtype, torch.float32)
-        means, squares = means.to(precise, copy=True), variances.to(precise) * (count - 1)
-        if norm in self._moments:
-            self._moments[norm].add(count, means, squares)
-        else:
-            self._moments[norm] = Moments(count, means, squares)
+    def _take(self) -> None:
+        """Takes what all layers have noted: once a microbatch and not layer by layer, as each call has its price."""
+        for moments in self._moments:
+            moments.take(self._noted)
+        self._noted.clear()
