@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.workload import CUTS, DATA, LEARNING_RATE, MICROBATCH_SIZE, MODEL, Ours, plan_for
+from benchmarks.workload import GPT2, LEARNING_RATE, MICROBATCH_SIZE, Ours, plan_for
 from pipeplan.documents.plan import Plan, Stage
 from pipeplan.programs.program import pipelines_in_a_row
 from worker_agent.engine.devices import place_process
@@ -40,7 +40,7 @@ def replicated(schedule: str) -> Plan:
     return replace(
         plan,
         schedule=schedule,
-        stages=(Stage(start=0, stop=CUTS[1][-1], replicas=REPLICAS),),
+        stages=(Stage(start=0, stop=GPT2.cuts[1][-1], replicas=REPLICAS),),
         costs=plan.costs[:1],
         placement=pipelines_in_a_row((REPLICAS,)),
         batch_size=MICROBATCH_SIZE * MICROBATCHES * REPLICAS,
@@ -55,27 +55,32 @@ def ours(schedule: str, rank: int, device: torch.device) -> Contender:
         with tempfile.TemporaryDirectory() as folder:
             job = RunJob(
                 plan=replicated(schedule),
-                model=MODEL,
-                data=DATA,
+                model=GPT2.model,
+                data=GPT2.data,
                 steps=BATCHES,
                 learning_rate=LEARNING_RATE,
                 out=folder,
                 device="cpu",
             )
-            chain = build_model(MODEL, seed=job.seed)
+            chain = build_model(GPT2.model, seed=job.seed)
             lane = Rank(job, job.program(), chain, rank, device).execute(StatusWriter(Path(folder) / "status")).lane
         return lane.end_s[-1] - lane.end_s[lane.instructions.index(first_update)]
 
     return run
 
 
-def theirs(rank: int) -> Contender:
-    """torch's DDP as its documentation has it: without synchronisation but for the last microbatch of a batch."""
+def theirs(rank: int, *, lean: bool) -> Contender:
+    """torch's DDP as its documentation has it: without synchronisation but for the last microbatch of a batch.
+
+    `lean`: gradients are views of the buckets that are exchanged, and are not copied there.
+    """
 
     def run() -> float:
-        module = DistributedDataParallel(nn.Sequential(*build_model(MODEL, seed=0).blocks))
+        module = DistributedDataParallel(
+            nn.Sequential(*build_model(GPT2.model, seed=0).blocks), gradient_as_bucket_view=lean
+        )
         optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, fused=True)
-        source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
+        source = open_data(GPT2.data, microbatch_size=MICROBATCH_SIZE, seed=0)
         dist.barrier()
         started_s = 0.0
         for step in range(BATCHES):
@@ -99,7 +104,7 @@ def main() -> None:
     device = place_process("cpu", rank, REPLICAS)
     dist.init_process_group("gloo")
     contenders: dict[str, Contender] = {name: ours(schedule, rank, device) for name, schedule in OURS.items()}
-    contenders[PEER] = theirs(rank)
+    contenders |= {PEER: theirs(rank, lean=False), f"{PEER}, lean": theirs(rank, lean=True)}
     found: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(ROUNDS):
         for name, run in contenders.items():

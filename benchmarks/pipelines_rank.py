@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,15 @@ from torch.distributed import pipelining
 
 from benchmarks.turns import Turn
 from benchmarks.workload import (
-    CUTS,
-    DATA,
     LEARNING_RATE,
     MICROBATCH_SIZE,
-    MODEL,
     OURS,
     RANKS,
     THEIRS,
-    batches_a_round,
+    WORKLOADS,
+    Ours,
+    Theirs,
+    Workload,
     plan_for,
 )
 from pipeplan.programs.instructions import Instruction, Update
@@ -51,50 +52,57 @@ class Gate(StatusWriter):
         super().at(instruction)
 
 
-def ours(name: str, turn: Turn, device: torch.device, microbatches: int, rounds: int) -> None:
+def ours(contender: Ours, work: Workload, turn: Turn, device: torch.device, microbatches: int, rounds: int) -> None:
     """Our executor under one of our schedules. A round ends with an update, not with an empty pipeline."""
     with tempfile.TemporaryDirectory() as folder:
-        batches = batches_a_round(microbatches)
+        batches = work.batches_a_round(microbatches)
         steps = batches * (rounds + 1)
         job = RunJob(
-            plan=plan_for(OURS[name], microbatches),
-            model=MODEL,
-            data=DATA,
+            plan=plan_for(contender, microbatches, work),
+            model=work.model,
+            data=work.data,
             steps=steps,
             learning_rate=LEARNING_RATE,
             out=folder,
             device="cpu",
         )
         program = program_of(job.plan, batches=steps)
-        rank = Rank(job, program, build_model(MODEL, seed=job.seed), turn.rank, device)
+        rank = Rank(job, program, build_model(work.model, seed=job.seed), turn.rank, device)
         rank.execute(Gate(Path(folder) / "status", rank.stream.instructions, turn, batches))
     turn.take()
 
 
-def theirs(name: str, turn: Turn, device: torch.device, microbatches: int) -> None:
+def theirs(contender: Theirs, work: Workload, turn: Turn, device: torch.device, microbatches: int) -> None:
     """One of torch.distributed.pipelining's schedules."""
-    chunks = THEIRS[name]
-    kind: Any = getattr(pipelining, name.removeprefix("torch "))
-    numbers = _stages_of(turn.rank, chunks, v_shaped="ZBV" in name)
-    blocks, cuts = build_model(MODEL, seed=0).blocks, CUTS[chunks]
+    kind: Any = getattr(pipelining, contender.schedule)
+    numbers = _stages_of(turn.rank, contender.chunks, v_shaped="ZBV" in contender.schedule)
+    blocks, cuts = build_model(work.model, seed=0).blocks, work.cuts[contender.chunks]
     modules = [nn.Sequential(*blocks[cuts[s] : cuts[s + 1]]) for s in numbers]
     del blocks
     stages = [pipelining.PipelineStage(m, s, len(cuts) - 1, device) for m, s in zip(modules, numbers, strict=True)]
-    schedule = kind(stages if chunks > 1 else stages[0], n_microbatches=microbatches, loss_fn=default_loss)
+    divided = partial(_divided_loss, microbatches=microbatches)
+    options = {"loss_fn": divided, "scale_grads": False} if contender.lean else {"loss_fn": default_loss}
+    schedule = kind(stages if contender.chunks > 1 else stages[0], n_microbatches=microbatches, **options)
+    asked = {"return_outputs": False} if contender.lean else {}
     optimizer = torch.optim.SGD([p for m in modules for p in m.parameters()], lr=LEARNING_RATE, fused=True)
-    source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
+    source = open_data(work.data, microbatch_size=MICROBATCH_SIZE, seed=0)
     first, last = 0 in numbers, len(cuts) - 2 in numbers
     dist.barrier()
     step = 0
     while turn.take():
-        for _ in range(batches_a_round(microbatches)):
+        for _ in range(work.batches_a_round(microbatches)):
             pairs = [source.microbatch(step * microbatches + k) for k in range(microbatches)]
             inputs = [_joined(i for i, _ in pairs)] if first else []
             targets = {"target": _joined(t for _, t in pairs), "losses": []} if last else {}
-            schedule.step(*inputs, **targets)
+            schedule.step(*inputs, **targets, **asked)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
+
+
+def _divided_loss(outputs: Tensor, targets: Tensor, *, microbatches: int) -> Tensor:
+    """A microbatch's part of the batch's mean loss."""
+    return default_loss(outputs, targets) / microbatches
 
 
 def _joined(microbatches: Iterable[Any]) -> Tensor:
@@ -109,14 +117,14 @@ def _stages_of(rank: int, chunks: int, *, v_shaped: bool) -> list[int]:
     return [rank + chunk * RANKS for chunk in range(chunks)]
 
 
-def alone(turn: Turn, microbatches: int) -> None:
+def alone(work: Workload, turn: Turn, microbatches: int) -> None:
     """The ceiling: each process trains the whole model by itself on half of the microbatches, without the other."""
-    module = nn.Sequential(*build_model(MODEL, seed=0).blocks)
+    module = nn.Sequential(*build_model(work.model, seed=0).blocks)
     optimizer = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE, fused=True)
-    source = open_data(DATA, microbatch_size=MICROBATCH_SIZE, seed=0)
+    source = open_data(work.data, microbatch_size=MICROBATCH_SIZE, seed=0)
     step = 0
     while turn.take():
-        for _ in range(batches_a_round(microbatches)):
+        for _ in range(work.batches_a_round(microbatches)):
             for k in range(turn.rank, microbatches, RANKS):
                 inputs, targets = source.microbatch(step * microbatches + k)
                 torch.autograd.backward(default_loss(module(inputs), targets) / microbatches)
@@ -125,18 +133,18 @@ def alone(turn: Turn, microbatches: int) -> None:
             step += 1
 
 
-def main(name: str, microbatches: int, rounds: int) -> None:
+def main(name: str, microbatches: int, rounds: int, workload: str) -> None:
     """Works in turn with the other contenders until there is no more to do."""
-    turn = Turn()
+    turn, work = Turn(), WORKLOADS[workload]
     device = place_process("cpu", turn.rank, turn.ranks)
     if name in OURS:
-        ours(name, turn, device, microbatches, rounds)
+        ours(OURS[name], work, turn, device, microbatches, rounds)
     elif name in THEIRS:
-        theirs(name, turn, device, microbatches)
+        theirs(THEIRS[name], work, turn, device, microbatches)
     else:
-        alone(turn, microbatches)
+        alone(work, turn, microbatches)
     turn.end()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
