@@ -3,7 +3,7 @@
 The claim is that no configuration of the space, split into stages as its closed form is best, plays more than
 1 / `bound` samples a second. Each one is ruled out by the first of these that holds:
 
-1. The rate that no play of it exceeds (`space`) is not above that.
+1. The rate that no play of it exceeds (`space`) is not above that, or no stages of it that fit compute so fast.
 2. No split of it into stages fits.
 3. Of every plan of its stages, with a split backward too, the bound (`planners.bound`) is not above that.
 4. Its plans do not fit when they are played, or play no faster.
@@ -71,7 +71,7 @@ class _Elimination:
     def run(self) -> str:
         """Rules all of them out, and says how. Raises PipeplanError for the first that is not."""
         for space in self.spaces:
-            for configuration in space.configurations():
+            for configuration in space.configurations(lambda: self.most_per_s):
                 if self._within(configuration.most):
                     break  # none of the others has a higher bound
                 self._rule_out(configuration)

@@ -6,7 +6,7 @@ are made: their stages are nearly even (`interleaved.even`: a search proves more
 play decides), and they have rates of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -128,7 +128,7 @@ class ChunkedSpace:
         """How many shapes there are."""
         return sum(len(family.shapes) for family in self.families())
 
-    def configurations(self) -> Iterator[ChunkedConfiguration]:
+    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[ChunkedConfiguration]:
         """Those whose stages fit, the highest bound first. Families' members are made as they are needed."""
         waiting: list[tuple[float, int, ChunkedConfiguration]] = []
         numbers = count()

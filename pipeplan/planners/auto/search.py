@@ -1,6 +1,7 @@
 """Search: plays what could still be fastest, the highest bound first.
 
-1. Every configuration has a rate that none of its plays exceeds (`space`). The highest comes first.
+1. Every configuration has a rate that none of its plays exceeds (`space`). The highest comes first. Where stages that
+   fit cannot compute fast enough to beat the fastest play, however a shape is split, none of its configurations comes.
 2. Where it is split into stages, its plan has a lower one (`bound`), and takes its place in the order. With a flush the
    same stages with a split backward are further plans. Of ranks with several stages whole families come first, then
    their members, whose stages are nearly even (`chunks`).
@@ -12,7 +13,7 @@
    of all splits the search then knows the bounds of their configurations alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
 from itertools import chain, combinations, count, islice
@@ -96,8 +97,10 @@ class Space(Protocol):
     def considered(self) -> int:
         """How many configurations there are, where placements are not counted."""
 
-    def configurations(self) -> Iterator[Configuration]:
-        """All of them, the highest bound first."""
+    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[Configuration]:
+        """All of them, the highest bound first; where it is said what rate is `needed`, those may be left out of which
+        it is known, when their turn comes, that they play no faster.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class PlayedSearch:
                 self._push(most_samples_per_s(plan), replace(answer, plan=plan))
         for space in self.spaces:
             self.configurations += space.considered
-            self._push_next(space.planner, space.configurations())
+            self._push_next(space.planner, space.configurations(lambda: self.ranking.best_rate))
         unsplit: list[_Next] = []
         while self._waiting:
             most = -self._waiting[0][0]

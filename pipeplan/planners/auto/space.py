@@ -5,7 +5,7 @@ stages are those of the closed form's best split, whose memory fits. Schedules w
 `chunks`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -18,6 +18,7 @@ from pipeplan.arrays import FloatArray
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.wiring import Wiring
+from pipeplan.planners.auto.within_memory import MemoryBounds
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import CutGraph, PlanningProblem, recompute_units
 from pipeplan.planners.reasons import unpriced
@@ -85,6 +86,10 @@ class PlayedSpace:
         """What is known of the model on the cluster."""
         return SearchedModel(problem=self.problem)
 
+    @cached_property
+    def _within_memory(self) -> MemoryBounds:
+        return MemoryBounds(model=self.model)
+
     @property
     def evaluator(self) -> Evaluator:
         """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
@@ -95,13 +100,17 @@ class PlayedSpace:
         """How many shapes there are."""
         return sum(len(found) for found, _ in self._bounded)
 
-    def configurations(self) -> Iterator[PlacedShape]:
+    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedShape]:
         """All that memory does not rule out, the highest bound first, of equal ones the likely fastest.
 
-        They are made as they are needed.
+        They are made as they are needed. Where it is said what rate is `needed`, shapes that cannot play faster,
+        whatever their stages, are left out: by what fits a device and how long that computes.
         """
         waiting: list[tuple[float, float, int, int, int, PlacedShape]] = []
-        rates = np.concatenate([np.zeros(0), *(rates for _, rates in self._bounded)])
+        above = inf if needed is None else needed()
+        rates = np.concatenate(
+            [np.zeros(0), *(self._within_memory.rates(*each, above=above) for each in self._bounded)]
+        )
         firsts = np.cumsum([0, *(len(found) for found, _ in self._bounded)])
         numbers = count()
         for index in np.argsort(-rates, kind="stable").tolist():
@@ -111,15 +120,9 @@ class PlayedSpace:
             if rate <= 0.0:
                 break
             part = int(np.searchsorted(firsts, index, side="right")) - 1
-            found, place = self._bounded[part][0], index - int(firsts[part])
-            shape = PipelineShape(
-                schedule=found.execution.schedule,
-                width=int(found.width[place]),
-                depth=int(found.depth[place]),
-                microbatch_size=self.evaluator.measured.sizes[found.size[place]],
-                microbatches=int(found.microbatches[place]),
-                recompute=found.execution.recompute,
-            )
+            shape = self._bounded[part][0].shape(index - int(firsts[part]), self.evaluator.measured.sizes)
+            if needed is not None and rate > (least := needed()) and not self._within_memory.may_exceed(least, shape):
+                continue
             for wiring in self.model.wirings(shape.width, shape.depth):
                 each = self._configuration(shape, wiring, rate)
                 heappush(waiting, (-each.most, -each.likely, shape.devices, shape.depth, next(numbers), each))

@@ -4,7 +4,7 @@ A shape's step is no less than its compute, spread evenly: that bounds its plays
 by one; the closed form's optimum stands for them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -77,7 +77,7 @@ class PlayedShapes:
         """Samples a second that none of the other shapes exceeds."""
         return max((most for most, _ in self._bounded[1]), default=0.0)
 
-    def configurations(self) -> Iterator[PlayedShape]:
+    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedShape]:
         """Those with the highest bounds."""
         return iter(self._placed)
 

@@ -105,7 +105,7 @@ class PlayedPartitions:
         """The partitions that are found."""
         return len(self._partitions)
 
-    def configurations(self) -> Iterator[PlayedPartition]:
+    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedPartition]:
         """The closed form's own answer is not among them: its planner has given it."""
         return iter(self._partitions)
 

@@ -19,7 +19,7 @@ from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution, ShapeRows
 from pipeplan.planners.two_bw.split import ROUNDING
-from pipeplan.planners.two_bw.terms import is_flushed
+from pipeplan.planners.two_bw.terms import PipelineShape, is_flushed
 from pipeplan.planners.two_bw.whole_blocks import WholeBlocks
 
 
@@ -44,6 +44,17 @@ class Configurations:
             depth=self.depth[chosen],
             size=self.size[chosen],
             microbatches=self.microbatches[chosen],
+        )
+
+    def shape(self, place: int, sizes: Sequence[int]) -> PipelineShape:
+        """One of them; `sizes` are those that the indices stand for."""
+        return PipelineShape(
+            schedule=self.execution.schedule,
+            width=int(self.width[place]),
+            depth=int(self.depth[place]),
+            microbatch_size=sizes[self.size[place]],
+            microbatches=int(self.microbatches[place]),
+            recompute=self.execution.recompute,
         )
 
 

@@ -38,6 +38,8 @@ REMEMBERED = 21
 
 Preference = tuple[bool, int, int, int, tuple[int, str]]
 
+MemoryKey = tuple[str, int, int, int]
+
 
 @dataclass(slots=True, kw_only=True)
 class SearchCounts:
@@ -60,7 +62,7 @@ class BestFirstSearch:
     seen: list[tuple[float, PipelineShape]] = field(default_factory=list)
     counts: SearchCounts = field(default_factory=SearchCounts)
     examined: list[Configurations] = field(default_factory=list)
-    _hopeless: dict[tuple[str, int, int, int], float] = field(default_factory=dict)
+    _hopeless: dict[MemoryKey, float] = field(default_factory=dict)
     bounds: list[RateBounds] = field(default_factory=list)
 
     def run(self) -> None:
@@ -193,7 +195,7 @@ class BestFirstSearch:
         return interpolated, shape.devices, shape.depth, shape.microbatch_size, order_of(shape.schedule)
 
 
-def memory_key(shape: PipelineShape) -> tuple[str, int, int, int]:
+def memory_key(shape: PipelineShape) -> MemoryKey:
     """What the memory of a shape's stages depends on: not the width, and the batch only where it is flushed."""
     laws = shape.laws
     counts = laws.pipelined and (laws.flushes or not laws.fills)

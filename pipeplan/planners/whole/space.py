@@ -5,7 +5,7 @@ replicas, and how many replicas of a stage are neighbours. Its bounds and its li
 for all pipelines of a recipe at once; stages are made for those alone that may win.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import merge
@@ -113,7 +113,7 @@ class WholeSpace:
         """How many configurations there are, where placements are not counted."""
         return sum(map(len, (*self._shapes, *self._fewer)))
 
-    def configurations(self) -> Iterator[PlacedDegrees]:
+    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedDegrees]:
         """All that memory does not rule out, the highest bound first. They are made as they are needed.
 
         Left out is what offloads without need: the same stages are there with less on the host, and take no longer.

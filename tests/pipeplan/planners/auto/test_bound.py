@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -78,6 +79,47 @@ def test_no_play_is_faster_than_its_bounds(
             above = ROUNDING if schedule_named(plan.schedule).flushes else ALTERNATING
             assert rate <= most_samples_per_s(plan) * above
             assert rate <= configuration.most * above
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    blocks=st.lists(cells(), min_size=1, max_size=6),
+    machines=clusters(8),
+    batch_size=st.sampled_from([4, 8, 24]),
+    recompute=st.sampled_from([None, False, True]),
+    is_split=st.booleans(),
+    overheads=st.sampled_from([Overheads(), OVERHEADS]),
+    data=st.data(),
+)
+def test_what_a_needed_rate_leaves_out_plays_no_faster_with_any_stages(
+    blocks: Sequence[Cell],
+    machines: Cluster,
+    batch_size: int,
+    recompute: bool | None,
+    is_split: bool,
+    overheads: Overheads,
+    data: st.DataObject,
+) -> None:
+    model = replace(profile(blocks), overheads=overheads)
+    options = Options(recompute=recompute, memory=data.draw(st.sampled_from(["training", "paper"])))
+    problem = PlanningProblem(
+        profile=split(model) if is_split else model, cluster=machines, batch_size=batch_size, options=options
+    )
+    space = PlayedSpace(problem=problem)
+    configurations = list(space.configurations())
+    if not configurations:
+        return
+    configuration = data.draw(st.sampled_from(configurations))
+    every = list(combinations(range(1, len(blocks)), configuration.shape.depth - 1))
+    fused = configuration.plan((*data.draw(st.sampled_from(every)), len(blocks)))
+    for plan in () if fused is None else Ranking(problem=problem).variants(fused):
+        simulated = play(plan, instructions=200_000)
+        assert simulated is not None
+        rate = simulated.throughput_samples_per_s
+        above = ROUNDING if schedule_named(plan.schedule).flushes else ALTERNATING
+        left = PlayedSpace(problem=problem).configurations(lambda: rate / above)  # noqa: B023
+        same = [each for each in left if each.shape == configuration.shape]
+        assert max(each.most for each in same) * above >= rate
 
 
 @settings(max_examples=120, deadline=None)

@@ -1,0 +1,70 @@
+"""Within memory: the rates that shapes cannot exceed, because what fits a device takes longer to compute.
+
+A stage that has no room for its microbatches' activations recomputes, or has fewer blocks. Both make the longest stage
+longer than an equal share of the model. The closed form's search knows how much (`two_bw.capacity`, `two_bw.split`). It
+counts in the closed form's seconds. In a play blocks may be faster: with a split backward, or where the profile's
+overheads say so. The least share of the closed form's seconds that a play takes of any block carries the bounds over.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.two_bw.bounds import Configurations
+from pipeplan.planners.two_bw.search import MemoryKey, memory_key
+from pipeplan.planners.two_bw.split import ROUNDING
+from pipeplan.planners.two_bw.terms import PipelineShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryBounds:
+    """The bounds for the shapes of a model. What is found out of a shape is remembered."""
+
+    model: SearchedModel
+    _shares: dict[tuple[str, int, bool | None], float] = field(default_factory=dict)
+    _impossible: dict[MemoryKey, float] = field(default_factory=dict)
+
+    def rates(self, found: Configurations, rates: FloatArray, *, above: float) -> FloatArray:
+        """Samples a second that no play of the shapes exceeds, at most these `rates`; closer where they are `above`."""
+        closer, laws, evaluator = rates.copy(), found.execution.laws, self.model.evaluator
+        if not laws.pipelined or laws.keeps_batch:
+            return closer
+        asked = (rates > above) & (found.depth <= found.microbatches)
+        for size in np.unique(found.size[asked]).tolist():
+            at = np.flatnonzero(asked & (found.size == size))
+            shape = found.shape(int(at[0]), evaluator.measured.sizes)
+            longest_s = evaluator.capacity(shape).least_s[found.depth[at]] * self._share(shape)
+            with np.errstate(divide="ignore"):
+                allowed = self.model.problem.batch_size / (found.microbatches[at] * longest_s)
+            closer[at] = np.minimum(rates[at], allowed * (1 + ROUNDING))
+        return closer
+
+    def may_exceed(self, rate: float, shape: PipelineShape) -> bool:
+        """Whether stages that fit might all compute fast enough to play faster than that."""
+        if not shape.laws.pipelined:
+            return True
+        share = self._share(shape)
+        unbounded = rate <= 0 or share <= 0
+        step_s = inf if unbounded else shape.batch_size / (rate * shape.microbatches * share) * (1 + ROUNDING)
+        key = memory_key(shape)
+        if step_s <= self._impossible.get(key, 0.0):  # of another width, with the same memory, in more time
+            return False
+        possible = self.model.evaluator.possible(shape, step_s)
+        if not possible:
+            self._impossible[key] = step_s
+        return possible
+
+    def _share(self, shape: PipelineShape) -> float:
+        """Of the closed form's seconds of a block, the least share that it computes in a play, in any mode."""
+        key = shape.schedule, shape.microbatch_size, shape.recompute
+        if key not in self._shares:
+            chain, share = self.model.evaluator.chain(shape.microbatch_size), inf
+            for mode in shape.modes:
+                closed_s = np.diff(chain.listed_s(recompute=mode))
+                played_s = np.diff(self.model.sums(shape.schedule, shape.microbatch_size, mode).compute_s)
+                share = min(share, float(np.min(played_s[closed_s > 0] / closed_s[closed_s > 0], initial=inf)))
+            self._shares[key] = share * (1 - ROUNDING)
+        return self._shares[key]
