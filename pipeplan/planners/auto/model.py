@@ -10,7 +10,7 @@ from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.wiring import Wiring, wiring_of
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.chain import interpolated, profiled
 from pipeplan.planners.two_bw.placements import mixtures, orientations
 from pipeplan.schedules.registry import schedule_named
 
@@ -72,20 +72,33 @@ class SearchedModel:
             )
         return self._sums[key]
 
+    @cached_property
+    def _split_s(self) -> tuple[FloatArray, FloatArray]:
+        """[size, block]: both parts of a split backward, at all sizes; not a number where none was measured."""
+        profile, sizes = self.problem.profile, self.evaluator.measured.sizes
+        measured = [[block.at(size) for block in profile.blocks] for size in profile.microbatch_sizes]
+        firsts = [[each.backward_input_s for each in row] for row in measured]
+        rests = [[each.backward_weight_s for each in row] for row in measured]
+        first_s, rest_s = (
+            interpolated(np.asarray(rows, dtype=np.float64), profile.microbatch_sizes, sizes)
+            for rows in (firsts, rests)
+        )
+        return first_s, rest_s
+
     def _least_s(self, schedule: str, size: int, recompute: bool | None) -> tuple[FloatArray, FloatArray]:
         """What blocks compute at least, and what of it is on the way there and back, with a whole or a split backward.
 
         A stage may recompute while it waits: that is on no microbatch's way.
         """
         problem, laws, overheads = self.problem, schedule_named(schedule), self.problem.profile.overheads
-        factor, blocks = problem.options.recompute_factor, problem.profile.at(size)
-        forward_s = np.asarray([block.forward_s for block in blocks])
-        whole_s = np.asarray([block.backward_s for block in blocks])
+        factor, blocks = problem.options.recompute_factor, self.evaluator.measured
+        row = blocks.sizes.index(size)
+        forward_s, whole_s = blocks.forward_s[row], blocks.backward_s[row]
         backwards_s = [] if laws.splits_backward else [(whole_s, np.zeros_like(whole_s))]
         two_bp = laws.takes_two_bp and problem.options.split_backward is not False and has_split_backward(problem)
         if laws.splits_backward or two_bp:
-            first = [b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks]
-            backwards_s.append((np.asarray(first), np.asarray([b.backward_weight_s or 0.0 for b in blocks])))
+            first_s, rest_s = (each[row] for each in self._split_s)
+            backwards_s.append((np.where(np.isnan(first_s), whole_s, first_s), np.nan_to_num(rest_s)))
         ways_s, computes_s = [], []
         for again in (True, False) if recompute is None else (recompute,):
             share = overheads.forward_without_graph if again and factor is None else 1.0

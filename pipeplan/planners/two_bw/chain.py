@@ -61,18 +61,9 @@ class MeasuredBlocks:
         return MeasuredBlocks(
             sizes=tuple(sizes),
             weight_bytes=self.weight_bytes,
-            **{name: self._between(name, sizes) for name in _TIMES},
-            **{name: np.rint(self._between(name, sizes)) for name in _BYTES},
+            **{name: interpolated(getattr(self, name), self.sizes, sizes) for name in _TIMES},
+            **{name: np.rint(interpolated(getattr(self, name), self.sizes, sizes)) for name in _BYTES},
         )
-
-    def _between(self, name: str, sizes: Sequence[int]) -> FloatArray:
-        rows: FloatArray = getattr(self, name)
-        measured, wanted = np.asarray(self.sizes), np.asarray(sizes)
-        above = np.searchsorted(measured, wanted)
-        below = np.where(measured[above] == wanted, above, above - 1)
-        width = np.maximum(measured[above] - measured[below], 1)
-        share = (wanted - measured[below]) / width
-        return np.asarray(rows[below] + share[:, None] * (rows[above] - rows[below]))
 
     @property
     def added_bytes(self) -> FloatArray:
@@ -89,6 +80,16 @@ class MeasuredBlocks:
         if recompute_factor is None:
             return self.forward_s + self.backward_s + self.forward_s
         return (self.forward_s + self.backward_s) * recompute_factor
+
+
+def interpolated(rows: FloatArray, measured: Sequence[int], sizes: Sequence[int]) -> FloatArray:
+    """[size, block]: rows of the measured sizes, ascending, at other sizes between them: linear in the size."""
+    known, wanted = np.asarray(measured), np.asarray(sizes)
+    above = np.searchsorted(known, wanted)
+    below = np.where(known[above] == wanted, above, above - 1)
+    width = np.maximum(known[above] - known[below], 1)
+    share = (wanted - known[below]) / width
+    return np.asarray(rows[below] + share[:, None] * (rows[above] - rows[below]))
 
 
 def measured(profile: Profile) -> MeasuredBlocks:
