@@ -86,7 +86,7 @@ class ChunkedConfiguration:
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
-        return self.space.most(self.terms.shape, self.wiring, stops)
+        return min(self.space.most(self.terms.shape, self.wiring, stops), self.space.most_by_modes(self.terms, stops))
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None where they do not fit."""
@@ -268,6 +268,20 @@ class ChunkedSpace:
         if shape.width > 1:
             least_s = max(least_s, sums.exchanged_bytes * wiring.ring_s_per_byte)
         return self._rate(shape, least_s)
+
+    def most_by_modes(self, terms: ChunkedTerms, stops: Sequence[int]) -> float:
+        """The same of what two ranks compute in the mode that their memory leaves: the first, and the slowest."""
+        shape, ends = terms.shape, np.asarray(stops)
+        starts = np.append(0, ends[:-1])
+
+        def computed_s(rank: int, recompute: bool | None) -> float:
+            work_s = self.model.sums(shape.schedule, shape.microbatch_size, recompute).compute_s
+            own = list(shape.stages_of(rank))
+            return float((work_s[ends[own]] - work_s[starts[own]]).sum())
+
+        slowest = max(range(shape.ranks), key=lambda rank: computed_s(rank, shape.recompute))
+        computes_s = (computed_s(rank, terms.mode(rank, stops)) for rank in {0, slowest})
+        return self._rate(shape, shape.microbatches * max(computes_s))
 
     @staticmethod
     def _rate(shape: ChunkedShape, least_s: float) -> float:

@@ -104,10 +104,11 @@ class PlayedSpace:
         """All that memory does not rule out, the highest bound first, of equal ones the likely fastest.
 
         They are made as they are needed. Where it is said what rate is `needed`, shapes that cannot play faster,
-        whatever their stages, are left out: by what fits a device and how long that computes.
+        whatever their stages, are left out: by what fits a device and how long that computes. None is as long as it
+        is 0: where nothing has been played, the search ends soon.
         """
         waiting: list[tuple[float, float, int, int, int, PlacedShape]] = []
-        above = inf if needed is None else needed()
+        above = inf if needed is None else needed() or inf
         rates = np.concatenate(
             [np.zeros(0), *(self._within_memory.rates(*each, above=above) for each in self._bounded)]
         )
@@ -121,7 +122,8 @@ class PlayedSpace:
                 break
             part = int(np.searchsorted(firsts, index, side="right")) - 1
             shape = self._bounded[part][0].shape(index - int(firsts[part]), self.evaluator.measured.sizes)
-            if needed is not None and rate > (least := needed()) and not self._within_memory.may_exceed(least, shape):
+            least = 0.0 if needed is None else needed()
+            if 0 < least < rate and not self._within_memory.may_exceed(least, shape):
                 continue
             for wiring in self.model.wirings(shape.width, shape.depth):
                 each = self._configuration(shape, wiring, rate)
