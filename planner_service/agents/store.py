@@ -14,8 +14,17 @@ from planner_service.platform import listing
 from planner_service.platform.listing import Listing
 from planner_service.platform.tables import agents
 
+_CLAIM = select(agents).where(agents.c.name == bindparam("asked_name")).with_for_update()
+_BY_NAME_OR_ID = select(agents).where(
+    (agents.c.name == bindparam("asked_name")) | (agents.c.id == bindparam("asked_name"))
+)
+_GIVEN = (
+    update(agents)
+    .where(agents.c.name.in_(bindparam("names", expanding=True)))
+    .values(asked_at=None, job_id=bindparam("given_id"))
+)
 _SEEN = update(agents).where(agents.c.name == bindparam("agent_name")).values(last_seen_at=bindparam("moment"))
-"""Made once: every report of an agent executes it."""
+"""Made once, as the others: every report of an agent, or request for work, executes some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +70,14 @@ def register(
 
 def get(connection: Connection, name_or_id: str) -> KnownAgent | None:
     """The agent of this name, or else of this id."""
-    rows = connection.execute(select(agents).where((agents.c.name == name_or_id) | (agents.c.id == name_or_id))).all()
+    rows = connection.execute(_BY_NAME_OR_ID, {"asked_name": name_or_id}).all()
     ranked = sorted(rows, key=lambda row: row.name != name_or_id)
     return _known(ranked[0]) if ranked else None
 
 
 def claim(connection: Connection, name: str) -> KnownAgent | None:
     """The agent of this name; on PostgreSQL nobody else changes it until the transaction ends."""
-    row = connection.execute(select(agents).where(agents.c.name == name).with_for_update()).one_or_none()
+    row = connection.execute(_CLAIM, {"asked_name": name}).one_or_none()
     return None if row is None else _known(row)
 
 
@@ -109,7 +118,7 @@ def asked(connection: Connection, name: str, now: datetime) -> None:
 
 def given(connection: Connection, names: Iterable[str], job_id: str) -> None:
     """Records that these agents got a job."""
-    _set(connection, tuple(names), asked_at=None, job_id=job_id)
+    connection.execute(_GIVEN, {"names": list(names), "given_id": job_id})
 
 
 def _set(connection: Connection, names: tuple[str, ...], **values: Any) -> None:

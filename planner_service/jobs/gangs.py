@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, insert, select, update
 
 from pipeplan.protocol.jobs import Job
 from planner_service.platform.context import Context
@@ -27,6 +27,20 @@ PATIENCE = 6
 
 MemberState = Literal["given", "joined", "done", "lost"]
 """Has not heard of its part yet; works on it; has done it; lost the others, or was lost by them."""
+
+_PART_OF = (
+    select(members)
+    .join(jobs, (jobs.c.id == members.c.job_id) & (jobs.c.fence == members.c.fence))
+    .where(
+        jobs.c.state == "leased",
+        members.c.agent == bindparam("by_agent"),
+        members.c.instance == bindparam("by_instance"),
+        members.c.state.in_(("given", "joined")),
+    )
+    .order_by(members.c.sequence)
+    .limit(1)
+)
+"""Made once: every request for work that may get a job executes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +93,7 @@ def of_job(connection: Connection, job_id: str, fence: int) -> list[Member]:
 
 def part_of(connection: Connection, agent: str, instance: str) -> Member | None:
     """The part that this process was given and has not ended: it asks for work, so it does not know of the part."""
-    query = (
-        select(members)
-        .join(jobs, (jobs.c.id == members.c.job_id) & (jobs.c.fence == members.c.fence))
-        .where(
-            jobs.c.state == "leased",
-            members.c.agent == agent,
-            members.c.instance == instance,
-            members.c.state.in_(("given", "joined")),
-        )
-        .order_by(members.c.sequence)
-        .limit(1)
-    )
-    row = connection.execute(query).one_or_none()
+    row = connection.execute(_PART_OF, {"by_agent": agent, "by_instance": instance}).one_or_none()
     return None if row is None else _member(row)
 
 

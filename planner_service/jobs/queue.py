@@ -1,11 +1,23 @@
 """Queue: which jobs wait and what they need. It only reads: `store` writes what becomes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindparam, func, literal, or_, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Select,
+    bindparam,
+    literal,
+    or_,
+    select,
+    union_all,
+)
 
 from planner_service.platform.tables import jobs
 
@@ -19,12 +31,10 @@ class QueuedJob:
     place: int
 
 
-def waiting(connection: Connection, kinds: Sequence[str], now: datetime, limit: int) -> list[QueuedJob]:
+def waiting(connection: Connection, kinds: Iterable[str], now: datetime, limit: int) -> list[QueuedJob]:
     """The oldest jobs of these kinds that may be tried now: an index for each kind gives its own."""
-    found: list[QueuedJob] = []
-    for kind in kinds:
-        rows = connection.execute(_WAITING, {"kind": kind, "moment": now, "most": limit})
-        found += [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
+    rows = connection.execute(*_of_kinds(_waiting, kinds, {"moment": now, "most": limit}))
+    found = [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
     return sorted(found, key=lambda one: one.place)[:limit]
 
 
@@ -33,10 +43,10 @@ def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[
     return [(row.needs_id, row.needs) for row in connection.execute(_NEEDS, {"after": after, "most": limit})]
 
 
-def oldest_of_needs(connection: Connection, kinds: Sequence[str], now: datetime, needs_id: str) -> int | None:
+def oldest_of_needs(connection: Connection, kinds: Iterable[str], now: datetime, needs_id: str) -> int | None:
     """The place of the oldest job of these kinds that needs this and may be tried now."""
-    found = [connection.execute(_OLDEST, {"kind": kind, "needs": needs_id, "moment": now}) for kind in kinds]
-    return min((place for rows in found for place in rows.scalars()), default=None)
+    places = connection.execute(*_of_kinds(_oldest, kinds, {"moment": now, "needs": needs_id})).scalars()
+    return min(places, default=None)
 
 
 def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
@@ -44,40 +54,52 @@ def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
     return or_(jobs.c.not_before.is_(None), jobs.c.not_before <= now)
 
 
-_WAITING = (
-    select(jobs.c.sequence, jobs.c.needs_id, jobs.c.needs)
-    .where(
-        jobs.c.state == "queued",
-        jobs.c.kind == bindparam("kind"),
-        due(bindparam("moment", type_=jobs.c.not_before.type)),
-    )
-    .order_by(jobs.c.sequence)
-    .limit(bindparam("most"))
-)
+def _of_kinds(
+    made: Callable[[int], CompoundSelect[Any]], kinds: Iterable[str], values: dict[str, Any]
+) -> tuple[CompoundSelect[Any], dict[str, Any]]:
+    """The statement for so many kinds, and its values with the kinds among them."""
+    each = dict.fromkeys(kinds)
+    return made(len(each)), values | {f"kind_{index}": kind for index, kind in enumerate(each)}
 
-_OLDEST = (
-    select(jobs.c.sequence)
-    .where(
-        jobs.c.state == "queued",
-        jobs.c.needs_id == bindparam("needs"),
-        jobs.c.kind == bindparam("kind"),
-        due(bindparam("moment", type_=jobs.c.not_before.type)),
-    )
-    .order_by(jobs.c.sequence)
-    .limit(1)
-)
+
+@cache
+def _waiting(kinds: int) -> CompoundSelect[Any]:
+    return _oldest_first(select(jobs.c.sequence, jobs.c.needs_id, jobs.c.needs), kinds, bindparam("most"))
+
+
+@cache
+def _oldest(kinds: int) -> CompoundSelect[Any]:
+    return _oldest_first(select(jobs.c.sequence).where(jobs.c.needs_id == bindparam("needs")), kinds, literal(1))
+
+
+def _oldest_first(query: Select[Any], kinds: int, most: ColumnElement[int]) -> CompoundSelect[Any]:
+    """The oldest of what the query finds of each of so many kinds: the first ones of an index. Nothing is sorted."""
+    moment = bindparam("moment", type_=jobs.c.not_before.type)
+    found = [
+        query.where(jobs.c.state == "queued", jobs.c.kind == bindparam(f"kind_{index}"), due(moment))
+        .order_by(jobs.c.sequence)
+        .limit(most)
+        .subquery()
+        for index in range(kinds)
+    ]
+    return union_all(*map(select, found))
 
 
 def _needs_in_the_queue() -> Select[Any]:
     """Steps from one need in the queue to the next: a loose scan of the index, however many jobs need the same."""
-    least = select(func.min(jobs.c.needs_id)).where(jobs.c.state == "queued")
-    first = least.where(jobs.c.needs_id > bindparam("after")).scalar_subquery()
-    steps = select(first.label("needs_id"), literal(1).label("step")).cte("steps", recursive=True)
-    following = least.where(jobs.c.needs_id > steps.c.needs_id).scalar_subquery()
-    again = select(following, steps.c.step + 1)
-    steps = steps.union_all(again.where(steps.c.needs_id.is_not(None), steps.c.step < bindparam("most")))
-    text = select(jobs.c.needs).where(jobs.c.state == "queued", jobs.c.needs_id == steps.c.needs_id).limit(1)
-    return select(steps.c.needs_id, text.scalar_subquery().label("needs")).where(steps.c.needs_id.is_not(None))
+    queued = select(jobs.c.sequence).where(jobs.c.state == "queued").order_by(jobs.c.needs_id).limit(1)
+    first = queued.where(jobs.c.needs_id > bindparam("after")).scalar_subquery()
+    begin = select(jobs.c.needs_id, jobs.c.needs, literal(1).label("step")).where(jobs.c.sequence == first)
+    steps = begin.cte("steps", recursive=True)
+    found = jobs.alias("found")
+    following = queued.where(jobs.c.needs_id > steps.c.needs_id).correlate(steps).scalar_subquery()
+    step = (
+        select(found.c.needs_id, found.c.needs, steps.c.step + 1)
+        .join_from(steps, found, found.c.sequence == following)
+        .where(steps.c.step < bindparam("most"))
+    )
+    steps = steps.union_all(step)
+    return select(steps.c.needs_id, steps.c.needs)
 
 
 _NEEDS = _needs_in_the_queue()

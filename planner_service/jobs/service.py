@@ -110,11 +110,15 @@ def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> L
     """
     now = context.now()
     with _noticing(context):
-        settle(context)
-        for _ in range(CHOICES):
+        for round_ in range(CHOICES):
             with context.database.read() as connection:
                 agents.require_own(connection, request.agent, by, now)
-                chosen = choice.look(context, connection, request, now)
+                late = round_ == 0 and _any_late(context, connection, now)
+                chosen = None if late else choice.look(context, connection, request, now)
+            if chosen is None:
+                with context.database.write() as connection:
+                    _settle(context, connection, now)
+                continue
             if chosen.empty:  # most requests for work find none: they only read
                 return None
             with context.database.write() as connection:
@@ -270,14 +274,17 @@ def settle(context: Context) -> None:
     Requests for work do it, and every process of the service once a second. What only reads never does.
     """
     now = context.now()
-    if _in_grace(context, now):
-        return
     with _noticing(context):
         with context.database.read() as connection:
-            if not storage.any_expired(connection, now):
+            if not _any_late(context, connection, now):
                 return
         with context.database.write() as connection:
             _settle(context, connection, now)
+
+
+def _any_late(context: Context, connection: Connection, now: datetime) -> bool:
+    """Whether any lease has run out that may."""
+    return not _in_grace(context, now) and storage.any_expired(connection, now)
 
 
 def _in_grace(context: Context, now: datetime) -> bool:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import (
     Connection,
     Row,
+    and_,
     bindparam,
     func,
     insert,
@@ -56,11 +57,9 @@ class Taking:
 # The statements of every report, made once: to build a statement takes longer than to execute it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("asked_id"))
 _CLAIM = _BY_ID.with_for_update()
-_EXPIRED = (
-    select(jobs)
-    .where(jobs.c.state == "leased", jobs.c.lease_expires_at <= bindparam("moment"))
-    .with_for_update(skip_locked=True)
-)
+_RAN_OUT = and_(jobs.c.state == "leased", jobs.c.lease_expires_at <= bindparam("moment"))
+_ANY_EXPIRED = select(jobs.c.sequence).where(_RAN_OUT).limit(1)
+_EXPIRED = select(jobs).where(_RAN_OUT).with_for_update(skip_locked=True)
 _EXTEND = (
     update(jobs)
     .where(jobs.c.id == bindparam("asked_id"))
@@ -71,6 +70,47 @@ _EXTEND = (
         progress=func.coalesce(bindparam("told", type_=jobs.c.progress.type), jobs.c.progress),
     )
     .returning(*jobs.c)
+)
+_FIRST_OF_PLACES = (
+    select(jobs.c.sequence)
+    .where(
+        jobs.c.sequence.in_(bindparam("places", expanding=True)),
+        jobs.c.state == "queued",
+        due(bindparam("moment", type_=jobs.c.not_before.type)),
+    )
+    .order_by(jobs.c.sequence)
+    .limit(1)
+    .with_for_update(skip_locked=True)
+)
+_TAKE = (
+    update(jobs)
+    .where(jobs.c.sequence == _FIRST_OF_PLACES.scalar_subquery())
+    .values(
+        state="leased",
+        attempts=jobs.c.attempts + 1,
+        fence=jobs.c.fence + 1,
+        agent=bindparam("by_agent"),
+        instance=bindparam("by_instance"),
+        token=bindparam("under"),
+        gang=None,
+        lease_expires_at=bindparam("until"),
+        not_before=None,
+        progress=None,
+        updated_at=bindparam("moment"),
+    )
+    .returning(*jobs.c)
+)
+_HELD_BY = (
+    select(jobs.c.id)
+    .where(
+        jobs.c.state == "leased",
+        jobs.c.agent == bindparam("by_agent"),
+        jobs.c.instance == bindparam("by_instance"),
+        jobs.c.gang.is_(None),
+    )
+    .order_by(jobs.c.sequence)
+    .limit(1)
+    .with_for_update()
 )
 
 
@@ -155,41 +195,22 @@ def take(connection: Connection, places: Sequence[int], taking: Taking) -> Job |
     """
     if not places:
         return None
-    first = (
-        select(jobs.c.sequence)
-        .where(jobs.c.sequence.in_(places), jobs.c.state == "queued", due(taking.now))
-        .order_by(jobs.c.sequence)
-        .limit(1)
-        .with_for_update(skip_locked=True)
-    )
-    taken = (
-        update(jobs)
-        .where(jobs.c.sequence == first.scalar_subquery())
-        .values(
-            state="leased",
-            attempts=jobs.c.attempts + 1,
-            fence=jobs.c.fence + 1,
-            agent=taking.agent,
-            instance=taking.instance,
-            token=taking.token,
-            gang=None,
-            lease_expires_at=taking.expires_at,
-            not_before=None,
-            progress=None,
-            updated_at=taking.now,
-        )
-        .returning(*jobs.c)
-    )
-    row = connection.execute(taken).one_or_none()
+    values = {
+        "places": list(places),
+        "moment": taking.now,
+        "by_agent": taking.agent,
+        "by_instance": taking.instance,
+        "under": taking.token,
+        "until": taking.expires_at,
+    }
+    row = connection.execute(_TAKE, values).one_or_none()
     return None if row is None else _job(row)
 
 
 def held_by(connection: Connection, agent: str, instance: str) -> str | None:
     """The id of the job that this process was given alone and has not ended: it asks for work, so it knows of none."""
-    query = select(jobs.c.id).where(
-        jobs.c.state == "leased", jobs.c.agent == agent, jobs.c.instance == instance, jobs.c.gang.is_(None)
-    )
-    return connection.execute(query.order_by(jobs.c.sequence).limit(1).with_for_update()).scalar_one_or_none()
+    asked = {"by_agent": agent, "by_instance": instance}
+    return connection.execute(_HELD_BY, asked).scalar_one_or_none()
 
 
 def give_again(connection: Connection, job_id: str, *, token: str, expires_at: datetime, now: datetime) -> None:
@@ -209,8 +230,7 @@ def expired(connection: Connection, now: datetime) -> list[Job]:
 
 def any_expired(connection: Connection, now: datetime) -> bool:
     """Whether any lease has run out."""
-    query = select(jobs.c.sequence).where(jobs.c.state == "leased", jobs.c.lease_expires_at <= now).limit(1)
-    return connection.execute(query).one_or_none() is not None
+    return connection.execute(_ANY_EXPIRED, {"moment": now}).one_or_none() is not None
 
 
 def requeue(connection: Connection, job_id: str, now: datetime, *, not_before: datetime | None = None) -> None:
