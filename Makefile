@@ -64,7 +64,7 @@ $(MLFLOW)/.installed:
 	@touch $@
 
 bench-mlflow: $(STAMP) $(MLFLOW)/.installed
-	$(BIN)/python -m benchmarks.service_mlflow $(MLFLOW)/bin/python
+	$(BIN)/python -m benchmarks.service_mlflow $(MLFLOW)/bin/python $(ARGS)
 
 # It uses PYTHON as it is: no environment is made, nothing is fetched.
 gpu-check:

@@ -71,10 +71,10 @@ class Best:
 
 
 @contextmanager
-def serving(database: Path) -> Iterator[Server]:
+def serving(database: Path, program: tuple[str, ...] = PIPEPLAN) -> Iterator[Server]:
     """The service on the database, demanding tokens; its log goes to a file, each request in it."""
     environment = os.environ | {"PIPEPLAN_REQUIRE_TOKENS": "true", "PIPEPLAN_LOG_FORMAT": "json"}
-    command = [*PIPEPLAN, "serve", "--port", "0", "--database", f"sqlite:///{database}"]
+    command = [*program, "serve", "--port", "0", "--database", f"sqlite:///{database}"]
     log = database.with_suffix(".log")
     start_s = time.perf_counter()
     with log.open("w") as written, subprocess.Popen(command, stderr=written, env=environment, text=True) as process:

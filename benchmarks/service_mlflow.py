@@ -2,9 +2,9 @@
 
     python -m benchmarks.service_mlflow MLFLOW_PYTHON [--records N]
 
-Both hold as many records on SQLite, 1,000 by default: MLflow runs with ten metrics and ten parameters each, the service
-plans. A get is one record by id, a search the first 50 of a filter in an order; 4 connections, because more only queue
-at MLflow.
+Both hold as many records on SQLite, 1,000 by default: MLflow runs with ten metrics and ten parameters each, the
+service plans. MLflow's client writes the first 100 runs; the others are copies of their rows. A get is one record by
+id, a search the first 50 of a filter in an order; 4 connections, because more only queue at MLflow.
 """
 
 import argparse
@@ -28,20 +28,55 @@ CONNECTIONS = 4
 START_LIMIT_S = 120.0
 VALUES = 10
 API = "/api/2.0/mlflow"
+WRITTEN = 100
+"""So many runs are MLflow's client's. The rest are copies of their rows, each with an id and values of its own."""
+
 _FILL = """
-import sys
+import sqlite3, sys, uuid
+from contextlib import closing
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-client = MlflowClient(tracking_uri=sys.argv[1])
-records, values = map(int, sys.argv[2:])
+path = sys.argv[1]
+records, values, written = map(int, sys.argv[2:])
+client = MlflowClient(tracking_uri=f"sqlite:///{path}")
 experiment = client.create_experiment("bench")
+
+def value_of(index, i):
+    return float(index * i % 97)
+
 ids = []
-for index in range(records):
+for index in range(min(records, written)):
     run_id = client.create_run(experiment, start_time=index).info.run_id
-    metrics = [Metric(f"metric{i}", float(index * i % 97), index, 0) for i in range(values)]
+    metrics = [Metric(f"metric{i}", value_of(index, i), index, 0) for i in range(values)]
     client.log_batch(run_id, metrics=metrics, params=[Param(f"param{i}", str(index % 5)) for i in range(values)])
     ids.append(run_id)
+
+with closing(sqlite3.connect(path)) as database, database:
+    database.row_factory = sqlite3.Row
+    tables = [name for name, in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    held = {run_id: [] for run_id in ids}
+    for table in tables:
+        columns = [row["name"] for row in database.execute(f"PRAGMA table_info({table})")]
+        if "run_uuid" in columns:
+            for row in database.execute(f"SELECT * FROM {table} WHERE run_uuid IS NOT NULL"):
+                held[row["run_uuid"]].append((table, dict(row)))
+    for index in range(len(ids), records):
+        origin, run_id = ids[index % written], uuid.uuid4().hex
+        for table, row in sorted(held[origin], key=lambda one: one[0] != "runs"):
+            copy = {name: cell.replace(origin, run_id) if isinstance(cell, str) else cell for name, cell in row.items()}
+            if table == "runs":
+                copy["start_time"] = index
+            if "metric" in table:
+                copy |= {"value": value_of(index, int(row["key"].removeprefix("metric"))), "timestamp": index}
+            marks = ", ".join("?" * len(copy))
+            database.execute(f"INSERT INTO {table} ({', '.join(copy)}) VALUES ({marks})", tuple(copy.values()))
+        ids.append(run_id)
+
+for index in {0, records // 2, records - 1}:
+    data = client.get_run(ids[index]).data
+    if data.metrics != {f"metric{i}": value_of(index, i) for i in range(values)} or len(data.params) != values:
+        raise SystemExit(f"MLflow reads another run {index}: {data}")
 print(experiment, *ids)
 """
 
@@ -72,8 +107,8 @@ def serving_mlflow(python: Path, folder: Path) -> Iterator[Server]:
 
 
 def fill_mlflow(python: Path, folder: Path, records: int) -> tuple[str, list[str]]:
-    """An experiment and its runs' ids, written by MLflow's own client: over HTTP it takes minutes."""
-    command = [str(python), "-c", _FILL, f"sqlite:///{folder / 'mlflow.sqlite3'}", str(records), str(VALUES)]
+    """An experiment and its runs' ids; MLflow's client reads some of them back."""
+    command = [str(python), "-c", _FILL, str(folder / "mlflow.sqlite3"), *map(str, (records, VALUES, WRITTEN))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     experiment, *ids = done.stdout.split()[-records - 1 :]
     return experiment, ids
