@@ -18,16 +18,26 @@ Row: TypeAlias = tuple[str | int | float | None, ...]
 
 STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
 MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
+FORMULAS = ("=", "+", "-", "@", "'")
+"""What begins a formula in a spreadsheet, and the apostrophe, which keeps a text from being one."""
+
 CONTENT: dict[str, Any] = {media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
 ANSWERS: dict[int | str, dict[str, Any]] = UNCHANGED | {200: {"description": "The chart", "content": CONTENT}}
 """What routes of charts add to their OpenAPI description."""
 
 
 def csv_text(rows: Iterable[Row]) -> str:
-    """The rows as CSV."""
+    """The rows as CSV. No text is a formula in a spreadsheet: one that begins like one has an apostrophe before it.
+
+    So has one that begins with an apostrophe: without the first apostrophe of a cell, its text is what it was.
+    """
     text = io.StringIO()
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerows([[_no_formula(cell) for cell in row] for row in rows])
     return text.getvalue()
+
+
+def _no_formula(cell: str | int | float | None) -> str | int | float | None:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 
 def svg_text(template: str, *, title: str, height: float, **content: object) -> str:

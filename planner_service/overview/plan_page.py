@@ -1,5 +1,6 @@
 """Page of one plan: the plan, its predicted schedule, what it was made from, its runs and aliases."""
 
+import json
 from dataclasses import dataclass
 from shlex import quote
 from statistics import fmean
@@ -92,6 +93,7 @@ class PlanView:
     exports: tuple[Offer, ...]
     known_data: bool
     names: str
+    names_in_json: str
 
 
 @router.get("/plans/{plan_id}")
@@ -121,6 +123,7 @@ def plan_view(
     batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
     short = plan.microbatches * plan.workers <= MOST_SHOWN_MICROBATCHES and plan.workers <= MOST_SHOWN_WORKERS
     data = _data_for(plan.model)
+    specs = (plan.model.spec or YOURS, data or YOURS)
     return PlanView(
         summary=plans.summary(context, plan_id),
         plan=plan,
@@ -143,8 +146,14 @@ def plan_view(
         request=plans.request(context, plan_id),
         exports=exports.offers(context, plan_id, plan),
         known_data=bool(data),
-        names=f"model={quote(plan.model.spec or YOURS)}\ndata={quote(data or YOURS)}",
+        names=_names(*specs),
+        names_in_json=_names(*(json.dumps(spec, ensure_ascii=False)[1:-1] for spec in specs)),
     )
+
+
+def _names(model: str, data: str) -> str:
+    """The lines of a shell by which its user names the model and the data."""
+    return f"model={quote(model)}\ndata={quote(data)}"
 
 
 def _data_for(model: Model) -> str:
