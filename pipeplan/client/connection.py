@@ -4,7 +4,6 @@ Both kinds perform the same operations (`client.exchange`), and know nothing els
 """
 
 import asyncio
-import ipaddress
 import logging
 import os
 import ssl
@@ -29,6 +28,7 @@ from pipeplan.client.exchange import (
     Unreached,
 )
 from pipeplan.errors import InvalidInputError, require
+from pipeplan.protocol.tokens import is_loopback
 
 TIMEOUT_S = 60.0
 """A request that hears nothing for so long is given up."""
@@ -181,16 +181,6 @@ class AsyncConnection:
         except httpx.RequestError as error:
             return _unreached(error, self.clock.now_s() - started_s)
         return _received(answer, self.clock.now_s() - started_s)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address can only mean this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _settings(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:

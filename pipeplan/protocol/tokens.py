@@ -1,5 +1,6 @@
 """Tokens: who may call the service, what with, and how secrets are masked in logs and tables of settings."""
 
+import ipaddress
 import re
 import secrets
 import zlib
@@ -151,3 +152,13 @@ NOBODY = Identity(name="nobody", scopes=frozenset())
 def allowed(scopes: tuple[Scope, ...]) -> frozenset[Scope]:
     """Everything that a token with these scopes allows."""
     return frozenset().union(*(INCLUDED[scope] for scope in scopes))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

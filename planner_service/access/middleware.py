@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeplan.client.connection import is_loopback
 from pipeplan.protocol.problems import Problem
+from pipeplan.protocol.tokens import is_loopback
 from planner_service.access.auth import same_origin
 from planner_service.platform.logs import REQUEST_ID
 from planner_service.platform.metrics import METHODS, Metrics

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from pipeplan.client.connection import is_loopback
 from pipeplan.configuration import SECRET, Resolved, resolve
 from pipeplan.errors import require
+from pipeplan.protocol.tokens import is_loopback
 from planner_service.platform.logs import LogFormat, LogLevel
 from planner_service.platform.rules import parse_rules
 

@@ -11,7 +11,6 @@ from datetime import datetime
 
 from pydantic import TypeAdapter
 from sqlalchemy import Column, ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
-from sqlalchemy.orm import aliased
 
 from pipeplan.protocol.estimates import EstimateTask
 from pipeplan.protocol.jobs import PlanTask
@@ -133,7 +132,7 @@ def _other_jobs(_now: datetime) -> ColumnElement[bool]:
 
 def _not_the_newest(_before: datetime | None) -> ColumnElement[bool]:
     """Events after which their subject has others: a subject's numbers must go on from its newest one."""
-    later = aliased(events)
+    later = events.alias()
     of_job = exists().where(later.c.job_id == events.c.job_id, later.c.number > events.c.number)
     of_run = exists().where(later.c.run_id == events.c.run_id, later.c.number > events.c.number)
     return or_(of_job, of_run)

@@ -110,3 +110,11 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     program = "import sys, pipeplan.cli.app; print({'fastapi', 'sqlalchemy', 'torch'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert answer.stdout.strip() == "set()"
+
+
+def test_the_service_imports_nothing_that_it_does_not_use() -> None:
+    """Each of these takes longer to import than a hundred requests take to answer."""
+    unused = ("httpx", "sqlalchemy.orm", "rich", "torch", "ortools", "scipy", "alembic")
+    asked = f"import sys, planner_service.app; print([name for name in {unused} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
