@@ -198,7 +198,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(Door, admission=app.state.admission)
     app.add_middleware(Audited, context=app.state.context, places=places(app))
     app.add_middleware(RequestLimits, body_timeout_s=settings.body_timeout_s)
-    app.add_middleware(Guard, hosts=settings.hosts)
+    app.add_middleware(Guard, hosts=settings.hosts, tokens=settings.demands_tokens)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(Access, metrics=app.state.context.metrics)
     app.add_middleware(BasePath, base=settings.base_path)

@@ -26,6 +26,7 @@ from planner_service.platform.requests import KEY
 HEADER = "X-Request-ID"
 UNKNOWN_ROUTE = "unmatched"
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
+METRICS_PATH = "/metrics"
 LOG = logging.getLogger("pipeplan.access")
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -90,11 +91,13 @@ class Guard:
     """Refuses requests under a foreign name (DNS rebinding), and requests that another site's page sends.
 
     `hosts` are the service's names besides this machine's own; None allows any. Any name may be allowed only where
-    every request needs a token: a page that was rebound to the service has none. Health checks may ask under any name.
+    every request needs a token: a page that was rebound to the service has none. Health checks may ask under any name,
+    and so may what reads the metrics where it needs a token (`tokens`): both know pods by their addresses.
     """
 
-    def __init__(self, app: ASGIApp, *, hosts: tuple[str, ...] | None = ()) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: tuple[str, ...] | None = (), tokens: bool = False) -> None:
         self._app = app
+        self._under_any_name = frozenset({METRICS_PATH} if tokens else ())
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,7 +110,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if self._hosts is not None and not _is_this_machine(host) and _name(host) not in self._hosts:
+        any_name = self._hosts is None or scope["path"] in self._under_any_name
+        if not any_name and not _is_this_machine(host) and _name(host) not in (self._hosts or ()):
             names = "this machine's own names, such as 127.0.0.1, and PIPEPLAN_ALLOWED_HOSTS"
             reason = f"the service answers on {names} only; asked for was {host!r}"
         elif origin is not None and not same_origin(origin, host):

@@ -54,8 +54,10 @@ def downgrade(
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
 
-        if revision == "base" and not yes:
-            typer.confirm(f"Remove all tables of {opened.shown}, with everything in them?", abort=True, err=True)
+        asked = f"Remove all tables of {opened.shown}, with everything in them?"
+        if revision == "base" and not yes and not typer.confirm(asked, err=True):
+            typer.echo(f"{opened.shown}: nothing is removed", err=True)
+            raise typer.Exit(1)
         before = migrations.revision_of(opened)
         migrations.downgrade(opened, revision)
         after = migrations.revision_of(opened)

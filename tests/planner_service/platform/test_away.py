@@ -4,6 +4,7 @@ import os
 import signal
 import sqlite3
 import stat
+import subprocess
 import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from planner_service.platform.migrations import upgrade
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import PROFILE_TASK
 from tests.planner_service.guarded import context_of, guarding
-from tests.planner_service.servers import pipeplan, pipeplan_process, serving
+from tests.planner_service.servers import PIPEPLAN, environment, pipeplan, pipeplan_process, serving
 from tests.planner_service.tokens import bearer, made
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -157,6 +158,9 @@ def test_removing_all_tables_is_asked_for(tmp_path: Path) -> None:
     refused = pipeplan_process("db", "downgrade", "base", "--database", f"sqlite:///{file}")
     assert refused.returncode != 0
     assert "Remove all tables" in refused.stderr
+    command = [*PIPEPLAN, "db", "downgrade", "base", "--database", f"sqlite:///{file}"]
+    denied = subprocess.run(command, input="n\n", capture_output=True, text=True, env=environment(), timeout=60)
+    assert (denied.returncode, denied.stderr.endswith(": nothing is removed\n")) == (1, True)
     assert tables() == 1
     assert pipeplan("db", "downgrade", "base", "--yes", "--database", f"sqlite:///{file}").returncode == 0
     assert tables() == 0

@@ -164,3 +164,19 @@ def test_another_sites_page_is_refused_whatever_it_asks(http: TestClient) -> Non
         answer = http.request(method, "/v1/plans", headers={"Origin": origin})
         assert answer.status_code == 403
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_metrics_are_read_by_a_pods_address_with_a_token(database_url: str, clock: Clock) -> None:
+    pod = {"Host": "10.1.2.3:8437"}
+    with guarding(database_url, clock, host="0.0.0.0", allowed_hosts="plans.example.org") as client:
+        token = made(context_of(client), "read")
+        assert client.get("/metrics", headers=pod | bearer(token)).status_code == 200
+        assert client.get("/metrics", headers=pod).status_code == 401
+        assert (
+            client.get("/metrics", headers=pod | bearer(token) | {"Origin": "http://evil.example"}).status_code == 403
+        )
+        assert client.get("/v1/plans", headers=pod | bearer(token)).status_code == 403
+
+
+def test_on_this_machine_metrics_are_not_read_under_a_foreign_name(http: TestClient) -> None:
+    assert http.get("/metrics", headers={"Host": "10.1.2.3:8437"}).status_code == 403
