@@ -13,5 +13,5 @@ def fork_server() -> ForkServerContext:
     preloaded = ["torch._dynamo", "torch.distributed", "worker_agent.runtime.rank"] if "torch" in sys.modules else []
     if SERVICE in sys.modules:
         preloaded += [SERVICE, "planner_service.commands.serve", "uvicorn"]
-    context.set_forkserver_preload(preloaded)
+    context.set_forkserver_preload([*preloaded, "tests.frozen"])
     return context
