@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.calibration.calibrate import calibrate, predicted_samples_per_s
@@ -19,6 +19,7 @@ from pipeplan.programs.instructions import Forward, Update
 from pipeplan.programs.timeline import throughput_samples_per_s
 from tests.pipeplan.builders import profile
 from tests.pipeplan.calibration.measured import CELLS, CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
+from tests.properties import examples
 
 FORWARD, BACKWARD = 1.3, 0.9
 
@@ -186,7 +187,7 @@ def test_calibrating_again_with_what_was_calibrated_changes_nothing() -> None:
     assert known(again.instruction_s) == pytest.approx(corrected.overheads.instruction_s, rel=1e-6)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(order=st.permutations(range(4)))
 def test_the_order_of_the_runs_does_not_matter(order: list[int]) -> None:
     runs = [executed(plan_for(*shape), HIDDEN) for shape in ALL[:4]]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.calibration.missed import kinds, missed
@@ -13,6 +13,7 @@ from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.report import Compared, Missed
 from tests.pipeplan.calibration.measured import CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
+from tests.properties import examples
 
 PLANS = [
     plan_for("1f1b", (2, 4, 6), 1),
@@ -67,7 +68,7 @@ def test_time_off_the_processor_is_other_programs(plan: Plan) -> None:
     assert _missed(plan, measured, [0.0] * plan.workers)[0].compute == pytest.approx(gap, rel=0.02)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.sampled_from(PLANS),
     st.tuples(*(st.floats(0.3, 3.0) for _ in ONES)),

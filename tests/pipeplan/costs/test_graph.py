@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pipeplan.costs.graph import (
     closures,
@@ -18,6 +18,7 @@ from pipeplan.documents.profile import Profile
 from pipeplan.planners.pipedream.least_crossing import least_crossing
 from tests.pipeplan.builders import Cell
 from tests.pipeplan.graphs import DIAMOND, crossing, cuts_by_definition, graph, graphs
+from tests.properties import examples
 
 
 def outputs(profile: Profile) -> list[int]:
@@ -25,7 +26,7 @@ def outputs(profile: Profile) -> list[int]:
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_cuts_are_the_sets_that_hold_all_that_their_members_read(profile: Profile) -> None:
     found = ideals(graph_of(len(profile.blocks), profile.edges or ()), 1000)
     assert found is not None
@@ -51,7 +52,7 @@ def test_late_blocks_are_there_when_they_are_read() -> None:
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_an_order_holds_every_block_behind_what_it_reads(profile: Profile) -> None:
     edges = profile.edges or ()
     line = line_of(graph_of(len(profile.blocks), edges), outputs(profile))
@@ -61,7 +62,7 @@ def test_an_order_holds_every_block_behind_what_it_reads(profile: Profile) -> No
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_one_tensor_crosses_the_places_of_an_order_that_are_cut(profile: Profile) -> None:
     line = line_of(graph_of(len(profile.blocks), profile.edges or ()), outputs(profile))
     assert line.single_tensor[0] == 0 and line.single_tensor[-1] == len(profile.blocks)
@@ -73,7 +74,7 @@ def test_one_tensor_crosses_the_places_of_an_order_that_are_cut(profile: Profile
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_every_place_of_an_order_is_crossed_by_what_is_read_behind_it(profile: Profile) -> None:
     order = line_of(graph_of(len(profile.blocks), profile.edges or ()), outputs(profile)).order
     found = crossing_bytes(graph_of(len(profile.blocks), profile.edges or ()), order, outputs(profile))
@@ -95,7 +96,7 @@ def test_an_output_of_no_bytes_does_not_count_as_crossing() -> None:
 
 
 @given(graphs())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_least_crossing_is_the_least_of_all_cuts(profile: Profile) -> None:
     blocks = len(profile.blocks)
     cuts = cuts_by_definition(profile)

@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.costs import graph_order
 from pipeplan.costs.graph import Graph, crossing_bytes, graph_of, line_of
 from pipeplan.costs.graph_order import least_order
 from tests.pipeplan.graphs import DIAMOND, Edges, edges_between
+from tests.properties import examples
 
 
 def every_order(graph: Graph, first: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
@@ -35,7 +36,7 @@ def total(graph: Graph, output_bytes: list[int], order: tuple[int, ...]) -> floa
 
 
 @given(sized_graphs())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_it_is_the_first_of_the_least_orders_that_keep_the_places_of_one_tensor(sized: tuple[Graph, list[int]]) -> None:
     graph, output_bytes = sized
     line = line_of(graph, output_bytes)

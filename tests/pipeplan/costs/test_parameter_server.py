@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import lcm
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.calibration.observed import costs_of
@@ -22,6 +22,7 @@ from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
 from pipeplan.programs.timeline import steady_batch_s
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.properties import examples
 
 ALTERNATING = 1.005
 """Without a flush batches may take more and less time in turn, and a window may hold one short one more."""
@@ -164,7 +165,7 @@ def test_what_runs_is_still_an_all_reduce() -> None:
     assert costs_of(plan, model, machines)[0].reduce_s == 10.0 / 10.0 + 10.0
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     planner=st.sampled_from(["pipedream", "exact"]),
     blocks=st.lists(cells(), min_size=1, max_size=6),
@@ -189,7 +190,7 @@ def test_no_play_is_faster_than_its_bounds(
     assert plan.throughput_samples_per_s <= 1 / plan.certificate.bound * (1 + 1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(blocks=st.lists(cells(), min_size=1, max_size=6), machines=clusters(8))
 def test_on_one_level_without_latency_no_play_is_faster_than_that_of_an_all_reduce(
     blocks: Sequence[Cell], machines: Cluster

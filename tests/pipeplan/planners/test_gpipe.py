@@ -5,7 +5,7 @@ from fractions import Fraction
 from statistics import pvariance
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.plan import Infeasible, Plan
@@ -14,6 +14,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, kept_bytes, profile
 from tests.pipeplan.planners.every_partition import compositions
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 RECOMPUTE = st.sampled_from([None, True, False])
 """None is the paper's: with recomputation."""
@@ -43,7 +44,7 @@ def cell_costs(blocks: Sequence[Cell], sizes: Sequence[int]) -> list[Fraction]:
     return [sum(costs[stop - size : stop], Fraction()) for stop, size in zip(stops, sizes, strict=True)]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(cells(), min_size=1, max_size=8), st.integers(1, 8), RECOMPUTE)
 def test_no_partition_into_as_many_cells_has_less_variance(
     blocks: list[Cell], devices: int, recompute: bool | None
@@ -56,7 +57,7 @@ def test_no_partition_into_as_many_cells_has_less_variance(
     assert pvariance(cell_costs(blocks, chosen)) == least
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(cells(), min_size=2, max_size=6), st.integers(1, 40), RECOMPUTE)
 def test_a_partition_that_fits_is_found_wherever_there_is_one(
     blocks: list[Cell], memory_bytes: int, recompute: bool | None

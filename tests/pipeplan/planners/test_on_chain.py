@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeplan.calibration.observed import costs_of
@@ -22,6 +22,7 @@ from tests.pipeplan.builders import PLENTY, Cell, cluster, profile
 from tests.pipeplan.graphs import DIAMOND, Edges, crossing, cuts_by_definition, graph, graphs
 from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 RESIDUAL: Edges = ((0, 1), (0, 3), (1, 2), (2, 4), (3, 4), (4, 5))
 """
@@ -53,7 +54,7 @@ def test_what_lies_between_two_single_tensors_becomes_one_block() -> None:
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_the_chain_of_a_graph_has_the_states_that_one_tensor_crosses(model: Profile) -> None:
     chain, states = cut_states(chain_of(model), 1).states, cut_states(model, 1, cuts="single-tensor").states
     for name in ("compute_s", "weight_bytes", "added_bytes", "kept_before", "boundary_bytes", "input_bytes"):
@@ -132,7 +133,7 @@ def slowest_s(model: Profile, path: tuple[frozenset[int], ...], bandwidth: float
 
 
 @given(graphs(blocks_at_most=6), st.integers(2, 4), st.sampled_from([0.5, 2.0, 16.0]))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_2bws_stages_lose_nothing_against_all_nested_cuts_of_the_graph(
     model: Profile, stages: int, bandwidth: float
 ) -> None:
@@ -147,7 +148,7 @@ def test_2bws_stages_lose_nothing_against_all_nested_cuts_of_the_graph(
 
 
 @given(graphs(), st.sampled_from([0.5, 2.0, 16.0]), st.sampled_from([None, "1f1b", "pipedream-2bw"]))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_cuts_anywhere_are_never_worse_than_those_of_one_tensor(
     model: Profile, bandwidth: float, schedule: str | None
 ) -> None:
@@ -166,7 +167,7 @@ def test_cuts_anywhere_are_never_worse_than_those_of_one_tensor(
 
 
 @given(graphs(), st.sampled_from(["pipedream-2bw", "gpipe"]), st.sampled_from(["any", "single-tensor"]))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_plan_says_what_its_stages_cost_between_their_cuts(model: Profile, planner: str, cuts: str) -> None:
     problem = problem_of(model, Options(cuts=cuts, microbatch_size=1), devices=4)
     plan = on_paper(planner, problem)

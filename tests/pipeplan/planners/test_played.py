@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -17,6 +17,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 CLOSE = 1.005
 """A search ends within 0.2 % of its bound, and cuts are moved by one block at a time."""
@@ -38,7 +39,7 @@ def problem_of(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     planner=st.sampled_from(["pipedream", "pipedream-2bw", "gpipe", "exact"]),
     blocks=st.lists(cells(), min_size=1, max_size=6),
@@ -80,7 +81,7 @@ def every_play(problem: PlanningProblem) -> float:
     return best
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     blocks=st.lists(cells(), min_size=1, max_size=5),
     machines=clusters(4),

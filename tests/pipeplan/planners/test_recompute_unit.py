@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.identity import content_id
@@ -20,6 +20,7 @@ from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
 from tests.pipeplan.builders import Cell, cells, cluster, profile
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 from tests.schedules import INTERLEAVED
 
 LAYERS = [Cell(output_bytes=1, activation_bytes=20) for _ in range(8)]
@@ -47,7 +48,7 @@ def kept_bytes(plan: Plan, stage: int) -> int:
     return memory.total - memory.buffers - memory.transient
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     blocks=st.lists(cells(), min_size=1, max_size=6),
     schedule=st.sampled_from(PLANNED),
@@ -94,7 +95,7 @@ def test_what_planners_count_by_block_is_what_the_streams_hold(
         assert held is None or memory.activations == held * every_input + largest
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     blocks=st.lists(cells(), min_size=4, max_size=7),
     ranks=st.integers(1, 2),

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import lcm
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.plan import Plan
@@ -18,6 +18,7 @@ from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.programs.program import Program, brief, short_batches
 from pipeplan.programs.repeating import counted, retirements
 from pipeplan.simulation.predict import long_program_of, program_of
+from tests.properties import examples
 from tests.schedules import ASP, FULL, FUSED, SCHEDULES, STASHING, V_SHAPED, chunks_of, microbatches_of
 from tests.worker_agent.runtime.plans import make_plan
 
@@ -62,7 +63,7 @@ def exchanges(plan: Plan) -> AmongStages:
 @given(
     plan=plans(), more=st.integers(1, 9), first_batch=st.integers(0, 20), every=st.integers(0, 5), meet=st.booleans()
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_a_repeated_program_is_the_whole_one(plan: Plan, more: int, first_batch: int, every: int, meet: bool) -> None:
     batches = short_batches(pipeline_of(plan, batches=1)) + more
     options = {"batches": batches, "first_batch": first_batch, "checkpoint_every": every}
@@ -91,7 +92,7 @@ def without_checkpoints(instructions: Sequence[Instruction]) -> int:
 
 
 @given(plan=plans())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_what_holds_of_the_brief_program_holds_of_the_long_one(plan: Plan) -> None:
     """It keeps the laws, and no stage ever has more in flight."""
     batches = short_batches(pipeline_of(plan, batches=1)) + 5

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
@@ -144,7 +144,6 @@ split = st.builds(
 programs = unsplit | split
 
 
-@settings(deadline=None)
 @given(programs)
 def test_overlapping_moves_no_work_keeps_the_laws_and_holds_two_sets_of_gradients(program: Program) -> None:
     made = overlap_exchanges(program)
@@ -159,7 +158,6 @@ def test_overlapping_moves_no_work_keeps_the_laws_and_holds_two_sets_of_gradient
             assert most <= (program.pipeline.replicas[0] - 1 if program.schedule.name == ASP else 1)
 
 
-@settings(deadline=None)
 @given(programs, st.floats(0.0, 20.0), st.floats(0.0, 1.0))
 def test_overlapping_delays_nothing(program: Program, reduce_s: float, share: float) -> None:
     costs = [replace(COSTS, reduce_s=reduce_s, reduce_tail_s=max(share, 1 - 2 / max(reduce_s, 2)) * reduce_s)]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.files import plan_document
@@ -55,7 +55,6 @@ COUNTED = ("input_bytes", "output_bytes", "activation_bytes")
 TIMES = ("forward_s", "backward_s")
 
 
-@settings(deadline=None)
 @given(block=st.integers(0, 3), size=st.integers(0, 1), field=st.sampled_from(COUNTED + TIMES), more=st.floats(0.06, 3))
 def test_every_change_of_a_block_is_reported_by_its_name(block: int, size: int, field: str, more: float) -> None:
     blocks = list(ASKED.profile.blocks)
@@ -70,7 +69,6 @@ def test_every_change_of_a_block_is_reported_by_its_name(block: int, size: int, 
     assert line.startswith(f"~ {blocks[block].name}: measurements.{size + 1}.{field}: ")
 
 
-@settings(deadline=None)
 @given(change=st.floats(-0.2, 0.2), tolerance=st.floats(0, 0.2))
 def test_times_count_from_the_tolerance_on(change: float, tolerance: float) -> None:
     if abs(abs(change) - tolerance) < 1e-6:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.plan import Plan
@@ -13,6 +13,7 @@ from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.questions.smallest import rate, smallest, sub_cluster, sub_clusters
 from tests.pipeplan.builders import Cell, cluster, profile
+from tests.properties import examples
 
 TWO_BW, PIPEDREAM = partial(solve, "pipedream-2bw"), partial(solve, "pipedream")
 
@@ -48,7 +49,7 @@ def test_sub_clusters_grow_inside_a_server_and_then_by_servers() -> None:
         sub_cluster(machines, 5)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     wanted=st.floats(0.01, 4.0),
     memory_bytes=st.sampled_from([10, 20, 30, 10**6]),

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.plan import Plan
@@ -25,6 +25,7 @@ from pipeplan.simulation.predict import predict
 from pipeplan.simulation.split_backward import split_backward
 from tests.pipeplan.builders import Cell, cluster, profile
 from tests.pipeplan.simulation.plain_simulate import Plain
+from tests.properties import examples
 from tests.schedules import DATA_PARALLEL, FUSED, INTERLEAVED, SCHEDULES, STASHING, V_SHAPED
 from tests.worker_agent.runtime.plans import make_plan
 
@@ -53,7 +54,7 @@ COSTS = st.builds(
 ).filter(lambda costs: costs.reduce_inside_s <= costs.reduce_s)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(data=st.data(), schedule=st.sampled_from(sorted(SCHEDULES)))
 def test_every_schedule_is_played_as_the_plain_simulator_plays_it(data: st.DataObject, schedule: str) -> None:
     depth = 1 if schedule in DATA_PARALLEL else data.draw(st.integers(1, 4))
@@ -164,7 +165,7 @@ def test_devices_have_links_of_their_own_to_a_servers_port() -> None:
     assert [times_of(half, rank, f"F{rank - 3}")[0] for rank in range(4, 8)] == [3.0] * 4
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(
         st.tuples(

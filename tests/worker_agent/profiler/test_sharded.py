@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.forms import Collective, Form
 from pipeplan.errors import InvalidInputError
+from tests.properties import examples
 from worker_agent.models.losses import default_loss, mean_of_squares
 from worker_agent.profiler.counts import BlockCounts, count_blocks
 from worker_agent.profiler.operations import DeviceOperation, MatrixSizes
@@ -48,7 +49,7 @@ def exchanged(collectives: Sequence[Collective]) -> dict[tuple[str, str], tuple[
 
 
 @pytest.mark.each_case
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(b=st.integers(1, 3), width=st.sampled_from((8, 16)), per=st.integers(1, 2), s=st.sampled_from((8, 24)))
 @pytest.mark.parametrize("t", [1, 2, 4])
 def test_unfused_attention_keeps_what_korthikanti_et_al_write_in_table_2(

@@ -5,12 +5,13 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeplan.costs.memory import kept_bytes
 from pipeplan.documents.profile import Measurement
+from tests.properties import examples
 from tests.worker_agent.measured import measurement_of
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.profiler.block_memory import measure_memory
@@ -111,7 +112,7 @@ def ran_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
     return stage.kept[0].held_bytes
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=6))
 def test_no_stage_keeps_more_than_its_blocks_are_said_to_keep_together(kinds: list[str]) -> None:
     blocks = [KINDS["linear"](), *(KINDS[kind]() for kind in kinds)]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, RunFailedError
 from tests.forked import fork_server
+from tests.properties import examples
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.runtime.checkpoint import load_stage, save_stage
@@ -89,7 +90,7 @@ def test_a_checkpoint_says_where_the_data_goes_on(tmp_path: Path) -> None:
     assert (manifest.step, manifest.steps, manifest.next_sample, manifest.data) == (3, 9, 24, DATA)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FILES), where=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), cut=st.booleans())
 def test_a_file_torn_or_changed_anywhere_is_noticed_and_the_checkpoint_before_is_taken(
     name: str, where: float, bit: int, cut: bool, tmp_path: Path

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -26,6 +26,7 @@ from pipeplan.programs.check import check
 from pipeplan.programs.instructions import BackwardInput, BackwardWeight
 from pipeplan.simulation.predict import predict, program_of
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.properties import examples
 from tests.schedules import INTERLEAVED, V_SHAPED
 
 SINGLE = (
@@ -81,7 +82,7 @@ def single_answers(problem: PlanningProblem) -> list[Answer]:
     return answers
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     blocks=st.lists(cells(), min_size=1, max_size=5),
     machines=clusters(6),
@@ -347,7 +348,7 @@ FORCED = [
 ]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     blocks=st.lists(cells(), min_size=2, max_size=8),
     machines=clusters(8),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.costs.memory import rank_bytes
@@ -24,6 +24,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.auto.test_auto import split
+from tests.properties import examples
 
 ROUNDING = 1 + 1e-6
 
@@ -34,7 +35,7 @@ OVERHEADS = Overheads(forward_without_graph=0.8, recompute=0.9, backward_after_f
 """Of a profile whose stages are faster than its blocks."""
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     blocks=st.lists(cells(), min_size=1, max_size=6),
     machines=clusters(8),
@@ -81,7 +82,7 @@ def test_no_play_is_faster_than_its_bounds(
             assert rate <= configuration.most * above
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     blocks=st.lists(cells(), min_size=1, max_size=6),
     machines=clusters(8),

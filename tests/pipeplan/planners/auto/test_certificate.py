@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -23,6 +23,7 @@ from pipeplan.planners.verify import Finding, verify
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.auto.test_auto import split, transformer
 from tests.pipeplan.planners.auto.test_bound import OVERHEADS
+from tests.properties import examples
 
 ALTERNATING = 1.05
 """Without a flush a play may pass its bound by so much: a claim that is less wrong may not be found out."""
@@ -85,14 +86,14 @@ def everything(problem: PlanningProblem) -> Iterator[Ranked]:
     return iter(ranking.fitting)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(), st.sampled_from(["pipedream", "pipedream-2bw", "gpipe"]))
 def test_what_the_others_claim_holds_for_their_own_spaces(problem: PlanningProblem, planner: str) -> None:
     findings = verify(answer_if_any(problem, planner), problem)
     assert all(finding.holds for finding in findings), findings
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(problems())
 def test_what_auto_claims_holds(problem: PlanningProblem) -> None:
     plan = answer_if_any(problem)
@@ -102,7 +103,7 @@ def test_what_auto_claims_holds(problem: PlanningProblem) -> None:
     assert all(each.samples_per_s <= most * ALTERNATING for each in everything(problem))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(problems(), st.data())
 def test_a_slower_plan_that_calls_itself_the_best_is_found_out(problem: PlanningProblem, data: st.DataObject) -> None:
     plan = answer_if_any(problem)
@@ -172,7 +173,7 @@ def test_a_plan_of_other_options_is_not_what_was_asked_for() -> None:
     assert not optimality(plan, problem).holds
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(problems(), st.integers(100, 5_000), st.data())
 def test_a_play_is_repeated_as_it_was_made(problem: PlanningProblem, limit: int, data: st.DataObject) -> None:
     """Auto plays less of a plan than other planners do: its plans were once found to play otherwise."""

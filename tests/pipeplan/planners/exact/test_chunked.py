@@ -6,7 +6,7 @@ from itertools import combinations
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -25,6 +25,7 @@ from pipeplan.planners.two_bw.placements import orientations
 from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, clusters, profile
+from tests.properties import examples
 from tests.schedules import CHUNKED, INTERLEAVED, V_SHAPED
 
 
@@ -92,7 +93,7 @@ def every_step(problem: PlanningProblem, ranks: int, chunks: int) -> Iterator[fl
         yield slowest_s
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     blocks=st.lists(cells(), min_size=4, max_size=9),
     schedule=st.sampled_from(sorted(CHUNKED)),
@@ -152,7 +153,7 @@ def test_it_proves_the_least_bottleneck_of_every_partition(
     assert not set(cuts[forced:]) & starts
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     blocks=st.lists(cells(), min_size=4, max_size=8),
     machines=clusters(6),
@@ -178,7 +179,7 @@ def test_a_rank_holds_what_its_stages_say_and_no_more(
         assert peak_bytes == kept[worker.stage] <= held[worker.stage]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     blocks=st.lists(cells(), min_size=4, max_size=7),
     schedule=st.sampled_from(sorted(CHUNKED)),

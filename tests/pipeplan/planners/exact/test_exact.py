@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -14,6 +14,7 @@ from pipeplan.planners.exact.planner import exact
 from pipeplan.planners.problem import Options, PlanningProblem, SearchProgress
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 SIZES = (1, 2)
 
@@ -51,7 +52,7 @@ def plan_of(problem: PlanningProblem) -> Plan:
     return answer
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(chains, clusters(6), st.sampled_from([2, 4, 6, 12]), pipelines)
 def test_it_proves_the_optimum_that_two_bws_recurrence_finds(
     blocks: list[Cell], machines: Cluster, batch_size: int, options: Options
@@ -66,7 +67,7 @@ def test_it_proves_the_optimum_that_two_bws_recurrence_finds(
     _same_optimum(problem, "pipedream-2bw")
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(chains, flat, paper_pipedream)
 def test_it_proves_the_optimum_that_pipedreams_recurrence_finds(
     blocks: list[Cell], machines: Cluster, options: Options

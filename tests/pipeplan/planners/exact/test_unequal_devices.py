@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
@@ -19,6 +19,7 @@ from tests.pipeplan.builders import PLENTY, Cell, cells, profile
 from tests.pipeplan.planners.every_partition import compositions
 from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem, profile_on
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 FAST, SLOW = Gpu(name="fast"), Gpu(name="slow", slowness=2.0)
 
@@ -88,7 +89,7 @@ def test_pipedream_replicates_the_type_that_needs_it() -> None:
     assert plan.closed_form.throughput_samples_per_s == pytest.approx(1 / 6.0)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(cells(), min_size=2, max_size=5),
     st.tuples(st.integers(1, 2), st.integers(1, 2)),

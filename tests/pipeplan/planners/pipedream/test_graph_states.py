@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pipeplan.costs.graph import members
 from pipeplan.documents.profile import Device, Model, Profile
@@ -11,6 +11,7 @@ from pipeplan.planners.pipedream.states import CutStates, cut_states
 from tests.pipeplan.builders import Cell, profile
 from tests.pipeplan.cli.commands import PROFILES
 from tests.pipeplan.graphs import DIAMOND, crossing, cuts_by_definition, graph, graphs
+from tests.properties import examples
 
 
 def public(name: str) -> Profile:
@@ -28,7 +29,7 @@ def blocks_of(found: CutStates) -> list[frozenset[int]]:
 
 
 @given(graphs())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_states_add_up_the_blocks_before_them(profile: Profile) -> None:
     found = cut_states(profile, 1)
     measured, states = profile.at(1), found.states
@@ -55,7 +56,7 @@ def test_states_add_up_the_blocks_before_them(profile: Profile) -> None:
 
 
 @given(graphs())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_the_largest_workspace_between_two_states(profile: Profile) -> None:
     found = cut_states(profile, 1)
     sets, measured = blocks_of(found), profile.at(1)

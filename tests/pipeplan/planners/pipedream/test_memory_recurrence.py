@@ -1,7 +1,7 @@
 """The recurrence with memory looks at few states: what it finds within a limit is what looking at all of them finds."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
@@ -15,6 +15,7 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cluster, profile
 from tests.pipeplan.planners.pipedream.test_partition import chains, graphs
+from tests.properties import examples
 
 laws = st.builds(
     Law,
@@ -39,7 +40,7 @@ def looking_at_all(tables: Recurrence, units: int) -> FloatArray:
     return best
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.one_of(chains(most=8), graphs()), st.integers(1, 6), laws, st.sampled_from([0.5, 1.0, 2.0, 4.0, 9.0, np.inf]))
 def test_what_is_within_a_limit_is_found_as_if_all_states_were_looked_at(
     states: States, units: int, law: Law, limit_s: float
@@ -56,7 +57,7 @@ def test_what_is_within_a_limit_is_found_as_if_all_states_were_looked_at(
     assert fits_any(search.memory, search.space, units) == bool(np.isfinite(every).any())
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(chains(most=6), laws, st.integers(0, 5))
 def test_a_stage_fits_to_the_byte(states: States, law: Law, behind: int) -> None:
     search = search_of(states, [LevelLinks(units=2, bandwidth_bytes_per_s=2.0)], law=law)
@@ -68,7 +69,7 @@ def test_a_stage_fits_to_the_byte(states: States, law: Law, behind: int) -> None
     assert (np.isfinite(stage_s) == fits).all()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.one_of(chains(most=8), graphs()), st.integers(1, 6), laws)
 def test_the_stages_that_hold_least_are_those_of_the_least_limit_that_leaves_any(
     states: States, units: int, law: Law

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
@@ -17,6 +17,7 @@ from pipeplan.planners.pipedream.partition import Partition, held_bytes, nearest
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from tests.pipeplan.planners.every_partition import World, flat
+from tests.properties import examples
 
 PLENTY = Law(fixed=(0, 0, 0, 0), each=(1, 1, 0, 0), limit_bytes=1e15)
 
@@ -109,7 +110,7 @@ def found(world: World, law: Law = PLENTY, *, straight: bool = False, fewer: boo
     )
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(st.one_of(chains(), graphs()), networks(), st.sampled_from([2.0, 4.0]), laws, st.booleans(), st.booleans())
 def test_the_search_finds_what_trying_every_partition_finds(
     states: States, levels: tuple[LevelLinks, ...], factor: float, law: Law, straight: bool, fewer: bool
@@ -133,7 +134,7 @@ def test_the_search_finds_what_trying_every_partition_finds(
     assert max(held_bytes(search, answer)) <= law.limit_bytes
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(chains(), networks(6), st.booleans())
 def test_ties_go_to_fewer_stages_then_fewer_bytes_then_smaller_cuts_then_fewer_replicas_in_front(
     states: States, levels: tuple[LevelLinks, ...], weights: bool
@@ -157,7 +158,7 @@ def test_ties_go_to_fewer_stages_then_fewer_bytes_then_smaller_cuts_then_fewer_r
     assert [(s.start, s.stop, s.replicas) for s in answer.shares] == list(flat(expected))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(chains(6), st.integers(2, 6), bandwidths, laws)
 def test_where_memory_decides_the_fast_search_is_right_or_says_how_far_it_may_be_off(
     states: States, machines: int, bandwidth: float, law: Law
@@ -177,7 +178,7 @@ def test_where_memory_decides_the_fast_search_is_right_or_says_how_far_it_may_be
     assert max(held_bytes(search, answer)) <= law.limit_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(chains(8), networks(6), st.sampled_from([1.5, 2.0, 10.0]))
 def test_faster_links_never_make_it_slower(states: States, levels: tuple[LevelLinks, ...], factor: float) -> None:
     faster = tuple(replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * factor) for level in levels)
@@ -187,7 +188,7 @@ def test_faster_links_never_make_it_slower(states: States, levels: tuple[LevelLi
     assert after.cost_s <= before.cost_s * (1 + 1e-11)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(chains(7), networks(5), laws)
 def test_more_memory_never_makes_it_slower(states: States, levels: tuple[LevelLinks, ...], law: Law) -> None:
     world = World(states=states, levels=levels, factor=4.0)
@@ -197,7 +198,7 @@ def test_more_memory_never_makes_it_slower(states: States, levels: tuple[LevelLi
         assert after.cost_s <= before.cost_s * (1 + 1e-11)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(chains(8), networks(6))
 def test_of_more_machines_fewer_may_be_used_so_that_they_never_make_it_slower(
     states: States, levels: tuple[LevelLinks, ...]
@@ -231,7 +232,7 @@ def recurrence(states: States, machines: int, bandwidth: float) -> float:
     return float(table[machines][-1])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(chains(40), st.integers(7, 30), st.sampled_from([0.25, 1.0, 4.0, 64.0]))
 def test_what_the_search_leaves_out_changes_nothing(states: States, machines: int, bandwidth: float) -> None:
     """On more machines than all partitions could be tried on, against the bare recurrence."""

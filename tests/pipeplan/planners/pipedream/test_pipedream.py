@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -21,6 +21,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, clusters, profile
 from tests.pipeplan.graphs import graphs
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 PROFILES = Path(__file__).parents[3] / "data" / "profiles"
 GOLDEN = Path(__file__).parents[3] / "golden" / "pipedream_release.json"
@@ -238,7 +239,7 @@ certified = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.one_of(st.lists(cells(), min_size=1, max_size=6).map(profile), graphs(blocks_at_most=5)), clusters(8), certified
 )
@@ -262,7 +263,7 @@ def test_a_certificate_is_about_the_exchange_that_its_plan_names(asked: str) -> 
         check_certificate(replace(plan, cost_model="unit"), problem)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(cells(), min_size=2, max_size=6), clusters(8))
 def test_certificates_that_claim_more_are_rejected(blocks: list[Cell], machines: Cluster) -> None:
     roomy = replace(machines, device=replace(machines.device, memory_bytes=PLENTY))

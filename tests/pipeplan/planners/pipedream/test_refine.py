@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -17,6 +17,7 @@ from pipeplan.planners.pipedream.terms import search
 from pipeplan.planners.problem import Options, PlanningProblem
 from tests.pipeplan.builders import Cell, cluster, clusters
 from tests.pipeplan.graphs import Edges, graph, graphs
+from tests.properties import examples
 
 NO_MORE = 1 + 1e-9
 
@@ -52,7 +53,7 @@ def problems(draw: st.DrawFn) -> PlanningProblem:
 
 @pytest.mark.campaign
 @given(problems())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_the_optimum_over_all_cuts_lies_between_bound_and_plan(problem: PlanningProblem) -> None:
     optimum, line, found = best(problem), of_a_line(problem), refined(problem)
     if found is None:

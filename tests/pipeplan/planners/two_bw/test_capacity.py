@@ -1,6 +1,6 @@
 """What stages can compute together within their memory: no split's longest stage computes for less."""
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.profile import Profile
@@ -9,6 +9,7 @@ from pipeplan.planners.two_bw.candidate import Evaluator
 from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.terms import PipelineShape
 from tests.pipeplan.builders import Cell, cells, cluster, profile
+from tests.properties import examples
 
 
 def evaluator_for(measured: Profile, memory_bytes: int, options: Options, devices: int = 8) -> Evaluator:
@@ -23,7 +24,7 @@ def pipeline(schedule: str, depth: int, recompute: bool | None) -> PipelineShape
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(cells(), min_size=1, max_size=7),
     st.integers(1, 8),

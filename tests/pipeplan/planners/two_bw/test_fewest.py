@@ -2,7 +2,7 @@
 
 from itertools import accumulate, pairwise
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -14,9 +14,10 @@ from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.every_partition import compositions
+from tests.properties import examples
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(cells(), min_size=2, max_size=6),
     clusters(6),

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
@@ -30,6 +30,7 @@ from pipeplan.planners.two_bw.split import (
 )
 from pipeplan.planners.two_bw.terms import PipelineShape
 from tests.pipeplan.builders import Cell, cells, cluster, profile
+from tests.properties import examples
 
 INFINITE = float("inf")
 
@@ -123,7 +124,7 @@ long_chains = st.builds(
 )
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(chain=long_chains, depth=st.sampled_from([2, 3, 7, 12, 40]))
 def test_bands_leave_out_no_split_that_could_be_the_best(chain: Chain, depth: int) -> None:
     assert chain.least_max(depth) == least_largest(chain.costs, every_start(len(chain.work), depth))
@@ -235,7 +236,7 @@ def test_of_a_thousand_blocks_in_64_stages_few_starts_are_looked_at() -> None:
     assert chain.looked_at < 64 * 937 * 937 / 50
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(cells(), min_size=2, max_size=9), st.integers(1, 9), st.integers(10, 400), st.data())
 def test_bands_have_the_numbers_of_tables(
     blocks: list[Cell], depth: int, memory_bytes: int, data: st.DataObject

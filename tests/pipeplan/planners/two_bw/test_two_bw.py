@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -17,6 +17,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, kept_bytes, profile
 from tests.pipeplan.planners.every_partition import STATES, compositions
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 SIZES = (1, 2)
 
@@ -178,7 +179,7 @@ options_of_all_kinds = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(cells(), min_size=1, max_size=4), clusters(6), st.sampled_from([1, 2, 4, 6, 12]), options_of_all_kinds)
 def test_the_search_finds_what_trying_every_configuration_finds(
     blocks: list[Cell], machines: Cluster, batch_size: int, options: Options

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -15,6 +15,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.bert_like import bert_like
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.properties import examples
 
 LINE = cluster((4, 1.0))
 
@@ -95,7 +96,7 @@ def test_a_safe_batch_is_filled_as_far_as_whole_microbatches_go() -> None:
     assert (safe.width, safe.microbatches, safe.batch_size) == (2, 3, 6)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(cells(), min_size=1, max_size=4),
     clusters(6),
@@ -116,7 +117,7 @@ def test_a_safe_batch_is_never_slower_than_an_exact_one_nor_larger(
         assert safe.schedule != "pipedream-2bw" or safe.microbatches >= safe.depth
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     st.lists(cells(), min_size=2, max_size=6),
     st.integers(2, 6),
@@ -242,7 +243,7 @@ def test_reserve_and_context_are_no_memory_for_tensors() -> None:
     assert "usable memory (81 B)" in answer.reasons[0].rule
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(cells(), min_size=1, max_size=5), st.integers(2, 30), st.integers(1, 4))
 def test_more_memory_bandwidth_or_devices_is_never_worse(blocks: list[Cell], memory_bytes: int, devices: int) -> None:
     measured = profile(blocks, sizes=(1, 2))

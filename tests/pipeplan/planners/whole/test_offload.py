@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster, Host
@@ -23,6 +23,7 @@ from pipeplan.planners.verify import verify
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.split import Splitter
 from tests.pipeplan.planners.whole.test_whole import GIB, answered, cluster, model, problem
+from tests.properties import examples
 
 AMPLE = Host(memory_bytes=10**15, bandwidth_bytes_per_s=1e15, update_bytes_per_s=1e15)
 USUAL = Host(memory_bytes=100 * 10**9, bandwidth_bytes_per_s=12e9, update_bytes_per_s=20e9)
@@ -55,7 +56,7 @@ hosted = st.builds(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(hosted)
 def test_with_a_host_no_configuration_plays_faster_than_the_answer_or_its_bounds(asked: PlanningProblem) -> None:
     answer = solve("auto", asked)
@@ -80,7 +81,7 @@ def test_with_a_host_no_configuration_plays_faster_than_the_answer_or_its_bounds
         assert (answer.throughput_samples_per_s or 0.0) >= best * (1 - CLOSE)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(ENGINES, st.integers(1, 3), st.sampled_from([8, 16]))
 def test_offloading_never_holds_more_and_is_never_faster_than_a_free_link(engine: str, layers: int, batch: int) -> None:
     """The same stages of the same degrees, with and without: on slow links and on infinitely fast ones."""

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster, Level
@@ -21,6 +21,7 @@ from pipeplan.planners.complete import Decision, complete, play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.whole.planner import whole, whole_space
+from tests.properties import examples
 
 AMPLE = 80 * 10**9
 
@@ -141,7 +142,7 @@ def rate(answer: Answer) -> float:
     return (answer.throughput_samples_per_s or 0.0) if isinstance(answer, Plan) else 0.0
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(problems())
 def test_every_plan_has_the_price_that_the_papers_planners_give_it(asked: PlanningProblem) -> None:
     for plan in every_plan(asked):
@@ -162,7 +163,7 @@ def test_every_plan_has_the_price_that_the_papers_planners_give_it(asked: Planni
         )
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(problems())
 def test_every_pipeline_of_the_papers_planners_is_in_the_space(asked: PlanningProblem) -> None:
     """Whatever number of devices it leaves idle. Placements that cross the same levels as often are one."""
@@ -179,7 +180,7 @@ def test_every_pipeline_of_the_papers_planners_is_in_the_space(asked: PlanningPr
             assert (theirs.depth, theirs.width, theirs.chunks) in own, f"{schedule} on {theirs.workers} devices"
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(problems(), st.sampled_from([1.0, 0.7, 0.5, 0.3]))
 def test_the_answer_is_as_fast_as_that_of_the_papers_planners(asked: PlanningProblem, room: float) -> None:
     """With memory for all that they answer, or for a part of it."""
@@ -198,7 +199,7 @@ def test_the_answer_is_as_fast_as_that_of_the_papers_planners(asked: PlanningPro
         assert rate(answer) == pytest.approx(again.throughput_samples_per_s, rel=1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(problems(), st.sampled_from(["megatron", "deepspeed"]))
 def test_other_engines_agree_where_no_gradients_are_exchanged(asked: PlanningProblem, engine: str) -> None:
     """Of one replica nothing is left that engines do in another way."""

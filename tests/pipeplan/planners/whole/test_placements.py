@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster, Level
@@ -19,6 +19,7 @@ from pipeplan.planners.whole.placements import placement, placements
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
 from tests.pipeplan.planners.whole.test_whole import answered, model, problem
+from tests.properties import examples
 
 HELD = model(layers=6)
 FIXED: dict[str, Any] = {"tensor": 1, "microbatch_size": 1, "chunks": 1, "sharding": "none", "recompute": False}
@@ -53,7 +54,7 @@ clusters = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(clusters, st.sampled_from([2, 4]), st.sampled_from([2, 32]))
 def test_no_other_placement_plays_faster_than_those_that_differ(cluster: Cluster, ranks: int, batches: int) -> None:
     replicas = cluster.devices // ranks

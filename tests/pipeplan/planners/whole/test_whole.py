@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster, Level
@@ -23,6 +23,7 @@ from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.space import PlacedDegrees
 from pipeplan.programs.timeline import flushed_batch_s
 from tests.pipeplan.model_forms import transformer
+from tests.properties import examples
 
 GIB = 2**30
 
@@ -90,7 +91,7 @@ problems = st.builds(
 )
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(problems)
 def test_no_configuration_plays_faster_than_the_answer(asked: PlanningProblem) -> None:
     answer = solve("auto", asked)
@@ -109,7 +110,7 @@ def test_no_configuration_plays_faster_than_the_answer(asked: PlanningProblem) -
     assert space.considered == answer.configurations_considered or isinstance(answer, Plan)
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(problems)
 def test_no_play_exceeds_its_bounds(asked: PlanningProblem) -> None:
     for placed, plan in every_plan(asked):
@@ -135,7 +136,7 @@ def test_the_bound_knows_that_a_rank_of_several_stages_exchanges_for_one_after_t
     assert (plan.throughput_samples_per_s or 0.0) <= most_samples_per_s(plan)
 
 
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(problems)
 def test_two_batches_say_what_three_do_where_exchanges_follow_the_backward(asked: PlanningProblem) -> None:
     for _, plan in islice(every_plan(asked), 12):
@@ -143,7 +144,7 @@ def test_two_batches_say_what_three_do_where_exchanges_follow_the_backward(asked
         assert two == pytest.approx(three, rel=1e-9)
 
 
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(problems)
 def test_a_device_holds_what_its_stages_say(asked: PlanningProblem) -> None:
     """The play counts microbatches in flight in the stream; interleaved stages are estimated as equal."""

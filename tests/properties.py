@@ -1,0 +1,14 @@
+"""Properties: how many examples Hypothesis makes of one. `make test` tries a quarter of what `make test-all` tries."""
+
+from hypothesis import settings
+
+ALL, QUARTER = "all", "quarter"
+
+# A profile's number is that of properties without one of their own, and the share in percent of the others' numbers.
+settings.register_profile(ALL, deadline=None, max_examples=100)  # a busy machine is no failure
+settings.register_profile(QUARTER, settings.get_profile(ALL), max_examples=25)
+
+
+def examples(number: int) -> settings:
+    """The settings of a property that needs another number of examples than 100. `make test` tries up to 5 of few."""
+    return settings(max_examples=max(min(number, 5), number * settings.default.max_examples // 100))
