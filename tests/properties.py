@@ -11,4 +11,4 @@ settings.register_profile(QUARTER, settings.get_profile(ALL), max_examples=25)
 
 def examples(number: int) -> settings:
     """The settings of a property that needs another number of examples than 100. `make test` tries up to 5 of few."""
-    return settings(max_examples=max(min(number, 5), number * settings.default.max_examples // 100))
+    return settings(max_examples=max(min(number, 5), number * settings().max_examples // 100))

@@ -53,6 +53,7 @@ HIDDEN = (
 )
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(("schedule", "stops", "replicas"), ALL)
 def test_a_run_gives_back_the_costs_that_made_it(schedule: str, stops: tuple[int, ...], replicas: int) -> None:
     found = calibrate(PROFILE, CLUSTER, [executed(plan_for(schedule, stops, replicas), HIDDEN)])

@@ -48,6 +48,7 @@ def test_a_file_of_that_name_comes_first(profile: Path, tmp_path: Path, monkeypa
     assert ended.document["cluster_id"] == content_id(named_cluster("l4"))
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("command", "arguments"),
     [

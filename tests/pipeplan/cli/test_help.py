@@ -73,6 +73,7 @@ def test_options_of_planners_stand_in_groups_each_in_one() -> None:
     assert shown.index("\nOther engines:") < shown.index("--tensor")
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

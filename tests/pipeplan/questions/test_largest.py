@@ -36,6 +36,7 @@ def fits(asked: PlanningProblem, times: int, depth: int, schedule: str, recomput
     return isinstance(two_bw(replace(asked, profile=whole, cluster=row, options=options)), Plan)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("memory_bytes", [60, 117])
 def test_the_largest_model_is_the_last_that_fits(memory_bytes: int) -> None:
     asked = problem(memory_bytes)

@@ -66,6 +66,7 @@ def test_the_key_for_another_request_is_refused_and_named(http: TestClient) -> N
     assert http.get(f"/v1/jobs/{job['id']}").json()["state"] == "queued"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("key", ["", " " * 201, "x" * 201])
 def test_a_key_that_can_be_none_is_refused(http: TestClient, key: str) -> None:
     answer = http.post("/v1/jobs", json=TASK, headers={"Idempotency-Key": key})

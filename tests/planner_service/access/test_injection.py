@@ -96,6 +96,7 @@ def test_a_name_that_does_not_print_as_one_line_is_refused(http: TestClient) -> 
     assert http.get("/v1/profiles").json()["items"] == []
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("text", [r"\ud83d", r"\u0000", r"\udc00\ud83d"])
 def test_a_text_that_no_database_holds_is_refused(http: TestClient, text: str) -> None:
     body = json.dumps(profile_named("NAME")).replace("NAME", text)

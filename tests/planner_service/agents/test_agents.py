@@ -102,6 +102,7 @@ def test_agents_are_registered_shown_and_listed_over_http(http: TestClient) -> N
     assert http.get("/v1/agents/nobody").status_code == 404
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("field", "value"),
     [("device_name", "H100\u001b[2J"), ("host", "a\nb"), ("allow", ["mine:*\u2028"])],

@@ -77,6 +77,7 @@ def test_a_name_that_was_deleted_and_made_again_has_a_tag_that_it_never_had(
     assert http.get("/v1/aliases/gpt-prod").headers["etag"] != tag
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     "header", [{"If_Match": "7"}, {"If_None_Match": '"7"'}, {"If_Match": "*", "If_None_Match": "*"}]
 )

@@ -127,6 +127,7 @@ def other_options(document: dict[str, Any]) -> None:
     document["asked"]["options"]["semantics"] = "paper"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("edit", [faster, lighter, derived, renamed, easier, other_options])
 def test_a_lock_that_somebody_edited_does_not_hold(run: Run, lock: Path, edit: Edit) -> None:
     status, stdout, _ = run("check", edited(lock, edit), "--offline", "--json")
@@ -184,6 +185,7 @@ def no_amount(document: dict[str, Any]) -> None:
     document["asked"]["profile"]["blocks"][0]["weight_bytes"] = -1
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [

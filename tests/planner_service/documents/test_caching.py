@@ -34,6 +34,7 @@ def test_documents_are_immutable_and_their_ids_are_their_tags(http: TestClient, 
         assert ready.headers["content-type"] == "application/json"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("known", ["{tag}", "W/{tag}", '"other", {tag}', "*"])
 def test_whoever_has_the_document_is_told_so(http: TestClient, paths: list[str], known: str) -> None:
     for path in paths:

@@ -76,6 +76,7 @@ def test_they_are_resumed_after_any_of_them(http: TestClient, context: Context) 
     assert http.get(path, headers={"Last-Event-ID": "6"}).status_code == 204
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("number", ["-1", "x", "1.5", "99999999999999999999"])
 def test_a_number_that_is_none_is_refused(http: TestClient, context: Context, number: str) -> None:
     path = f"/v1/jobs/{_done(context)}/events"

@@ -139,6 +139,7 @@ def test_a_sent_form_gives_the_plan_that_the_api_gives(http: TestClient, context
     assert answer.headers["location"] == f"/plans/{same.json()['id']}"
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -190,6 +191,7 @@ def test_what_a_planner_refuses_is_shown_with_what_was_entered(http: TestClient,
     assert f'value="{cluster_id}"' in answer.text
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("headers", [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}])
 @pytest.mark.parametrize("address", ["/plans/new", "/example"])
 def test_another_sites_page_makes_no_plan(

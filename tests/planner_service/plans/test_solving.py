@@ -63,6 +63,7 @@ def test_what_a_planner_raises_arrives_as_it_was(pool: SolverPool) -> None:
     assert _ask(pool, "gpipe").future.result(PATIENCE_S).answer == solve("gpipe", PROBLEM)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("planner", "sentence"),
     [

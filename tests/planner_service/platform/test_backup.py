@@ -92,6 +92,7 @@ def _fill(context: Context) -> str:
     return job.run_id
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("to", ["sqlite", "postgresql"])
 def test_a_backup_goes_into_an_empty_database_of_either_kind(
     context: Context, database_url: str, tmp_path: Path, request: pytest.FixtureRequest, to: str

@@ -128,6 +128,7 @@ def test_a_full_file_takes_nothing_and_says_so(sqlite_url: str) -> None:
     database.close()
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("code", ["53100", "53300", "57P03", "40001"])
 def test_what_a_server_is_short_of_may_pass(postgresql_url: str, code: str) -> None:
     """A full disk, too many connections, a server that starts, transactions in each other's way."""

@@ -119,6 +119,7 @@ def test_an_id_that_is_no_plain_word_is_replaced(http: TestClient, given: str) -
     assert assigned.isalnum()
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/nothing", 404), ("PUT", "/v1/plans", 405), ("POST", "/v1/jobs", 415)]
 )

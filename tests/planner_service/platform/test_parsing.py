@@ -52,6 +52,7 @@ def test_a_small_document_is_read_here_and_a_large_one_in_another_process(parsin
     assert _read(parsing, process_of) == other
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("read", "sentence"),
     [

@@ -476,6 +476,7 @@ def test_over_several_microbatches_a_loop_or_concatenated_they_are_equal_to_roun
     assert distance(expected, split(name, 3, concatenate=True)) < 1e-12
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("name", "waiting"),
     [

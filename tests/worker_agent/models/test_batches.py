@@ -111,6 +111,7 @@ def test_experts_that_compute_in_float32_alone_take_masks_as_well(family: str) -
     assert torch.equal(ours, theirs) and torch.allclose(default_loss(ours, targets), loss)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("case", ["llama, left", "t5, right", "gpt2, right"])
 def test_a_stage_needs_its_own_blocks_alone_whatever_the_batch_holds(case: str) -> None:
     spec, data = GIVEN[case]

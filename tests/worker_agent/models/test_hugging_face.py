@@ -63,6 +63,7 @@ def test_the_blocks_in_order_give_exactly_the_models_logits_and_gradients(family
     assert all(torch.equal(found[name], expected[name]) for name in found)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("family", sorted(SPECS))
 def test_every_parameter_is_in_one_block_under_the_whole_models_name(family: str) -> None:
     chain = build_model(SPECS[family], seed=0)

@@ -28,6 +28,7 @@ def written(folder: Path, spec: str, **options: Any) -> Any:
     return model
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("seed", [0, 20_260_102, 2**31 - 1])
 def test_random_weights_depend_on_the_seed_and_not_on_the_cut(seed: int) -> None:
     """Every part that a cut of the four blocks can have, on its own."""
@@ -41,6 +42,7 @@ def test_random_weights_depend_on_the_seed_and_not_on_the_cut(seed: int) -> None
     assert not torch.equal(whole["transformer.wte.weight"], other["transformer.wte.weight"])
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("family", sorted(SPECS))
 def test_every_family_is_built_empty_and_filled_block_by_block(family: str) -> None:
     whole = build_model(SPECS[family], seed=3)

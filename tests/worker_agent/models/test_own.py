@@ -78,6 +78,7 @@ def run(forward: Callable[..., Any], given: tuple[Tensor, ...], parameters: list
     return [*results, *gradients, following]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
 def test_the_blocks_in_order_give_exactly_the_modules_outputs_and_gradients(kind: type[nn.Module]) -> None:
     sample, names = CASES[kind]

@@ -71,6 +71,7 @@ def test_bytes_are_those_that_the_measuring_profiler_finds(family: str, attentio
     assert min(c.activation_bytes for c in found) > 0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("family", sorted(SPECS))
 def test_flops_are_those_that_torch_counts_on_the_real_model(family: str) -> None:
     spec = f"{SPECS[family]}&attn_implementation=eager"

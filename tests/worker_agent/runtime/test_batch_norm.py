@@ -85,6 +85,7 @@ def test_running_statistics_see_every_microbatch_once(
     assert distance(weights, trained(plan, minibatch=False)) < 1e-11
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_resumed_run_goes_on_with_the_running_statistics(schedule: str, tmp_path: Path) -> None:
     plan = make_plan(schedule, CUTS[2], recompute=True)

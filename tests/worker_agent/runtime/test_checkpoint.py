@@ -197,6 +197,7 @@ def files_of_at_most(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("limit_bytes", [0, 300, 900])
 def test_a_process_that_dies_at_a_byte_of_its_write_leaves_no_checkpoint(limit_bytes: int, tmp_path: Path) -> None:
     """The kernel ends it at exactly that byte: of the first file, or, as all others are smaller, of the manifest."""

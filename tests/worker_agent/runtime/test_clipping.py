@@ -92,6 +92,7 @@ def test_float32_copies_take_the_clipped_gradient(tmp_path: Path) -> None:
     assert all((weights[name] == reference[name]).all() for name in reference)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("schedule", "end"),
     [("1f1b", "G1 N1 U1"), ("pipedream-2bw", "G1 N1 U1"), (INTERLEAVED, "G1 G1.1 N1 U1 U1.1")],

@@ -82,6 +82,7 @@ def test_weights_equal_the_single_process_reference(
     assert distance(weights, expected(plan)) < 1e-12
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_planned_gpipe_trains_exactly_whether_it_recomputes_or_not(recompute: bool, tmp_path: Path) -> None:
     model = replace(profile([Cell(output_bytes=128)] * 4, sizes=(2,)), dtype="float64")
@@ -99,6 +100,7 @@ def test_a_planned_gpipe_trains_exactly_whether_it_recomputes_or_not(recompute: 
     ]
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["pipedream-2bw", "pipedream"])
 def test_modules_that_want_to_see_their_weights_see_every_version(schedule: str, tmp_path: Path) -> None:
     plan = make_plan(schedule, CUTS[2], microbatches=1 if schedule in STASHING else 4)
@@ -125,6 +127,7 @@ def test_interleaved_weights_equal_the_single_process_reference(
         assert without_checkpoints(result.lane) == lane.instructions
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", [INTERLEAVED, "zb-v"])
 def test_stages_of_a_rank_may_have_other_numbers_of_blocks(schedule: str, tmp_path: Path) -> None:
     plan = make_plan(schedule, (0, 1, 3, 4, 7), chunks=2)
@@ -172,6 +175,7 @@ def test_a_run_in_a_v_resumes_on_both_stages(schedule: str, tmp_path: Path) -> N
     assert distance(checkpoint_weights(tmp_path / "stopped", STEPS), whole) == 0.0
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", [INTERLEAVED, "dual-pipe-v"])
 def test_a_plan_with_uneven_chunks_runs_as_it_is_played(schedule: str, tmp_path: Path) -> None:
     """The last two blocks take longer: the planner gives their rank fewer blocks, in both of its stages together."""

@@ -125,6 +125,7 @@ def long_node(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Node:
     return Node(tmp_path, processes, microbatches=300, forward_s=0.0002)
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("kind", [Forward, Backward, RecvGradient, Update, Checkpoint])
 def test_a_rank_without_a_sign_of_life_is_ended_wherever_it_is(kind: type, node: Node) -> None:
     assert node.pass_time(SILENT_S - 1, node.place(kind), alive=False) is None
@@ -133,6 +134,7 @@ def test_a_rank_without_a_sign_of_life_is_ended_wherever_it_is(kind: type, node:
     assert node.said(1) is None and node.processes[1].poll() is None
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("kind", [Forward, Backward, Update])
 def test_a_rank_that_stays_at_its_own_work_is_ended(kind: type, node: Node) -> None:
     assert node.pass_time(SILENT_S - 1, node.place(kind)) is None
@@ -140,6 +142,7 @@ def test_a_rank_that_stays_at_its_own_work_is_ended(kind: type, node: Node) -> N
     assert node.processes[0].wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("kind", [RecvGradient, Checkpoint])
 def test_a_rank_that_waits_for_others_or_its_disk_is_not(kind: type, node: Node) -> None:
     assert node.pass_time(60, node.place(kind)) is None

@@ -73,6 +73,7 @@ def test_bfloat16_autocast_equals_torchs_own_in_one_process(
     assert distance(weights, expected(plan)) > 1e-5
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw"])
 def test_blocks_that_autocast_by_themselves_see_every_update(schedule: str, tmp_path: Path) -> None:
     plan = plan_of(schedule, 2)
@@ -108,6 +109,7 @@ def test_float16_leaves_out_overflown_updates_like_torchs_scaler(
     assert left_out == 2
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v"])
 def test_an_update_that_overflows_on_one_stage_is_left_out_on_all(schedule: str, tmp_path: Path) -> None:
     root = build_model(LOUD, seed=SEED).root
@@ -125,6 +127,7 @@ def test_an_update_that_overflows_on_one_stage_is_left_out_on_all(schedule: str,
         assert all(torch.equal(weights[n], p) is not changes for n, p in root.state_dict().items())
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["pipedream-2bw", "v-half"])
 def test_the_loss_scale_goes_on_where_it_was(schedule: str, tmp_path: Path) -> None:
     plan = plan_of(schedule, 2, optimizer="adam")

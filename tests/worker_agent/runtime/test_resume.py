@@ -1,5 +1,6 @@
 """A run goes on where its checkpoint ends, with what the checkpoint was written with, or not at all."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.recorded import reads_of
 from tests.worker_agent.runtime.test_checkpoint import DATA, MLP, write
 from worker_agent.models.chain import build_model
-from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.job import RunJob, holding
 from worker_agent.runtime.rank import require_match, run_rank
 from worker_agent.runtime.run import resumed
 from worker_agent.runtime.status import StatusWriter, read_status
@@ -144,3 +145,11 @@ def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None
     (tmp_path / "out").write_text("a file")
     with pytest.raises(RunFailedError, match="cannot prepare the run's folder"):
         execute(job_in(tmp_path / "out"), lambda _progress: None)
+
+
+def test_a_folder_has_one_run_at_a_time_and_is_free_after_it(tmp_path: Path) -> None:
+    refused = pytest.raises(InvalidInputError, match=f"out: must be free, and process {os.getpid()} on ")
+    with holding(tmp_path), refused, holding(tmp_path):
+        pass
+    with holding(tmp_path):
+        pass

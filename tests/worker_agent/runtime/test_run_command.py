@@ -59,6 +59,7 @@ def undisturbed(plan: Plan, out: Path, *, checkpoint_every: int, model: str = ML
     return checkpoint_weights(out, steps)
 
 
+@pytest.mark.campaign
 @pytest.mark.each_case
 @pytest.mark.parametrize(("schedule", "optimizer"), [("pipedream-2bw", "adam"), ("pipedream", "momentum")])
 def test_a_run_resumed_from_a_checkpoint_ends_bit_for_bit_like_one_that_never_stopped(
@@ -196,10 +197,10 @@ def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (("--steps", "0"), "steps: must be a whole number of at least 1, got 0"),
         (("--model", MLP.replace("depth=4", "depth=5")), "model: must have the plan's 4 blocks, got 5"),
         (("--model", "no.such.module:factory"), "model: "),
         (("--data", "worker_agent.models.presets:no_such_factory"), "data: "),
-        (("--steps", "0"), "steps: must be a whole number of at least 1, got 0"),
         (("--record", "0"), "recorded_batches: must be a whole number of at least 1, got 0"),
         (("--learning-rate", "nan"), "learning_rate: must be a finite number above 0, got nan"),
         (("--device", "tpu"), "device: must be one of auto, cpu, cuda, got 'tpu'"),

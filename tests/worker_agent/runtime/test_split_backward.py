@@ -242,6 +242,7 @@ def test_the_command_runs_a_plan_with_a_split_backward(tmp_path: Path) -> None:
     assert '"W1,2"' in trace
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize(
     ("model", "defers"), [(MODEL, True), (f"{VARIED}:packed", False), (f"{VARIED}:recurrent", True)]
 )

@@ -63,6 +63,7 @@ def test_a_rank_that_leaves_is_to_blame_and_nobody_else(how: str, code: int, blo
     assert "at F3 after 0 of 6 steps" in result.stderr
 
 
+@pytest.mark.campaign
 @pytest.mark.each_case
 @pytest.mark.parametrize("block", [0, 3])
 def test_the_block_whose_backward_fails_is_named(block: int, tmp_path: Path) -> None:
@@ -134,6 +135,7 @@ def test_one_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
     assert finish(going_on(arguments, tmp_path / "out")).returncode == 0
 
 
+@pytest.mark.campaign
 def test_a_run_is_not_resumed_while_ranks_of_a_killed_launcher_live(tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "2", model=SLEEP, steps=1000)
     with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:

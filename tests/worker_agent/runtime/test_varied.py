@@ -104,6 +104,7 @@ def test_what_no_microbatch_uses_is_left_alone_at_every_width(
     assert all(torch.equal(weights[f"{i}.idle"], torch.ones(8).double()) for i in range(4))
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("width", [1, 2])
 def test_what_no_stage_uses_of_what_they_share_is_left_alone(width: int, tmp_path: Path) -> None:
     plan = make_plan("1f1b", CUTS[2], replicas=width, optimizer="adamw")
