@@ -21,7 +21,7 @@ def all_reduce(replicas: FloatArray) -> FloatArray:
 
 
 def in_turn(replicas: FloatArray) -> FloatArray:
-    """Once the weights for each replica: under ASP the gradients of each go to all others by themselves."""
+    """The weights' bytes, once for each replica: under ASP every replica sends its own gradients to all others."""
     return replicas
 
 
@@ -61,16 +61,16 @@ class LevelRing:
 class AllReduce:
     """An all-reduce among devices, level by level from the inside out (Cho et al. 2019, BlueConnect, section 3).
 
-    The devices of a unit reduce and scatter first, and each exchanges its part with its like in the other units. A
-    unit's port thus carries the bytes once, however many of its devices take part, and they use their own links to it
-    side by side. Each level has a ring or a tree of its own.
+    The devices of a unit reduce and scatter first. Each then exchanges its part with the devices that hold the same
+    part in the other units. A unit's port thus carries the bytes once, however many of its devices take part, and the
+    devices use their own links to the port at the same time. Each level has a ring or a tree of its own.
     """
 
     rings: tuple[LevelRing, ...]
 
     @cached_property
     def slowest(self) -> LevelRing | None:
-        """The level on which the bytes take longest, of equal ones the outermost; None for a single device."""
+        """The level on which the bytes take longest, the outermost of equal ones; None for a single device."""
         return max(reversed(self.rings), key=lambda ring: ring.ring_s_per_byte, default=None)
 
     @property
@@ -92,7 +92,7 @@ class AllReduce:
 
 
 def all_reduce_among(cluster: Cluster, devices: Sequence[int]) -> AllReduce:
-    """The all-reduce among these devices. Where their units hold different numbers of them, the least number counts."""
+    """The all-reduce among these devices. If their units hold different numbers of them, the least number counts."""
     rings = []
     inside, unit = sorted(set(devices)), 1
     beside = 1  # devices that each have a part, in every unit of the level
@@ -141,7 +141,7 @@ def parameter_server_among(cluster: Cluster, devices: Sequence[int]) -> Paramete
 
     Nothing is added up inside a unit. The port of a unit with k of the devices carries 2 k (m - k) / m of the bytes in
     each direction: gradients of its workers and weights of its servers go out, and as much comes in. Of equally slow
-    levels the outermost counts. Where units hold different numbers of devices, the least number uses its links.
+    levels the outermost counts. If units hold different numbers of devices, the time is that of the least number.
     """
     members, unit = set(devices), 1
     s_per_byte, hops_s, port = 0.0, 0.0, SharedPort()
@@ -173,7 +173,7 @@ DistributedDataParallel. The first is small to let the exchange begin early.
 
 
 def outlasting_s(blocks: Iterable[tuple[float, float]], seconds_per_byte: float) -> float:
-    """How long an exchange goes on when the backward that it overlaps with has ended.
+    """How long an exchange continues after the end of the backward that it overlaps with.
 
     `blocks` are a stage's (backward seconds, bytes of weights), from the first to the last. The backward goes through
     them from the last to the first. A bucket leaves when it is complete and the buckets before it have left: wait-free

@@ -33,12 +33,12 @@ def estimate(
 ) -> tuple[StageCosts, ...]:
     """Every stage's costs on the devices that the placement gives it, which lists the first stages of its ranks.
 
-    Gradients are exchanged by an all-reduce, level by level: that is what executes a plan. `synchronisation` may name
-    another exchange (`collectives.AMONG`). Under ASP each replica broadcasts its own gradients. A transfer takes its
+    An all-reduce exchanges the gradients level by level, as the runtime does. `synchronisation` may name another
+    exchange (`collectives.AMONG`). Under ASP each replica broadcasts its own gradients. A transfer takes its
     bytes over the slowest link that the boundary crosses. Where a profile has no split backward, all of it counts as
     the gradient of the input: a split promises nothing.
 
-    The `schedule` decides which of the profile's shares and overheads a stage has (`Overheads`; None: those of none).
+    The `schedule` decides which of the profile's shares and overheads (`Overheads`) apply to a stage (None: none).
     `order` is the graph's blocks as the stages hold them.
     """
     tensors = boundaries(profile, microbatch_size, stages, order)
@@ -93,11 +93,11 @@ class _Exchange:
         return self.among.seconds(weight_bytes * self.factor)
 
     def inside_s(self, weight_bytes: float) -> float:
-        """What of it passes no port: its hops, and the levels of an all-reduce that are not the slowest."""
+        """The seconds of it that use no port: the hops, and the levels of an all-reduce other than the slowest."""
         return self.seconds(weight_bytes) - self.among.port_s(weight_bytes * self.factor)
 
     def tail_s(self, completed: Sequence[tuple[float, float]], weight_bytes: float) -> float:
-        """How long it goes on after a backward that completes the blocks' gradients in these seconds."""
+        """How long it continues after a backward that takes these seconds to complete the blocks' gradients."""
         if weight_bytes == 0:
             return self.seconds(weight_bytes)
         latency_s = self.among.latency_s(weight_bytes * self.factor)
@@ -182,7 +182,7 @@ def _stage_costs(
 def _shares(
     overheads: Overheads, schedule: Schedule | None, stages: Sequence[Stage], index: int, recompute_factor: float | None
 ) -> _Shares:
-    """Those of stage number `index`. A `recompute_factor` stands for all that recomputation adds."""
+    """The shares of stage number `index`. A `recompute_factor` covers everything that recomputation adds."""
     recompute, last = stages[index].recompute, index == len(stages) - 1
     hot = backward_follows_forward(schedule, recompute=recompute, last=last)
     copies = schedule is not None and schedule.keeps_versions([stage.replicas for stage in stages], index)

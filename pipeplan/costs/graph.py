@@ -69,14 +69,14 @@ class Line:
 
 
 def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
-    """The order in which side inputs come as late as possible, cut wherever the output of one block alone is read on.
+    """The order in which side inputs come as late as possible, cut wherever only one block's output is read later.
 
         a -- b -+- c -- d -+- e        a | b | c d f e: after d both d's and f's outputs would have to be sent
                 +--- f ----+
 
     A chain is cut after every block, a residual connection before and after it. What costs nothing to send (an
-    output of no bytes) does not count. The model's output is the block that ends the longest path; what does not lead
-    to it stands after the last block that it reads, and is not cut off from it.
+    output of no bytes) does not count. The model's output is the block that ends the longest path. A block that does
+    not lead to the output stands after the last block that it reads, and no cut separates the two.
     """
     depth = depths(graph)
     main = _leading_to_the_output(graph, depth)
@@ -117,7 +117,7 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
 
 
 def crossing_bytes(graph: Graph, order: Sequence[int], output_bytes: Sequence[float]) -> FloatArray:
-    """What crosses every place of an order: each output once that a block after the place reads from one before."""
+    """The bytes that cross each place of an order: of every output before it that a later block reads, counted once."""
     place = places_of(order).tolist()
     change = np.zeros(len(graph) + 1)
     for block, readers in enumerate(graph.read_by):
@@ -157,7 +157,7 @@ def ideals(graph: Graph, limit: int, *, late: frozenset[int] = frozenset()) -> l
 
 
 def with_late(graph: Graph, cut: int, late: frozenset[int]) -> int:
-    """The cut with the late blocks that its members read, for blocks that stand after what they read."""
+    """The cut with the late blocks that its members read. Every block must stand after the blocks that it reads."""
     for block in sorted(late, reverse=True):
         if any(cut >> reader & 1 for reader in graph.read_by[block]):
             cut |= 1 << block
@@ -197,9 +197,9 @@ def places_of(order: Sequence[int]) -> IntArray:
 
 
 def closures(graph: Graph) -> tuple[list[int], list[int]]:
-    """By block, the cut of it and all that it depends on; and the set of it and all that depends on it.
+    """By block: the block with all that it depends on, which is a cut, and the block with all that depends on it.
 
-    For blocks that stand after what they read.
+    Every block must stand after the blocks that it reads.
     """
     forwards = range(len(graph))
     return _closed(graph.reads, forwards), _closed(graph.read_by, reversed(forwards))
@@ -210,7 +210,7 @@ class Boundary:
     """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
 
     A stage that recomputes by block keeps the inputs of all its blocks.
-    The first stage receives nothing and the last one sends nothing; what stands there is not used.
+    The first stage receives nothing and the last one sends nothing; nobody reads their values.
     """
 
     input_bytes: int
@@ -263,7 +263,7 @@ def _sources_first(graph: Graph) -> list[int]:
 
 
 def _leading_to_the_output(graph: Graph, depth: Sequence[int]) -> list[int]:
-    """What leads to the model's output. The deepest source of a block comes first, the others right before it."""
+    """The blocks that lead to the model's output. A block's deepest source comes first, the others right before it."""
     output = max(range(len(graph)), key=lambda block: (depth[block], block))
     order: dict[int, None] = {}
     stack = [(output, _deepest_first(graph, depth, output))]

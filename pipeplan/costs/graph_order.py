@@ -21,11 +21,12 @@ SEARCHED_AT_MOST = 500
 
 
 def least_order(graph: Graph, output_bytes: Sequence[int], line: Line) -> tuple[int, ...]:
-    """The order of least bytes crossing, summed over its places, of all that keep the line's single-tensor places.
+    """The order with the fewest bytes crossing, summed over its places, that keeps the line's single-tensor places.
 
-    Of equal ones the smallest block numbers come first. It is the least as long as the cuts between two of these places
-    are few (`STEPS`); of more, those are followed whose rest of the line is the cheapest. It is never worse than the
-    line's order, nor than the graph's own between these places.
+    Of equal orders the one with the smaller block numbers first is taken. The result is the least while the cuts
+    between two of these places are few (`STEPS`). If there are more, the search follows the cuts from which the rest of
+    the line is the cheapest. The result is never worse than the line's order, nor than the graph's own between these
+    places.
     """
     parts = [line.order[start:stop] for start, stop in pairwise(line.single_tensor)]
     own = tuple(block for part in parts for block in sorted(part))

@@ -92,7 +92,7 @@ class DeviceGroupLinks:
 def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
     """Of `count` devices, each `stride` after the one before, the first of them the cluster's first.
 
-    All groups of that kind count as placed alike. Where its units hold different numbers of them, the least counts.
+    All such groups count as placed alike. If units hold different numbers of a group's devices, the least counts.
     """
     members, unit, beside = [stride * place for place in range(count)], 1, 1
     hops = []

@@ -39,9 +39,9 @@ class Ledger:
 
     `exchanged`: the bytes of a gradient on its way to other replicas; `updated`: the share of the parameters that a
     device updates.
-    The rest is of an optimizer on the host. `host` is what is there of a parameter. Over the link go `gradient_down`
-    with every backward, `weights_up` before every gather, and `update_link` with an update, which reads and writes
-    `update_host` of the host's memory (0: the device updates).
+    The other fields describe an optimizer on the host. `host` are the bytes of a parameter in the host's memory. The
+    link carries `gradient_down` with every backward, `weights_up` before every gather, and `update_link` with an
+    update. The update reads and writes `update_host` of the host's memory (0: the device updates).
     """
 
     weights: float
@@ -73,7 +73,7 @@ def ledger(
     pipelined: bool = False,
     optimizer_on_host: bool = False,
 ) -> Ledger:
-    """What an engine keeps in this dtype with this optimizer, where so many replicas share what is sharded."""
+    """What an engine keeps in this dtype with this optimizer if this many replicas share what is sharded."""
     size, shards = DTYPE_BYTES[dtype], SHARDINGS.index(sharding)
     mixed = size < MASTER_BYTES
     state = MASTER_BYTES if mixed else size
@@ -102,7 +102,7 @@ def ledger(
 
 
 def _on_host(kept: Ledger, engine: str, shards: int, *, gradients: int, state: int, states: int, whole: bool) -> Ledger:
-    """The same with the optimizer on the host (Ren et al. 2021, section 4; of FSDP the weights' shares as well).
+    """The same with the optimizer on the host (Ren et al. 2021, section 4), and for FSDP also the weights' shares.
 
     Gradients that are shared out leave with every backward; those that are `whole` on the device are reduced first, and
     leave with the update. Adam reads a gradient, and reads and writes the weight and its states (section 5.1).

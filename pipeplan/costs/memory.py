@@ -34,10 +34,10 @@ RECEIVES_AHEAD = 2
 
 
 def kept_bytes(blocks: Sequence[Measurement]) -> int:
-    """What one microbatch keeps from forward to backward on a stage of these blocks, which follow each other.
+    """The bytes that one microbatch keeps from forward to backward on a stage of these consecutive blocks.
 
-    The first block keeps all that it keeps alone, its input among it; every other one adds what is not there already.
-    Planners have the same as sums over blocks, from `kept_sums`.
+    The first block keeps all that it keeps as a stage of its own, including its input. Every other block adds what is
+    not there already. Planners compute the same from sums over blocks (`kept_sums`).
     """
     return blocks[0].activation_bytes + sum(block.added_bytes for block in blocks[1:])
 
@@ -45,8 +45,8 @@ def kept_bytes(blocks: Sequence[Measurement]) -> int:
 def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
     """`kept_bytes` of each stage [start, stop) of a chain: the first array's entry at stop, less the second's at start.
 
-    Both have an entry before each block and one after the last. Differences within the first array alone are what a
-    stage keeps at least: they leave out what its first block has of the block before.
+    Both have an entry before each block and one after the last. Differences within the first array alone are a lower
+    bound: they leave out what a stage's first block shares with the block before it.
     """
     until = np.append(0.0, np.cumsum(activation_bytes - shared_bytes))
     return until, until - np.append(shared_bytes, 0.0)
@@ -162,15 +162,15 @@ def training_copies(
     replicas: int = 1,
     unit: str = "stage",
 ) -> Copies:
-    """What is there for training, and what `held` microbatches in flight keep.
+    """The copies that training holds, and those that `held` microbatches in flight keep.
 
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs. Where its unit
     is a block it keeps the inputs of every block, and one block's activations (Chen et al. 2016, section 4.1).
 
     `held_before` are the microbatches in flight on the stage before; None on the first stage. `sends_on` says that a
-    stage follows. Buffers hold a sent message until it has surely arrived: until its edge has carried as many later
-    messages as the edge's earlier stage has microbatches in flight. They hold receives that are posted ahead, and a
-    received gradient while its backward runs. A received input counts among the stage's own.
+    stage follows. Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many
+    later messages as the edge's earlier stage has microbatches in flight. Buffers also hold receives that are posted
+    ahead, and a received gradient while its backward runs. A received input counts as one of the stage's own inputs.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
@@ -218,7 +218,7 @@ def rank_host_bytes(plan: Plan) -> tuple[int, ...]:
 class HeldByRank:
     """What a rank keeps, at the moments at which it may hold most.
 
-    A row of `moments` has, by chunk, the microbatches that are kept whole, then those of which the inputs alone are
+    A row of `moments` has, by chunk, the microbatches that are kept whole, then those of which only the inputs are
     kept. `most`: the microbatches that each chunk has in flight at most.
     """
 
@@ -230,7 +230,7 @@ class HeldByRank:
 def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: int, recompute: bool) -> HeldByRank:
     """What a rank keeps in the stream of a batch, from a forward to the gradients of the weights.
 
-    Its chunks keep microbatches at different times: what counts is what they keep together at one moment.
+    Its chunks keep microbatches at different times, so the sum over all chunks at one moment counts.
     """
     few = microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
     pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=few)

@@ -58,7 +58,7 @@ def ranks_by_stage(placement: Sequence[Worker]) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True, slots=True)
 class SharedPort:
-    """The port that so many devices share, and the share of its bandwidth that one of them has: 0 devices, no port."""
+    """A port: how many devices share it (0: there is no port), and one device's share of its bandwidth."""
 
     devices: int = 0
     device_share: float = 1.0
@@ -68,7 +68,7 @@ def shared_port(cluster: Cluster, ranks: Sequence[int]) -> SharedPort:
     """The port at which a transfer among these ranks is slowest.
 
     A level's bandwidth is what one unit of the level inside it, a server or a device, sends or receives at a time.
-    Among equally slow levels that is the outermost, whose port most devices share.
+    Among equally slow levels the port is the outermost level's, which the most devices share.
     """
     unit, found, slowest = 1, SharedPort(), inf
     for level in cluster.levels:

@@ -35,19 +35,19 @@ def check(program: Program) -> None:
     """Raises ScheduleError, naming rank and instruction, unless the program keeps these laws:
 
     - every worker computes exactly its own microbatches, each forward once and each backward once, in that order;
-    - between two stages of one rank, where nothing is sent, the rank's own order is that of the microbatch's way;
+    - between two stages of one rank, where nothing is sent, the rank's order follows the microbatch's way;
     - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
     - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
-    - updates make versions one by one from the first batch's to the last's, and for a schedule with a flush only
-      once every microbatch of theirs is through; exchanges of gradients are for the version that comes next;
-    - where stages meet, a rank has the gradients of all of its stages, and none of them is updated before;
+    - updates make versions one by one, from the first batch's to the last's; with a flush, an update comes only after
+      every microbatch of its batch has completed; exchanges of gradients are for the version that comes next;
+    - where stages meet, a rank has the gradients of all of its stages, and has updated none of them;
     - an update is made of exactly the gradients that its version stands for (`Schedule.update`), and all of them were
       computed on one weight version;
     - an exchange that is begun ahead is begun once, after the one before, next to the backward that completes the
       worker's own gradients, and is over before the update.
 
-    That sends and receives pair up without deadlock is the simulator's to show: it plays the same streams.
+    The simulator, which plays the same streams, shows that sends and receives pair up without deadlock.
     """
     for stream in (part for whole in program.streams for part in program.stage_streams(whole)):
         _check_microbatches(program.pipeline, stream)

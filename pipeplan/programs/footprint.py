@@ -25,12 +25,12 @@ _OF_GRADIENTS = frozenset({StartReduce, Backward, BackwardInput, BackwardWeight,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """After one instruction: microbatches with all activations kept, with the input only, live weight versions.
+    """What is held after an instruction: microbatches with all activations or only the input, and live weight versions.
 
-    A stage that recomputes by block has activations only within a backward, which it frees: there it is what is held
-    while the backward runs.
-    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept; `gradients`
-    the sets of gradients beyond the one that every stage has: what is exchanged while others gather.
+    A stage that recomputes by block has activations only during a backward, which frees them. For a backward the counts
+    are those while it runs.
+    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept. `gradients`
+    are the sets of gradients beyond the one that every stage has: the sets that are exchanged while another gathers.
     """
 
     activations: int
@@ -48,7 +48,7 @@ class Held:
 def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
     """For every weight version, the index of the last instruction that needs it.
 
-    An update needs the version before it, a checkpoint those it names; the newest version of all is never released.
+    An update needs the version before its own, a checkpoint the versions that it names. The newest is never released.
     """
     last: dict[int, int] = {}
     newest = 0
@@ -109,7 +109,7 @@ def held_counts(
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """The same as plain (activations, inputs, versions, weight gradients, gradients), for long streams.
 
-    `settled`: of a backward by block what is left when it is over.
+    `settled`: for a backward by block, what is held after its end.
     """
     kinds = [type(instruction) for instruction in instructions]
     whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
@@ -142,8 +142,8 @@ def held_counts(
 def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
     """Sets of gradients beyond the one that is always there, after each instruction.
 
-    A set is there while it is exchanged: from the backward that completes it (another worker's from the start of its
-    exchange) to its update. One more is there while it gathers.
+    A set counts while it is exchanged: from the backward that completes it to its update. Another worker's set counts
+    from the start of its exchange. One more set counts while it gathers.
     """
     exchanged: set[int] = set()
     gathers, own = False, None

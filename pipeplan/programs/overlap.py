@@ -40,15 +40,15 @@ def overlap_exchanges(program: Program) -> Program:
 
     The weights stay the same bit for bit. At most two sets of gradients are held on a stage: one that is exchanged and
     one that gathers. A checkpoint goes with its update. An update for which stages meet (`exchange_among_stages`) stays
-    where it is. Where the weights' gradients are computed by themselves (2BP's p2, ZB-H1), the last of these
-    instructions completes them.
+    where it is. If separate instructions compute the weights' gradients (2BP's p2, ZB-H1), the last of them completes
+    the gradients.
     """
     streams = (replace(s, instructions=_overlapping(s.rank, s.instructions)) for s in program.streams)
     return replace(program, streams=tuple(streams))
 
 
 def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """One worker's stream, from its last exchange to its first: where an update may stand depends on the next one."""
+    """One worker's stream, built from its last exchange to its first: the next update limits the place of each."""
     starts: dict[int, list[Instruction]] = defaultdict(list)
     updates: dict[int, list[Instruction]] = defaultdict(list)
     moved: set[int] = set()
@@ -90,9 +90,9 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
 def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradients, stood: int, stands: int) -> int:
     """The latest place for the exchange and its update: the instruction before which they stand, or `end` to stay.
 
-    They stand before what names the version, before the exchange for the next version (which `stands` there now), and
-    before the first backward of the version after that (after where the next exchange `stood`): its gradients would be
-    a third set.
+    They stand before the first instruction that names the version, and before the exchange for the next version, which
+    now `stands` there. They also stand before the first backward of the version after that, which comes after the place
+    where the next exchange `stood`: its gradients would be a third set.
     """
 
     def needs(i: int) -> bool:

@@ -64,7 +64,7 @@ class Pipeline:
         return first_stage + chunk * self.span
 
     def place_of(self, stage: int) -> tuple[int, int]:
-        """Of the rank that has this stage the stage of chunk 0, and the chunk that the stage is there."""
+        """For the rank that has this stage: the stage of its chunk 0, and the chunk as which it has this stage."""
         chunk = stage // self.span
         if self.v_shaped and chunk == 1:
             return self.depth - 1 - stage, chunk
@@ -118,5 +118,5 @@ def pipeline_of(plan: Plan, *, batches: int, first_batch: int = 0) -> Pipeline:
 
 
 def ends_with_checkpoint(pipeline: Pipeline, batches_done: int, every: int) -> bool:
-    """Whether a checkpoint follows so many batches since the start of training, with one after `every` (0: never)."""
+    """Whether a checkpoint follows this many batches of training, if one follows every `every` batches (0: never)."""
     return every > 0 and (batches_done % every == 0 or batches_done == pipeline.batch_range().stop)

@@ -73,10 +73,10 @@ def checkpoint(
 
 
 def settled_batches(pipeline: Pipeline) -> int:
-    """How many batches fill the pipeline: later ones are like the one before, but for as many at the end.
+    """How many batches fill the pipeline. Later batches equal the one before, except for as many at the end.
 
-    The microbatches in flight fill the pipeline: on no stage more than its replicas have in flight. Under PipeDream as
-    many run on version 0. Of 2BW the first two batches both do.
+    The microbatches in flight fill the pipeline; no stage has more of them than its replicas have in flight. Under
+    PipeDream as many microbatches run on version 0; under 2BW the first two batches do.
     """
     most = max(pipeline.in_flight_limit(stage) * pipeline.replicas[stage] for stage in range(pipeline.depth))
     return 2 - (-most // pipeline.batch_microbatches)
@@ -90,7 +90,7 @@ def short_batches(pipeline: Pipeline) -> int:
 def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Program:
     """The program of so many batches, from a short one of `short_batches` batches without checkpoints.
 
-    It is instruction by instruction what `build` and the passes make of so many batches.
+    It equals, instruction by instruction, what `build` and the passes make of that many batches.
     """
     pipeline = replace(short.pipeline, batches=batches)
     streams = []
@@ -118,7 +118,7 @@ def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Progra
 
 
 def brief(program: Program) -> Program:
-    """A program of few batches in which all happens that happens in this one: itself, unless its batches repeat."""
+    """A program of few batches that shows everything that happens in this one: itself, unless its batches repeat."""
     batches = min(program.pipeline.batches, short_batches(program.pipeline))
     if not any(isinstance(stream.instructions, Repeating) for stream in program.streams):
         return program

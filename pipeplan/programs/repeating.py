@@ -72,7 +72,7 @@ class Repeating(Sequence[Instruction]):
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The short run's instructions, without checkpoints: what holds of them in every batch holds here."""
+        """The short run's instructions, without checkpoints: a law that they keep in every batch holds here."""
         return self._blocks
 
     @property
@@ -187,7 +187,7 @@ def by_chunk(instructions: Sequence[Instruction], chunks: int) -> Sequence[Seque
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
-    """Each instruction and how often it occurs under other numbers; checkpoints of a repeating stream are left out."""
+    """Each instruction, and how often it occurs with other numbers; checkpoints of a repeating stream are left out."""
     return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
 
 
@@ -197,7 +197,7 @@ def shortened(instructions: Sequence[Instruction]) -> Sequence[Instruction]:
 
 
 def retirements(instructions: Sequence[Instruction]) -> Iterator[tuple[int, ...]]:
-    """For each instruction in turn, the weight versions that it is the last to need. The newest is never given up.
+    """For each instruction in turn, the weight versions that no later instruction needs. The newest is never released.
 
     Looks ahead as far as the horizon of a repeating stream, and to the end of any other.
     """

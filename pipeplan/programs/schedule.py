@@ -18,8 +18,9 @@ from pipeplan.programs.pipeline import Pipeline
 class Schedule(ABC):
     """One pipeline schedule. Pure: equal pipelines give equal streams.
 
-    A law that a subclass does not state has a safe default. `programs.check` refuses a stream that needs more
-    (`versions_behind`), more is counted than may be needed (`weight_versions`), or less is assumed (`fills`).
+    A law that a subclass does not state has a safe default: `programs.check` refuses a stream that needs more than the
+    default (`versions_behind`), the default counts more than may be needed (`weight_versions`), or it assumes less
+    (`fills`).
     """
 
     name: ClassVar[str]
@@ -121,14 +122,14 @@ class Schedule(ABC):
         return _counted(self, depth, stage, microbatches)
 
     def takes(self, *, ranks: int, chunks: int, microbatches: int) -> bool:
-        """Whether a batch of so many microbatches runs on so many ranks with so many stages each.
+        """Whether a batch of this many microbatches runs on this many ranks with this many stages each.
 
-        Planners ask it of `chunked` schedules; `compute` raises where it is not so.
+        Planners ask this of `chunked` schedules; `compute` raises if the answer is no.
         """
         return not self.microbatch_a_stage or microbatches >= ranks * chunks
 
     def idle_steps(self, *, ranks: int, chunks: int) -> float:
-        """What a rank idles in a batch where all stages are alike, in steps: its seconds for one microbatch.
+        """How long a rank idles in a batch if all stages are alike, in steps; a step is its seconds for one microbatch.
 
         Planners count it for schedules with a flush that are `chunked`.
         """
@@ -136,7 +137,7 @@ class Schedule(ABC):
         return ranks - 1.0
 
     def paper_in_flight(self, *, depth: int, microbatches: int) -> int:
-        """What PipeDream-2BW's closed form takes for it, on every stage alike (2021, appendix A.1.2): stage 0's."""
+        """PipeDream-2BW's closed form (2021, appendix A.1.2) takes stage 0's microbatches in flight on every stage."""
         return self.in_flight(depth=depth, stage=0, microbatches=microbatches)
 
     def weight_versions(self, held: int) -> int:
@@ -153,7 +154,7 @@ class Schedule(ABC):
 
     @property
     def takes_two_bp(self) -> bool:
-        """Whether 2BP may split its backward: with a flush there is an end of the batch to put things off to."""
+        """Whether 2BP may split its backward: p2 can wait for the end of the batch, which only a flush provides."""
         return self.flushes and not self.splits_backward and not self.chunked
 
     def __repr__(self) -> str:
@@ -162,7 +163,7 @@ class Schedule(ABC):
 
 @lru_cache(maxsize=4096)
 def _counted(schedule: Schedule, depth: int, stage: int, microbatches: int) -> int:
-    """What a stage holds at most in a stream of a few batches: enough to fill a pipeline that is never empty."""
+    """The most that a stage holds in a stream of a few batches: enough to fill a pipeline that never empties."""
     batches = 1 if schedule.flushes else 2 - (-depth // microbatches)
     pipeline = Pipeline(replicas=(1,) * depth, microbatches=microbatches, batches=batches)
     held, most = set[int](), 0

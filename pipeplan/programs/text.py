@@ -87,7 +87,7 @@ def format_instruction(instruction: Instruction) -> str:
 
 @lru_cache(maxsize=65536)
 def parse_instruction(text: str) -> Instruction:
-    """The instruction that `format_instruction` writes so. Raises InvalidInputError for any other text."""
+    """The instruction that `format_instruction` writes as this text. Raises InvalidInputError for any other text."""
     found = _PATTERN.fullmatch(text)
     if found is None:
         raise _unreadable(text)

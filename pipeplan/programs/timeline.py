@@ -19,7 +19,7 @@ from pipeplan.programs.instructions import Instruction, Update, is_compute
 class TimelineEvent:
     """One instruction's execution, [start_s, end_s), and the bytes held once it was done.
 
-    Of a backward that recomputes by block, the bytes are those held at most while it runs.
+    For a backward that recomputes by block, the bytes are the most that is held while it runs.
     """
 
     instruction: Instruction
@@ -124,9 +124,9 @@ def batch_s(timeline: Timeline) -> float:
 def steady_batch_s(timeline: Timeline, period: int) -> float:
     """The mean time between two batches' ends, of a play of four batches at least.
 
-    Batches may take more and less time in turn, of which the median would be one or the other. `period` is after how
-    many they may come round again: so many or a multiple of it are counted, where there are as many. What fills the
-    pipeline is left out, the first batch and the first eighth, and what drains it, the last two and the last eighth.
+    Batches may take more and less time in turn; the median would be one of these times. They may repeat after `period`
+    batches: the mean is over that many or a multiple of it, if there are as many. The batches that fill the pipeline
+    (the first one and the first eighth) and those that drain it (the last two and the last eighth) are left out.
     """
     ends_s = _ends_s(timeline)
     last = len(ends_s) - 1 - max(len(ends_s) // 8, 2)
@@ -138,8 +138,8 @@ def steady_batch_s(timeline: Timeline, period: int) -> float:
 def flushed_batch_s(timeline: Timeline) -> float:
     """The time between the ends of the first two batches, of a schedule with a flush.
 
-    The pipeline is empty between batches: all are alike but the first; and the last of three or more, where exchanges
-    run beside the compute. Two are enough where they do not.
+    The pipeline is empty between batches, so all are alike but the first and, where exchanges run beside the compute,
+    the last of three or more. If exchanges do not, two batches are enough.
     """
     first_s, second_s, *_ = _ends_s(timeline)
     return second_s - first_s
@@ -214,7 +214,7 @@ def summarise(timeline: Timeline) -> Summary:
 
 
 def lengthened(summary: Summary, batches: int) -> Summary:
-    """The summary of the same with more batches in the middle, each as the others: what a simulation of all gives."""
+    """The summary with more batches in the middle, each like the others: it equals a simulation of all of them."""
     longer = batches / summary.batches
     return replace(
         summary,

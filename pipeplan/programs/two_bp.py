@@ -56,8 +56,8 @@ def without_weight_gradients(program: Program) -> Program:
 def with_half_way_weight_gradients(program: Program) -> Program:
     """Adds to a program with p1 alone the block of p2 for the first half of every batch (2BP 2024, figure 5).
 
-    It stands after the last p1 of that half, and after the send of its gradient, on every stage: all are held up for
-    the same time, and on equal stages no new idle time comes in. An odd half is rounded down.
+    The block stands after the last p1 of that half and after the send of its gradient, on every stage. It holds up all
+    stages for the same time, and adds no idle time on equal stages. An odd half is rounded down.
     """
     half = program.pipeline.microbatches // 2
     streams = []
@@ -80,10 +80,10 @@ def with_half_way_weight_gradients(program: Program) -> Program:
 def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], weight_s: Sequence[float]) -> Program:
     """Adds p2 to a program with p1 alone, with the blocks of the memory-saving variant, or with all of p2 at the end.
 
-    `idle_s` holds for every instruction of every rank how long the worker waits at it, `weight_s` how long a p2 takes
-    on every rank. Before an instruction that waits long enough stand the p2 of microbatches whose p1 is done, as many
-    as fit whole; what is left of a batch stands, concatenated, before its update, and what is left of a half in its
-    block.
+    `idle_s` says for every instruction of every rank how long the worker waits at it, `weight_s` how long a p2 takes on
+    every rank. The pass puts p2 of microbatches whose p1 is done before an instruction that waits long enough, as many
+    as fit whole. It puts what is left of a batch, concatenated, before the batch's update, and what is left of a half
+    into the half's block.
     """
     streams = []
     for stream, gaps_s, p2_s in zip(program.streams, idle_s, weight_s, strict=True):
