@@ -43,8 +43,8 @@ class NodeAgent:
     def serve(self) -> None:
         """Works until it is stopped. While the service is out of reach it waits, and says so once.
 
-        It asks for work only when it has nothing left to report. A job that the service then takes to be this agent's
-        is one that the agent has never heard of.
+        It asks for work only when it has nothing left to report. If the service then holds a job to be this agent's,
+        the agent has never received it.
         """
         left = kill_left_behind(self._settings.work_dir)
         if left:
@@ -95,7 +95,7 @@ class NodeAgent:
         return "drain"
 
     def _tell_draining(self) -> None:
-        """Tells the service that this agent drains. A thread of its own does: the job at hand does not wait for it."""
+        """Tells the service that this agent drains, from a thread of its own: the job at hand does not wait for it."""
         self._log(f"draining: the job at hand has {self._settings.drain_s:g} s to end")
         try:
             self._client.present(self._settings.name, Presence(instance=self._instance, draining=True))

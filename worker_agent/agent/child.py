@@ -132,7 +132,7 @@ class JobProcess:
         return said[-1].removeprefix(_ERROR) if said else "the job's process said nothing"
 
     def finish_reading(self) -> None:
-        """Reads what is left, once the process has ended; what it started may hold its outputs a little longer."""
+        """Reads the rest of the output after the process has ended; its children may hold the pipes a little longer."""
         for reader in self.readers:
             reader.join(1.0)
 

@@ -125,7 +125,7 @@ class Heart:
         return self.cancelled or self.lost is not None or self.stop_reason is not None
 
     def cut_off_at(self, now_s: float) -> bool:
-        """Whether nobody has answered lately: the last try found nobody, or the present one has waited for long."""
+        """Whether nobody has answered lately: the last try found nobody, or the present one takes long."""
         asked_s = self._asked_s
         return self.cut_off or (asked_s is not None and now_s - asked_s > self._lease.expires_in_s / 6)
 

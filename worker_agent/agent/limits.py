@@ -57,7 +57,7 @@ class JobLimits:
 
 
 def without_secrets(environment: Mapping[str, str], *, token: str | None, keep: Sequence[str] = ()) -> dict[str, str]:
-    """The variables that a job sees: none of pipeplan's own, and none that looks like a secret but those to keep."""
+    """The variables that a job sees: none of pipeplan's own, and no likely secrets but those to keep."""
     seen = {}
     for name, value in environment.items():
         looks_secret = name.startswith(_OURS) or _SECRET_NAME.search(name) or _SECRET_VALUE.search(value)
@@ -70,7 +70,7 @@ def without_secrets(environment: Mapping[str, str], *, token: str | None, keep: 
 def hide_from_jobs() -> None:
     """Keeps this process's own memory and environment, with its token, from other processes of the same user.
 
-    Linux only: elsewhere nothing of the kind is there to be read. Root reads everything.
+    It acts on Linux alone: other systems offer nothing of the kind to read. Root can read everything.
     """
     control = getattr(ctypes.CDLL(None), "prctl", None)
     if control is not None:

@@ -44,7 +44,7 @@ class Gpus:
 class Port:
     """A port of this node that is kept from others until a rendezvous listens there.
 
-    A socket that is bound but does not listen holds it; who listens there later shares the address on purpose.
+    A socket that is bound but does not listen holds it. The rendezvous that listens there later shares the address.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -117,7 +117,7 @@ def use_interface_towards(address: str, port: int) -> None:
 
 
 def folder_id(folder: Path, proposed: str) -> str:
-    """The name of a shared folder: who comes first writes it into the folder, and all who see the folder read it."""
+    """The name of a shared folder: the first agent writes it into the folder, and all who see the folder read it."""
     mark = folder / _SHARED_MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ StateOf = Callable[[str], JobState]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What may stay of ended jobs: none older than `age_s`, at most so many folders and bytes. None: no such bound.
+    """What may stay of ended jobs: nothing older than `age_s`, at most so many folders and bytes. None: no bound.
 
     `abandons`: the bounds hold for jobs, too, that ended without a result or that the service does not know.
     """
@@ -50,7 +50,7 @@ class JobFolder:
 
 
 def surplus(work_dir: Path, state_of: StateOf, kept: Bounds, now_s: float) -> list[JobFolder]:
-    """The folders to remove: of ended jobs all but the newest that the bounds leave.
+    """The folders of ended jobs to remove: all but the newest ones, which the bounds let stay.
 
     Raises ServiceError where the service does not answer: then nothing is known to have ended.
     """
@@ -75,7 +75,7 @@ def surplus(work_dir: Path, state_of: StateOf, kept: Bounds, now_s: float) -> li
 
 
 def remove(folders: Sequence[JobFolder]) -> None:
-    """Removes folders. One whose removal was interrupted is out of every job's way, and `finish` ends it."""
+    """Removes folders. An interrupted removal leaves its folder out of every job's way; `finish` completes it."""
     for folder in folders:
         aside = folder.path.with_name(ASIDE + folder.path.name)
         shutil.rmtree(aside, ignore_errors=True)

@@ -85,9 +85,9 @@ class Spool:
         return sorted(self._folder.glob("*.json"))
 
     def deliver(self, send: Send, log: Log) -> bool:
-        """Sends the pending reports. Returns whether none is left; the rest waits for the next delivery.
+        """Sends the pending reports. Returns whether all are delivered; the others wait for the next delivery.
 
-        What the service will never take (the job has passed on, or is gone) is put aside with the reason.
+        It puts a report aside, with the reason, if the service will never take it: the job has passed on, or is gone.
         """
         for path in self.pending():
             try:

@@ -43,7 +43,7 @@ def write_task(
 ) -> None:
     """Puts what the process needs into its folder: the task and, for a run, the plan's document.
 
-    `place` is the node's among several, `out` where a run's files go: in the folder, unless something is given.
+    `place` is the node's place among several, `out` the folder of a run's files (default: inside the task's folder).
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{task.kind}.json").write_text(task.model_dump_json(), encoding="utf-8")
@@ -58,7 +58,7 @@ def write_task(
 def perform(folder: Path) -> None:
     """Does the task in a folder and writes its result. Raises what goes wrong.
 
-    A result that is there already stands: it is from an earlier attempt, whose agent ended before it could report.
+    A result that is already there is kept: it is from an earlier attempt, whose agent ended before it could report.
     """
     if (folder / "result.json").exists():
         return

@@ -88,7 +88,7 @@ class LeasedWork:
         return _result(lease, folder)
 
     def _out(self, lease: Lease, folder: Path) -> Path:
-        """Where a run keeps its checkpoints: beside its other files, or for all nodes in the folder that they share."""
+        """Where a run keeps its checkpoints: beside its other files or, on several nodes, in their shared folder."""
         if lease.gang is None or not isinstance(lease.job.task, RunTask):
             return folder / "out"
         shared = self.settings.shared_dir

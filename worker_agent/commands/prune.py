@@ -34,8 +34,9 @@ def prune(
 ) -> None:
     """Removes folders of jobs that have succeeded, the oldest first.
 
-    Those that may be tried again keep theirs, because a run goes on from its checkpoints, unless they are abandoned;
-    those that wait or run always do. The service is asked for each; while it does not answer, nothing goes.
+    Jobs that may be tried again keep their folders unless they are abandoned, because a run resumes from its
+    checkpoints. Jobs that wait or run always keep theirs. The command asks the service about each job, and removes
+    nothing while the service does not answer.
     """
     require_extra("worker")
     from worker_agent.agent import retention

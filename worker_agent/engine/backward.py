@@ -35,9 +35,9 @@ Added = Callable[[nn.Parameter], None]
 
 
 def _seen_inside(function: Any) -> Callable[..., Any] | None:
-    """A function of torch that is written in Python, as one that never looks for subclasses: the calls in it do.
+    """One of torch's Python functions without its own search for subclasses: the calls inside it still search.
 
-    None where it does not look for them in the way that this replaces.
+    None if the function does not search for them in the way that this replaces.
     """
     code = getattr(function, "__code__", None)
     if code is None or "has_torch_function" not in code.co_names:
@@ -153,7 +153,7 @@ _WAITING = (Waiting, StandIn)
 
 
 def _can_wait(call: Call) -> bool:
-    """Whether the gradients of weight and bias may wait, and the formulas hold for the call's tensors."""
+    """Whether the gradients of weight and bias may wait, and whether the formulas hold for the call's tensors."""
     bias = call.bias
     if torch.is_autocast_enabled(call.x.device.type):  # there a call casts its tensors first, but for float64
         castable = [own.is_floating_point() and own.dtype is not torch.float64 for own in call.tensors()]
@@ -271,7 +271,7 @@ def leaves_of(value: Tensor) -> tuple[Tensor, ...]:
 
 
 def require_not_computed_of(args: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Raises RunFailedError where a forward differentiates by what a weight was computed of: no path leads there."""
+    """Raises RunFailedError if a forward differentiates by what a weight was computed of: no path leads there."""
     inputs = named.get("inputs", args[1] if len(args) > 1 else ())
     for source in (inputs,) if isinstance(inputs, Tensor) else tuple(inputs):
         split = getattr(source, "active_split", None)

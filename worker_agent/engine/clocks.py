@@ -195,7 +195,7 @@ CLOCK_NAMES: dict[type[Clock], str] = {
 
 
 def processor_time(device: torch.device) -> Callable[[], float] | None:
-    """Reads the processor time of compute on a device; None of a GPU, and where the times of several threads add up."""
+    """Reads the processor time of compute on a device; None for a GPU, and if the times of several threads add up."""
     return time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else None
 
 

@@ -31,7 +31,7 @@ _GROUP = Path("/sys/fs/cgroup")
 def place_process(device: str, local_rank: int, local_world_size: int, *, shared: bool = False) -> torch.device:
     """Chooses and prepares the device of a node's local rank; "auto" takes GPUs where there are any.
 
-    Every rank has a GPU of its own. If GPUs may be `shared`, the ranks take the GPUs that there are in turn.
+    Every rank has a GPU of its own. If GPUs may be `shared`, the ranks take the available GPUs in turn.
 
     On the CPU a device is one core: the process is pinned to it and computes with one thread. Stages that wander
     between cores lose about a tenth of their speed. Raises InvalidInputError where there are too few GPUs.
@@ -65,7 +65,7 @@ def _keep_freed_memory() -> None:
 def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:
     """What this process has taken so far of a GPU that it has for itself.
 
-    None on a CPU, whose memory is the host's, and where a node's `processes` share GPUs: no figure is of one process.
+    None on a CPU, whose memory is the host's, and if a node's `processes` share GPUs: no figure is one process's alone.
     """
     if device.type != "cuda" or processes > torch.cuda.device_count():
         return None

@@ -125,7 +125,7 @@ _NETWORK_ARGUMENTS = 9
 
 
 def written_out(func: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any] | None:
-    """What may run in place of a function of torch; None where that one runs itself.
+    """What may run in place of a function of torch; None if torch's function runs itself.
 
     On a GPU cuDNN runs a whole network as one kernel, which is worth more than the split. Packed sequences are left to
     torch as well.

@@ -215,7 +215,7 @@ class Replicas:
     def gradients(self, version: int, *, own: bool) -> list[Tensor | None]:
         """The gradients of a version, whose exchange ends here. Waits for it unless they are this worker's `own`.
 
-        torch keeps alive what it still sends of a worker's own gradients, and nobody writes to it.
+        torch keeps a worker's own gradients alive while it still sends them, and nobody writes to them.
         """
         exchange = self._exchanges.pop(version)
         if not own:
@@ -226,8 +226,8 @@ class Replicas:
 def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
     """Gradients as one flat tensor of their parameters' dtype, with zeros for a gradient that is None.
 
-    At its end stands a number for each gradient: 1 where it is there, 0 where it is None. Sums in float32 are rounded
-    here, once, to the dtype that is exchanged.
+    At its end is a number for each gradient: 1 if it is there, 0 if it is None. This function rounds sums in float32,
+    once, to the dtype that is exchanged.
     """
     there = parameters[0].new_tensor([0.0 if gradient is None else 1.0 for gradient in gradients])
     pairs = zip(gradients, parameters, strict=True)

@@ -20,8 +20,8 @@ class RankResult:
     """What one rank measured: its lane, totals over its batches, its largest resident size, its GPU's memory.
 
     The lane of a long run holds only the first and the last batches. `first_instructions` is the index at which the
-    last ones begin; 0 where all batches are there. `busy_s` are seconds of compute, `processor_s` the processor time in
-    them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
+    last ones begin; 0 if the lane holds all batches. `busy_s` are seconds of compute, `processor_s` the processor time
+    in them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
     The figures of each batch are in a file of their own (`batches`).
     """
 

@@ -81,7 +81,7 @@ class Cell(nn.Module):
         )
 
     def forward(self, before: Tensor, earlier: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The cell before's output and its input -> this cell's output and its input. The stem has but an output."""
+        """The previous cell's output and its input -> this cell's output and its input. The stem has only an output."""
         states = [self.enter(before), self.enter_earlier(before if earlier is None else earlier)]
         for place in range(0, len(self.wiring), 2):
             left, right = (self.operations[i](states[self.wiring[i]]) for i in (place, place + 1))

@@ -30,9 +30,9 @@ KNOWN = ("attention_mask", "position_ids", "token_type_ids", "decoder_input_ids"
 class BatchForm:
     """What a model takes by name. `inputs` begin with the main one; a batch has all that are `required`.
 
-    `labels` are those of the token that comes "next" to each place, as models that predict the next token take them,
-    of the "same" place, or one "class" for a sample. `positions` are the most of a sequence. `start` and `pad` begin
-    and fill a decoder's inputs where labels alone are given.
+    `labels` say what is predicted: the token that comes "next" after each place, the token of the "same" place, or one
+    "class" for a sample. `positions` is the greatest length of a sequence. If only labels are given, `start` begins a
+    decoder's inputs and `pad` fills them.
     """
 
     model: str
@@ -86,8 +86,8 @@ class BatchForm:
     def given(self, field: str, batch: Mapping[str, Any], microbatch_size: int) -> Any:
         """A batch's inputs, as the first block takes them: one tensor, or a tuple.
 
-        A mask that masks nothing is left out. With positions it stays: without a mask the library takes positions that
-        begin again for packed samples.
+        A mask that masks nothing is left out, unless positions are given: without a mask the library takes positions
+        that begin again for packed samples.
         """
         rule = f"must be one of those that {self.model} takes: {', '.join((*self.inputs, 'labels'))}"
         for name, value in batch.items():

@@ -50,12 +50,12 @@ class Chain:
     def materialise(self, start: int = 0, stop: int | None = None) -> tuple[str, ...]:
         """Gives blocks [start, stop) their contents, on the CPU. Returns the names of tensors that files gave.
 
-        What has contents keeps them. Parameters are other objects afterwards: whoever refers to them asks again.
+        Tensors with contents keep them. Parameters are new objects afterwards: callers must fetch them again.
         """
         return self.contents.materialise(self.blocks[start:stop]) if self.contents else ()
 
     def names(self) -> dict[Tensor, str]:
-        """Every parameter's and persistent buffer's name in the whole model; a shared one has its first name."""
+        """The name of every parameter and persistent buffer in the whole model; a shared one has its first name."""
         named = self.root.state_dict(keep_vars=True).items()
         return {tensor: name for name, tensor in reversed(list(named)) if isinstance(tensor, Tensor)}
 
@@ -73,9 +73,9 @@ class Chain:
 def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, empty: bool = False) -> Chain:
     """The chain that a SPEC names, on the CPU. The same seed gives the same weights in every process.
 
-    With `empty` a Hugging Face model has shapes alone until its blocks are materialised; other models are what their
-    factory returns. torch's random state is set from the seed while the model is built, and restored afterwards. Raises
-    InvalidInputError if the SPEC, its options or what its factory returns break a rule.
+    With `empty` a Hugging Face model has only shapes until its blocks are materialised; other models are as their
+    factory returns them. torch's random state is set from the seed while the model is built, and restored afterwards.
+    Raises InvalidInputError if the SPEC, its options or what its factory returns break a rule.
     """
     parsed = parse_spec(spec, field="model")
     if not parsed.is_hugging_face:
@@ -109,7 +109,7 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
     """The chain of the blocks, or of the whole module, that the user's factory returns.
 
-    Of a language model the first block, or the module, has `takes`.
+    In a language model the first block, or the module, has the attribute `takes`.
     """
     made = isinstance(load_factory(spec, field="model"), nn.Module)
     require(not made, "model", "must be a class or a factory: the seed gives no weights to a module that is", spec.text)

@@ -30,8 +30,8 @@ class MicrobatchSource:
     """Microbatches numbered from 0: microbatch i holds the samples [i * b, (i + 1) * b), b the microbatch size.
 
     An object with a length and items is read at i modulo its length. Anything else is iterated up to microbatch i; at
-    its end, and for a microbatch before the newest, it starts again. An iterable that cannot start again, such as a
-    generator, is made anew by its factory. Items are pairs of inputs
+    its end, and for a microbatch before the newest, it starts again. If an iterable cannot start again, as a generator
+    cannot, its factory makes a new one. Items are pairs of inputs
     and targets, or mappings as `form` takes them; in a pair the inputs alone may be a mapping.
     """
 

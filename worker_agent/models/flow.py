@@ -263,7 +263,7 @@ class _Watch:
 
 
 def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers and the largest modules that hold none of them, by name; one that has several has its first."""
+    """The layers and the largest modules that hold none of them, by name; a module with several names has its first."""
     found: dict[nn.Module, str] = {}
 
     def visit(prefix: str, module: nn.Module) -> None:
@@ -314,7 +314,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A value with its tensors, or the shapes in their places, changed, in tuples, lists and mappings as well."""
+    """A value whose tensors, or the shapes in their places, are changed, also inside tuples, lists and mappings."""
     if isinstance(value, Tensor | Shape):
         return change(value)
     if isinstance(value, tuple | list) and type(value) in (tuple, list):

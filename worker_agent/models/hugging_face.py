@@ -173,7 +173,7 @@ def build_family(spec: Spec) -> Family:
 
 
 def _quick(root: Any, form: BatchForm) -> Cuts | None:
-    """Blocks that make masks and positions themselves, where nothing but one tensor is to cross a cut."""
+    """Blocks that make masks and positions themselves, if only one tensor is to cross a cut."""
     for key in _WINDOWS:
         window = getattr(root.config, key, None)
         if isinstance(window, int) and window and window < form.positions:
@@ -221,7 +221,7 @@ def _sample(root: Any) -> tuple[int, ...]:
 
 
 def _without_drops(root: Any) -> dict[str, float]:
-    """Has a model skip no layers itself; returns how probable each layer's block is to skip it, by name."""
+    """Stops a model from skipping layers itself; returns how probable each layer's block is to skip it, by name."""
     drops: dict[str, float] = {}
     for prefix, module in root.named_modules():
         probability = next((p for p in (getattr(module, key, 0.0) for key in LAYER_DROPS) if isinstance(p, float)), 0.0)

@@ -159,7 +159,7 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
 def causal_mask(hidden: Tensor) -> Tensor:
     """(1, 1, S, S): 0 where a position may look, the lowest number where not.
 
-    In a function of its own the temporary below is freed before the layer runs.
+    It is a function of its own to free the temporary below before the layer runs.
     """
     length = hidden.shape[1]
     lowest = torch.finfo(hidden.dtype).min

@@ -75,7 +75,7 @@ def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["OwnPart", ...
 
 
 def units_of(root: nn.Module, opaque: Iterable[nn.Module] = ()) -> dict[nn.Module, str]:
-    """The modules that are not looked into, by name; `opaque` are among them wherever one is reached."""
+    """The modules whose inside is not looked at, by name; `opaque` modules are among them wherever they are."""
     found: dict[nn.Module, str] = {}
     whole = set(opaque)
 
@@ -130,7 +130,7 @@ def _begins(root: nn.Module, tape: Tape) -> list[Begin]:
 
 
 def _asked(asked: Any, tape: Tape, calls: Sequence[tuple[int, Begin]]) -> list[Begin]:
-    """Where the blocks begin that `cuts` names: each with the next call of the module, or of one in it."""
+    """Where the blocks begin that `cuts` names: each with the next call of the named module, or of a module in it."""
     fits = isinstance(asked, list | tuple) and len(asked) > 1 and all(isinstance(name, str) for name in asked)
     require(fits, "model.cuts", "must be a list of at least two names of modules", asked)
     begins: list[Begin] = []
@@ -148,7 +148,7 @@ def _asked(asked: Any, tape: Tape, calls: Sequence[tuple[int, Begin]]) -> list[B
 
 
 def _meant(name: str, call: Begin) -> bool:
-    """Whether a call is of the module that a name is of, or of one in it; `name:2` is the second call of a unit."""
+    """Whether a call is of the named module, or of a module in it; `name:2` is the second call of a unit."""
     module, _, number = name.partition(":")
     return f"{call[0]}.".startswith(f"{module}.") and number in ("", str(call[1] + 1))
 
@@ -310,7 +310,7 @@ class OwnPart(nn.Module):
 
 @contextmanager
 def _set_to(wanted: Around, usual: Around, device: torch.device) -> Iterator[None]:
-    """While it is active, what was set around a step is set, where the forward itself had changed it."""
+    """While it is active, the settings of the forward around a step hold, if the forward itself had changed them."""
     with ExitStack() as stack:
         if not wanted.gradients:
             stack.enter_context(torch.no_grad())

@@ -238,8 +238,8 @@ class ShareOfPositions(nn.Module):
 
 
 class WholePositions(nn.Module):
-    """A rotary embedding that is asked for the device's share of a sequence, and gives all of it: attention's heads
-    see whole sequences."""
+    """A rotary embedding that is asked for the device's share of a sequence and gives the whole of it, because
+    attention's heads see whole sequences."""
 
     def __init__(self, rotary: nn.Module, region: Region[Peers]) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ class Tape:
         return tuple((n, step.unit) for n, step in enumerate(self.steps) if step.unit is not None)
 
     def start_of(self, step: int) -> int:
-        """Where a part that is to begin with this step begins: views before it are made there, of what crosses."""
+        """Where a part begins that is to begin with this step: it makes the views before the step from what crosses."""
         while step and self.steps[step - 1].view and not self.constant[step - 1]:
             step -= 1
         return step

@@ -23,8 +23,8 @@ from worker_agent.profiler.times import Direction, pass_backward, pass_forward
 class BlockMemory:
     """One block's bytes for one microbatch.
 
-    `shared_bytes` are those of `activation_bytes` that a stage which begins before this block does not keep on its
-    account: it has them already, or they are an input that nobody saves. `workspace_bytes` is the peak of the forward
+    `shared_bytes` is the part of `activation_bytes` that this block does not add on a stage that begins before it: the
+    stage has these bytes already, or they are an input that nobody saves. `workspace_bytes` is the peak of the forward
     or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on a CPU, whose
     allocator does not count.
     """
@@ -79,9 +79,9 @@ def measure_memory(
 def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
     """By block, the bytes that a stage of it alone keeps, and those of them that are shared.
 
-    A stage of it alone has received each input in memory of its own (the first one reads them), and what the block
-    saves of an input is in that memory. `held` are the storages that are there before a block on every stage that has
-    it and begins earlier, wherever that is: what the block before saves, and those of its inputs that were held before.
+    A stage of one block has received each input in memory of its own (the first one reads them), and what the block
+    saves of an input is in that memory. `held` are the storages that every stage with this block that begins earlier
+    holds before the block runs: what the previous block saves, and those of its inputs that were held before.
     """
     found = []
     held: set[int] = set()
@@ -102,7 +102,7 @@ def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:
 
 
 class KeptStorages:
-    """The storages that one block's graph saves, by identity, which tells fake tensors' storages apart as well."""
+    """The storages that one block's graph saves, by identity, which also tells the storages of fake tensors apart."""
 
     def __init__(self, block: nn.Module) -> None:
         self._owned = {storage_identity(tensor) for tensor in (*block.parameters(), *block.buffers())}

@@ -52,7 +52,7 @@ class BlockCounts:
     """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
     Bytes are those of BlockMemory. The workspace is the peak of the operations' results above what is there before and
-    after. `selective` is there where attention keeps tensors of its own.
+    after. `selective` is set if attention keeps tensors of its own.
     """
 
     input_bytes: int

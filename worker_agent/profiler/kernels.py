@@ -85,7 +85,7 @@ class Kernels:
 
     @cached_property
     def _misaligned(self) -> BoolArray:
-        """Whether an operation is a product of which the operands cannot be copied while it computes."""
+        """Whether an operation is a product whose operands cannot be copied while it computes."""
         return np.array([op.misaligned for op in self.operations], dtype=np.bool_)
 
     @cached_property
