@@ -54,7 +54,7 @@ class _Passage:
 def most_samples_per_s(plan: Plan) -> float:
     """Samples a second that no play of the plan exceeds in its steady state; infinite for what costs nothing.
 
-    Of stages with different replicas only what they compute counts.
+    For stages with different replicas, only their compute counts.
     """
     if plan.width is not None:
         least_s = least_batch_s(plan)
@@ -109,7 +109,7 @@ def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _end_s(plan: Plan, stages: Sequence[int]) -> float:
-    """What a rank has left when its last backward is over: its updates, and the rest of one exchange with a flush.
+    """What a rank still does after its last backward: its updates and, with a flush, the rest of one exchange.
 
     An engine that overlaps nothing exchanges for one stage after the other.
     """
@@ -125,7 +125,7 @@ def _end_s(plan: Plan, stages: Sequence[int]) -> float:
 
 
 def _passages(plan: Plan) -> list[_Passage]:
-    """Every stage's. A stage may recompute as a whole while it waits for a gradient: that delays no microbatch."""
+    """Every stage's passage. A stage may recompute as a whole while it waits for a gradient: that delays no microbatch."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     ways_s = [
         (0.0, 0.0)  # one rank hands over to itself
@@ -199,7 +199,7 @@ def _through_all_s(plan: Plan, rank: int, passages: Sequence[_Passage]) -> float
 
 @lru_cache(maxsize=1024)
 def _between(laws: Schedule, span: int, chunks: int, rank: int, microbatches: int) -> Sequence[Forward | Backward]:
-    """What a rank computes in a batch from its first backward to its last forward; nothing where that comes first."""
+    """What a rank computes in a batch from its first backward to its last forward; nothing if the forward comes first."""
     pipeline = chunked_pipeline(laws, ranks=span, chunks=chunks, microbatches=microbatches)
     computed = [i for i in laws.compute(pipeline, Worker(stage=rank, replica=0)) if isinstance(i, Forward | Backward)]
     forwards = [index for index, each in enumerate(computed) if isinstance(each, Forward)]

@@ -47,8 +47,8 @@ _SHORTER = (2, 3)
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
     """What the plan's streams give over enough batches for a steady state.
 
-    Where a batch has too many instructions, the result is extrapolated from two shorter ones, cut at the bound, unless
-    these have as many together. It is None where those have too many as well, and for stages of unequal replicas, whose
+    If a batch has too many instructions, the result is extrapolated from two shorter ones, cut at the bound, unless the
+    two together have as many. It is None if those have too many as well, and for stages of unequal replicas, whose
     batches cannot be shortened.
     """
     played, batches = _to_play(plan, instructions)
@@ -91,7 +91,7 @@ def play_again(plan: Plan) -> Simulated | None:
     """The play of a plan as its own was made: over as many batches, extrapolated where that was. One that has none is
     played as planners do.
 
-    None where it is too long for that; a play of its own may be as long as it says.
+    None if it is too long to be played; a plan's own play may be as long as the plan says.
     """
     held = plan.simulated
     if held is None:
@@ -233,7 +233,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
 
 
 def _batches_to_play(plan: Plan, limit: int) -> int:
-    """The batches wanted; without a flush fewer, but at least `_BATCHES`, where those are too long; 0 where all are."""
+    """The batches wanted; without a flush fewer if those are too long, but at least `_BATCHES`; 0 if all are too long."""
     affordable = limit // _instructions(plan)
     if _laws(plan).flushes:
         wanted = _FLUSHED_BATCHES if engine_named(plan.engine).overlaps else _FLUSHED_BATCHES - 1

@@ -91,8 +91,8 @@ def chained(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> Pl
 def chains(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> tuple[PlanningProblem, ...]:
     """The problem on all chains whose plans are played: the first order's, and that of single tensors.
 
-    What crosses between branches takes longer when it is played than a closed form knows, and fewer places have fewer
-    stages of the closed form's to mislead it. Raises InvalidInputError as `chained`.
+    Played transfers between branches take longer than the closed form predicts. With fewer places, fewer stages can
+    mislead the closed form. Raises InvalidInputError as `chained`.
     """
     first = chained(problem, blocks_at_most=blocks_at_most)
     if first.graph is None or len(first.graph.places) <= len(first.graph.order) or problem.options.forced_cuts:

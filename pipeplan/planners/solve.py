@@ -87,7 +87,7 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
 
 
 def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
-    """The problem without what says nothing for our runtime, which has no degrees but pipeline and data.
+    """The problem without the options that mean nothing for our runtime, whose only degrees are pipeline and data.
 
     Raises InvalidInputError for degrees that it does not have, and for another planner than auto for another engine.
     """

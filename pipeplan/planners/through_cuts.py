@@ -33,7 +33,7 @@ WORTH_IT = 1e-4
 
 
 def order_through_cuts(graph: CutGraph, plan: Plan) -> tuple[int, ...] | None:
-    """An order of the blocks that has better cuts for the plan's stages among its places than the plan's own are.
+    """An order of the blocks whose places include better cuts for the plan's stages than the plan's own.
 
     None where there are none, by `WORTH_IT`, or where the graph has too many cuts. Blocks of one stage keep their
     order. Memory and exchanges of gradients are left aside.

@@ -48,8 +48,9 @@ class Finding:
 def verify(plan: Plan, problem: PlanningProblem) -> tuple[Finding, ...]:
     """What the plan says of where it comes from, its costs, its streams and its optimality. It is proven if all hold.
 
-    `problem` is the one that was planned for, with its options. The optimality is that of the plan's own certificate: a
-    witness is checked as it is, what a search by play claims by searching its space again. Others are no proof.
+    `problem` is the one that was planned for, with its options. The optimality is that of the plan's own certificate. A
+    witness is checked as it is; the claim of a search by play is checked by searching its space again. Other
+    certificates prove nothing.
     """
     simulated = play_again(plan)
     return (_origin(plan, problem), _costs(plan, problem), _played(plan, simulated), _optimal(plan, problem, simulated))

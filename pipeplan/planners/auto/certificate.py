@@ -37,7 +37,7 @@ _IN_PLANS = ("optimizer", "memory", "master_weights")
 def check_search(held: Certificate, simulated: Simulated | None, spaces: Sequence[Space], ranking: Ranking) -> str:
     """How every configuration of the spaces was ruled out, in numbers; `simulated` is the plan's play.
 
-    Raises PipeplanError where the certificate claims more than that shows, or nothing.
+    Raises PipeplanError if the certificate claims nothing, or more than the numbers show.
     """
     if simulated is None or held.bound <= 0:
         raise PipeplanError("the plan's streams cannot be played" if simulated is None else "its bound says nothing")
@@ -117,7 +117,7 @@ class _Elimination:
 
 
 def _assumed(problem: PlanningProblem) -> str:
-    """The batch and the options for which that holds: a plan does not say what it was asked for with."""
+    """The batch and the options for which the claim holds: a plan does not hold the request that it answers."""
     options = problem.options
     given = [
         f"{field.name} {getattr(options, field.name)}"

@@ -45,7 +45,7 @@ _ROUNDING = 1e-9
 
 
 def asks_for_chunks(problem: PlanningProblem) -> bool:
-    """Whether ranks of several stages are asked for, which no other planner proposes.
+    """Whether the options ask for ranks of several stages, which no other planner proposes.
 
     Raises InvalidInputError for options that go with none of them.
     """
@@ -101,7 +101,7 @@ class ChunkedConfiguration:
 class ChunkedSpace:
     """The families of a model.
 
-    `beyond`: the highest rate of those whose stages were not made, or not made to fit, for want of time. It is known
+    `beyond`: the highest rate of the families whose stages the search had no time to make, or to make fit. It is known
     when the configurations have been taken.
     """
 
@@ -141,7 +141,7 @@ class ChunkedSpace:
             yield heappop(waiting)[-1]
 
     def families(self) -> Iterator[ChunkedFamily]:
-        """All of them. Those that split the backward are there where it was measured split, or one is asked for."""
+        """All families; those that split the backward only if it was measured split, or the options ask for one."""
         problem, options = self.problem, self.problem.options
         if options.memory != "training":
             return
@@ -186,7 +186,7 @@ class ChunkedSpace:
                 )
 
     def plan(self, terms: ChunkedTerms, stops: tuple[int, ...]) -> Plan | None:
-        """The plan with these stages, not played; None where a rank's do not fit, or a cut is not allowed."""
+        """The plan with these stages, not played; None if a rank's stages do not fit, or a cut is not allowed."""
         shape, starts = terms.shape, (0, *stops[:-1])
         if not all(terms.may_be_stage[start, stop] for start, stop in zip(starts, stops, strict=True)):
             return None
@@ -218,7 +218,7 @@ class ChunkedSpace:
         )
 
     def _stages(self, terms: ChunkedTerms, most: float) -> tuple[int, ...] | None:
-        """Even stages if they fit; others that fit, as long as there is time for that; None where there are none."""
+        """Even stages if they fit; else others that fit, if there is time to find them; None if there are none."""
         shape = terms.shape
         key = shape.ranks, shape.chunks, shape.laws.v_shaped, shape.microbatch_size
         if key not in self._stops:

@@ -17,7 +17,7 @@ from pipeplan.schedules.registry import schedule_named
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sums:
-    """Of a microbatch on the whole model, with any stages, any of which may recompute where a shape leaves that open.
+    """Sums for a microbatch on the whole model, for any stages; any stage may recompute if a shape leaves that open.
 
     `compute_s` and `way_s` are what the blocks before each one compute at least, with a whole or a split backward, in
     all and on the way there and back; `block_s` is the longest block's. `total_s` is what equal stages take together.

@@ -42,7 +42,7 @@ SHOWN_MISSES = 10
 def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     """The proposal that is fastest when played, of all the planners that can be asked this problem.
 
-    A planner that cannot be asked is left out, and an alternative says why. Raises InvalidInputError where none can.
+    A planner that cannot answer is left out, and an alternative says why. Raises InvalidInputError if none can.
     """
     _require_split_backward(problem)
     searched, in_chunks = with_whole_backwards(problem), asks_for_chunks(problem)
@@ -66,7 +66,7 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
 
 
 def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: Ranking) -> Answer:
-    """The fastest play of the planners' answers and of the spaces; it keeps the name of the planner whose it is."""
+    """The fastest play of the planners' answers and of the spaces; it keeps the name of its planner."""
     in_chunks = any(isinstance(space, ChunkedSpace) for space in spaces)
     if not asked.proposals and not in_chunks:
         return _infeasible(name, asked)
@@ -170,7 +170,7 @@ def _infeasible(
 def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternative]:
     """Everything but the answer, with the reason: slower, too large, or not asked.
 
-    Of plans that differ only in their stages or their placement the fastest stands for all.
+    The fastest of the plans that differ only in stages or placement stands for all of them.
     """
     best, *others = ranking.fitting
     for other in _one_of_each(others):

@@ -49,7 +49,7 @@ class Proposal:
 
     @property
     def way(self) -> object:
-        """What is chosen for it beside its stages, of what has several forms: its schedule and its backward."""
+        """What is chosen beside its stages: its schedule and the form of its backward."""
         return self.plan.schedule, self.plan.split_backward, self.plan.split_backward_half_way
 
     @property
@@ -122,7 +122,7 @@ def pareto_front(
 ) -> list[T]:
     """The items that no other beats: as fast or faster with less memory, or faster with as little. The fastest first.
 
-    Of items that are equal in both the first stands for all. O(n log n).
+    The first of the items that are equal in both stands for all of them. O(n log n).
     """
     front: list[T] = []
     for item in sorted(items, key=lambda each: (-throughput_samples_per_s(each), memory_bytes(each))):

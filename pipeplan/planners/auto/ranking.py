@@ -61,7 +61,7 @@ class Ranked:
         return f"{self.plan.schedule}, {self.plan.depth} stages x {width}, microbatches of {self.plan.microbatch_size}"
 
     def preference(self) -> tuple[bool, float, int, int, int]:
-        """A key that sorts the best first, and what was not played last: its rate is its closed form's."""
+        """A key that sorts the best first, and last what was not played: its rate is its closed form's."""
         return not self.played, -self.samples_per_s, self.plan.workers, self.plan.depth, self.proposal.order
 
     def alternative(self, reason: str) -> Alternative:
@@ -154,10 +154,10 @@ class Ranking:
     def variants(self, fused: Plan) -> Iterator[Plan]:
         """The plan, and with a flush the same stages with a split backward.
 
-        That is 2BP, or its memory-saving variant where that is asked for; and for 1F1B, where the user names neither
-        schedule nor variant, ZB-H1, whose stages keep no more microbatches than 1F1B's first one. Plans that recompute
-        for want of memory have none: a split backward holds more. Nor do those that recompute by block. Where the user
-        names ZB-H1, it is all that there is of 1F1B's plans.
+        The split is 2BP, or its memory-saving variant if the options ask for that. If the user names neither schedule
+        nor variant, 1F1B also has ZB-H1, whose stages keep no more microbatches than 1F1B's first one. Plans that
+        recompute for want of memory have no variants, because a split backward holds more; nor do plans that recompute
+        by block. If the user names ZB-H1, it replaces 1F1B's plans.
         """
         options, laws = self.problem.options, schedule_named(fused.schedule)
         alone = self._stands_for_zero_bubble(fused)
@@ -231,8 +231,8 @@ class Ranking:
     def _split(self, proposal: Proposal) -> Ranked | None:
         """A plan with a split backward, with what its microbatches hold until their p2; None where it is too long.
 
-        That is what its play holds beyond the play of the same stages with a whole backward, which is a proposal
-        itself. Where that does not fit, neither does this one, and it is not played.
+        These are the bytes that its play holds beyond the play of the same stages with a whole backward, which is a
+        proposal itself. If that one does not fit, this one does not fit either, and is not played.
         """
         split = proposal.plan
         whole = self._whole(proposal)

@@ -63,7 +63,7 @@ class Configuration(Protocol):
         """Samples a second that no play of it exceeds."""
 
     def split(self) -> tuple[int, ...] | None:
-        """Where the stages of its split end, empty where cuts cannot be moved; None where no split fits."""
+        """Where the stages of its split end; empty if cuts cannot be moved, None if no split fits."""
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
@@ -88,7 +88,7 @@ class Space(Protocol):
 
     @property
     def beyond(self) -> float:
-        """Samples a second that no plan exceeds which is of none of the configurations; 0 where there is none.
+        """Samples a second that no plan outside the configurations exceeds; 0 if there is no such plan.
 
         It is asked when the configurations have been taken.
         """
@@ -247,7 +247,7 @@ class PlayedSearch:
             yield proposal
 
     def _play_other_splits(self) -> bool:
-        """Plays all splits that may be faster than the best; says whether they were few enough for that."""
+        """Plays all splits that may be faster than the best. Returns whether they were few enough to play all."""
         enough = self.ranking.best_rate * (1 + CLOSE)
         open_to = [each for each in self._tried if each[1].most > enough]
         if sum(comb(stops[-1] - 1, len(stops) - 1) for _, _, stops in open_to) > FEW_SPLITS:

@@ -58,7 +58,7 @@ class PlacedShape:
         return self.space.most_of(self, stops)
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
-        """Its plan with these stages, not played, of the model as it was given; None where they do not fit."""
+        """Its plan with these stages, not played, for the original model; None if the stages do not fit."""
         return self.space.plan(self, stops)
 
     def alternative(self, reason: str) -> Alternative:
@@ -101,7 +101,7 @@ class PlayedSpace:
         return sum(len(found) for found, _ in self._bounded)
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedShape]:
-        """All that memory does not rule out, the highest bound first, of equal ones the likely fastest.
+        """All that memory does not rule out, the highest bound first; of equal bounds the likely fastest first.
 
         They are made as they are needed. Where it is said what rate is `needed`, shapes that cannot play faster,
         whatever their stages, are left out: by what fits a device and how long that computes. None is as long as it

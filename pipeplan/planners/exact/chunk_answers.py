@@ -22,7 +22,7 @@ MISS_S = 2.0
 def chunked(problem: PlanningProblem, schedule: str, limit: float, observe: Observer) -> Answer:
     """The fastest plan of a schedule whose ranks hold several stages, or the nearest misses.
 
-    Raises InvalidInputError where time was up before a plan was found or it was proven that there is none.
+    Raises InvalidInputError if the time ended before a plan was found or it was proven that there is none.
     """
     search = ChunkedSearch(problem=problem, schedule=schedule, limit=limit, observe=observe)
     search.run()

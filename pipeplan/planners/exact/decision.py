@@ -73,7 +73,7 @@ class StageQuestion:
 class SolverWork:
     """The work of the blocks before each cut and after it, and what a worker of each type can do, in whole units.
 
-    Blocks are rounded down and workers up, so that rounding excludes no stages.
+    Blocks are rounded down and workers up: rounding excludes no stages.
     """
 
     before: tuple[int, ...]

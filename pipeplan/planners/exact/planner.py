@@ -67,8 +67,8 @@ MAX_ENTRIES = 10**8
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     """The fastest plan, or the fastest that was found in time and how far it may be from the optimum.
 
-    `Options.time_limit_s` counts the solver's deterministic seconds, so that the answer does not depend on the machine;
-    they come to about as many real ones. Ties within the precision among first plans go to fewer devices, then fewer
+    `Options.time_limit_s` counts the solver's deterministic seconds, which are about as long as real ones; the answer
+    does not depend on the machine. Ties within the precision among first plans go to fewer devices, then fewer
     stages, then smaller microbatches; the solver's plans must be faster. Raises InvalidInputError where time was up
     before a plan was found or it was proven that there is none.
     """

@@ -131,7 +131,7 @@ class RateBounds:
         return np.asarray(found.width * self._sizes[found.size] / least_s)
 
     def least_bytes(self, found: Configurations) -> FloatArray:
-        """What the worst stage of no split goes below (`PipelineTerms.least_bytes`), nor below its largest block."""
+        """The least that any split's worst stage holds: `PipelineTerms.least_bytes`, and at least its largest block."""
         recomputes = self.execution.recompute is not False
         copies_of_weights = self._counts(recomputes)[0]
         weights, activations = self.measured.weight_bytes, self.measured.added_bytes

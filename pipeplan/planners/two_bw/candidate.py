@@ -199,7 +199,7 @@ class Evaluator:
     def stops(self, best: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end.
 
-        Without pipelining many splits are as fast. Of these the worst stage holds least, then compute is most even.
+        Without pipelining many splits are equally fast: the one whose worst stage holds least, then the most even.
         """
         terms = best.terms
         if best.found is not None:

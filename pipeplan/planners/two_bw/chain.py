@@ -322,7 +322,7 @@ class ProfileChain:
         return self._edge(bandwidth, recompute, True)
 
     def begins_s(self, bandwidth: float | None, *, recompute: bool) -> FloatArray:
-        """The compute before each boundary, less the transfer across it, so that a difference adds the transfer."""
+        """The compute before each boundary, less the transfer across it: a difference thus adds the transfer."""
         return self._edge(bandwidth, recompute, False)
 
     def _edge(self, bandwidth: float | None, recompute: bool, ends: bool) -> FloatArray:

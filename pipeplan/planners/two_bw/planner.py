@@ -54,8 +54,8 @@ def two_bw(problem: PlanningProblem) -> Answer:
     Ties go to a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the registry's order;
     among the splits of one configuration to the least sum of squares, then to the smallest cuts; without pipelining
     first to the least memory on the worst stage.
-    `configurations_considered` counts all of (schedule, w, d, b, recomputation). Those that by a bound cannot beat the
-    plan are not split into stages; the certificate counts them.
+    `configurations_considered` counts all of (schedule, w, d, b, recomputation). Configurations
+    whose bound rules them out are not split into stages; the certificate counts them.
     """
     options = problem.options
     used = ("microbatch_size", "schedule", "stages", "recompute", "recompute_unit", "recompute_factor", "safe_batch")

@@ -142,8 +142,8 @@ class SplitSearch:
     def least_max(self, ceiling: float = inf) -> Found | None:
         """The least largest cost; None if there is no split, or none at or below the ceiling.
 
-        The limit is first brought near to the least one that leaves any starts. A split reaches what is found among
-        those, so that the starts which that leaves as a limit include those of the best splits.
+        The search first brings the limit near to the least one that leaves any starts. Among these starts it finds a
+        cost that a split reaches. With this cost as the limit, the remaining starts include those of the best splits.
         """
         if not is_within(self.limits, ceiling, self.starts):
             return None

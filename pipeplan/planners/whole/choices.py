@@ -38,7 +38,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
 
 
 def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
-    """For each degree the values that the answer does not have, with the best plan of each that was found to fit."""
+    """For each degree, the values that the answer does not have, each with the best plan that was found to fit."""
     chosen = values_of(Degrees.of(answer))
     rates = answer.throughput_samples_per_s or 0.0, answer.closed_form.throughput_samples_per_s
     found = dict[tuple[str, str], DegreeChoice]()

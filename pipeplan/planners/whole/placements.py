@@ -29,7 +29,7 @@ def placement(ranks: int, replicas: int, *, inside: int) -> tuple[Worker, ...]:
 def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1) -> tuple[int, ...]:
     """The numbers of replicas inside that differ in what transfers and exchanges cross, all replicas first.
 
-    Multiples of `together` alone. Two placements with the same crossings on every level cost the same.
+    Only multiples of `together` count. Two placements with the same crossings on every level cost the same.
     """
     found: dict[bytes, int] = {}
     for inside in _candidates(cluster, ranks, replicas):

@@ -57,7 +57,7 @@ LONGEST_PLAYED = 90_000
 def whole(problem: PlanningProblem) -> Answer:
     """The fastest plan for the engine that is asked for, with the form of its blocks.
 
-    What may go to the host is looked at where nothing fits without, or where it is asked for. Raises InvalidInputError
+    Offloading is searched if nothing fits without it, or if the options ask for it. Raises InvalidInputError
     for a profile without forms, options that the engine cannot have, and degrees that the profile has no form for.
     """
     space, ranking = whole_space(problem)

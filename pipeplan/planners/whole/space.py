@@ -116,7 +116,7 @@ class WholeSpace:
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedDegrees]:
         """All that memory does not rule out, the highest bound first. They are made as they are needed.
 
-        Left out is what offloads without need: the same stages are there with less on the host, and take no longer.
+        Configurations that offload without need are left out: the same stages with less on the host take no longer.
         """
         ready = self._in_order(self._bounded, "most")
         every = self._with_fewer(ready)
@@ -145,7 +145,7 @@ class WholeSpace:
     def nearest_miss(self) -> Shortfall:
         """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
 
-        With equal numbers of blocks a stage. Where it exceeds its part of the host's memory by more, that counts.
+        The stages have equal numbers of blocks. If the rank exceeds its part of the host's memory by more, that counts.
         """
         each = [
             (float(held), at, place)
