@@ -125,7 +125,7 @@ def _end_s(plan: Plan, stages: Sequence[int]) -> float:
 
 
 def _passages(plan: Plan) -> list[_Passage]:
-    """Every stage's passage. A stage may recompute as a whole while it waits for a gradient: that delays no microbatch."""
+    """Every stage's passage. A stage may recompute as a whole while it waits for a gradient: no microbatch is late."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     ways_s = [
         (0.0, 0.0)  # one rank hands over to itself
@@ -199,7 +199,7 @@ def _through_all_s(plan: Plan, rank: int, passages: Sequence[_Passage]) -> float
 
 @lru_cache(maxsize=1024)
 def _between(laws: Schedule, span: int, chunks: int, rank: int, microbatches: int) -> Sequence[Forward | Backward]:
-    """What a rank computes in a batch from its first backward to its last forward; nothing if the forward comes first."""
+    """A rank's compute in a batch, from its first backward to its last forward; nothing if the forward comes first."""
     pipeline = chunked_pipeline(laws, ranks=span, chunks=chunks, microbatches=microbatches)
     computed = [i for i in laws.compute(pipeline, Worker(stage=rank, replica=0)) if isinstance(i, Forward | Backward)]
     forwards = [index for index, each in enumerate(computed) if isinstance(each, Forward)]

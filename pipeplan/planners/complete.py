@@ -233,7 +233,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
 
 
 def _batches_to_play(plan: Plan, limit: int) -> int:
-    """The batches wanted; without a flush fewer if those are too long, but at least `_BATCHES`; 0 if all are too long."""
+    """The batches wanted; without a flush fewer if those take too long, at least `_BATCHES`; 0 if all take too long."""
     affordable = limit // _instructions(plan)
     if _laws(plan).flushes:
         wanted = _FLUSHED_BATCHES if engine_named(plan.engine).overlaps else _FLUSHED_BATCHES - 1
