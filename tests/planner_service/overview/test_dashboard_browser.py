@@ -386,6 +386,22 @@ def test_every_chart_becomes_a_picture_in_the_colours_of_the_page(service: httpx
         assert 0xFFFFFF in colours
 
 
+@pytest.mark.campaign
+def test_the_charts_of_compared_plans_become_pictures_each_of_its_plan(service: httpx.Client, tab: Tab) -> None:
+    plans = [plan["id"] for plan in service.get("/v1/plans").json()["items"][:2]]
+    tab.show(f"{service.base_url}/compare?plan={plans[0]}&plan={plans[1]}")
+    files = tab.evaluate("[...document.querySelectorAll('[data-png]')].map((link) => [link.dataset.png, link.href])")
+    charts = [(chart, plan) for chart in ("stages", "memory") for plan in plans]
+    for (chart, plan), (name, address) in zip(charts, files, strict=True):
+        assert name == f"plan-{plan[:10]}-{chart}"
+        assert address == f"{service.base_url}/v1/plans/{plan}/charts/{chart}.svg"
+        assert tab.evaluate(f"document.querySelector('[data-png={name}] + button').textContent") == "PNG"
+        width, height, colours = tab.evaluate(PICTURE % f"{plan[:10]}-{chart}")
+        assert width == 2 * 1200
+        assert height > 2 * 46
+        assert len(colours) > 2
+
+
 def test_the_search_is_shown_by_the_degrees_that_are_chosen(service: httpx.Client, tab: Tab) -> None:
     _drawn(service, tab)
     before = tab.loads
