@@ -40,6 +40,7 @@ def run_readme(folder: Path, replaced: dict[str, str]) -> None:
         assert done.returncode == 0, (words, done.stderr)
 
 
+@pytest.mark.campaign
 @pytest.mark.each_case
 @pytest.mark.parametrize("name", ["resnet", "transformer"])
 def test_a_model_of_ones_own_is_profiled_planned_and_trained(name: str, tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def workshop(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.each_case
+@pytest.mark.campaign
 @pytest.mark.parametrize("named", [ORDER[:1], None], ids=["quickstart", "all pages"])
 def test_every_command_and_every_block_of_code_runs(named: tuple[str, ...] | None, workshop: Path) -> None:
     done, pages_seen = set[str](), set[str]()

@@ -88,6 +88,7 @@ def test_it_is_planned_for_and_its_long_runs_are_what_it_generates(waves: Schedu
     assert long == [list(stream.instructions) for stream in program_of(plan, batches=20).streams]
 
 
+@pytest.mark.campaign
 def test_from_the_command_line_it_is_simulated_planned_for_and_run(folder: Path) -> None:
     own = ("--schedule", "waves:Waves")
     played = run(folder, "pipeplan", "simulate", *own, "--stages", "2", "--microbatches", "4", "--json")

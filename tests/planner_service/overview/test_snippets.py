@@ -46,6 +46,7 @@ def _ran(command: str, folder: Path, **changes: str) -> str:
     return out
 
 
+@pytest.mark.campaign
 def test_every_snippet_of_the_empty_pages_runs_as_it_stands(empty: httpx.Client, tmp_path: Path) -> None:
     shown = {address: _snippets(empty, address) for address in PAGES}
     plan, start, run = shown["/"]

@@ -21,6 +21,7 @@ TEXT = "preset:standard_library?sequence_length=32"
 STEPS = 12
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_loss_of_a_small_transformer_falls_at_the_default_rate(optimizer: str) -> None:
     chain = build_model(GPT, seed=0)
