@@ -123,7 +123,7 @@ def test_what_a_needed_rate_leaves_out_plays_no_faster_with_any_stages(
         assert max(each.most for each in same) * above >= rate
 
 
-@settings(max_examples=120, deadline=None)
+@examples(120)
 @given(
     blocks=st.lists(cells(), min_size=2, max_size=9),
     machines=clusters(8),
