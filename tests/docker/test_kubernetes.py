@@ -102,7 +102,7 @@ def test_agents_find_the_service_by_a_name_that_it_answers(served: TestClient, s
         assert served.get("/v1/plans", headers={"Host": host}).status_code == 401, "it asks for a token"
     assert {str(urlsplit(f"//{host}").hostname) for host in hosts} == set(settings.allowed_hosts)
     assert served.get("/v1/plans", headers={"Host": "elsewhere.example"}).status_code == 403
-    assert served.get("/metrics").status_code == 403, "a pod's address is no such name, as the documentation says"
+    assert served.get("/metrics").status_code == 401, "it asks for a token under a pod's address, which is no such name"
 
 
 def test_probes_are_answered_by_address_and_without_a_token(served: TestClient) -> None:
