@@ -316,7 +316,7 @@ class WholeSpace:
             fill_s = np.where(some.chunks > 1, 0.0, way_s / (1 - (1 - 1 / m) ** p))
             mean_s = (m * float(at.step_s[-1]) + float(at.update_s[-1])) / p  # a rank has as much to do, or more
             least_s = np.maximum(np.maximum(m * rank_s, mean_s), fill_s)
-            batch_s = (m + (p - 1) / some.chunks) * rank_s + self._ends_s(at, some)
+            batch_s = self._likely_s(at, some, rank_s)
             samples = self.problem.batch_size * np.ones(len(some))
             held[chosen] = least_bytes(some, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
             by_host = least_bytes(some, float(at.host_bytes[-1]), float(at.left_bytes[-1]))
@@ -325,16 +325,42 @@ class WholeSpace:
             likely[chosen] = np.where(fits, samples / batch_s, 0.0)
         return _Bounded(shapes=found, most=most, likely=likely, held_bytes=held)
 
-    def _ends_s(self, at: ReplicaTerms, some: Shapes) -> FloatArray:
-        """What an exchange and an update take on average, on the better placement."""
-        p, form = some.pipeline, some.recipe.form
-        exchanged, updated_s = float(at.exchanged_bytes[-1]), float(at.update_s[-1])
-        seconds = []
-        for ranks in p.tolist():
-            strides = {form.devices, form.devices * ranks}
-            links = [links_among(self.problem.cluster, at.data, stride) for stride in strides]
-            seconds.append(min(each.seconds("all-reduce", exchanged / ranks / form.context) for each in links))
-        return np.asarray(seconds) + updated_s / p
+    def _likely_s(self, at: ReplicaTerms, some: Shapes, rank_s: FloatArray) -> FloatArray:
+        """A batch's seconds with equal stages, where the slower of computing and sending sets the pace.
+
+        Then come an exchange and an update, as they are on average. The placement is the better one of replicas that
+        are neighbours and of pipelines in a row.
+        """
+        m, p, v, form = some.microbatches, some.pipeline, some.chunks, some.recipe.form
+        machines, sent_bytes = grouped(self.problem.cluster, form.devices), form.devices * at.terms.sent_bytes
+        exchanged = float(at.exchanged_bytes[-1]) / form.context
+        depths, depth_of = np.unique(p, return_inverse=True)
+        found = []
+        for in_a_row in (False, True):
+            sent_s, exchanged_s = [], []
+            for ranks in depths.tolist():
+                sent_s.append(sending_s(machines, sent_bytes, ranks, at.data, in_a_row=in_a_row))
+                links = links_among(self.problem.cluster, at.data, form.devices * (ranks if in_a_row else 1))
+                exchanged_s.append(links.seconds("all-reduce", exchanged / ranks))
+            step_s = np.maximum(rank_s, v * np.asarray(sent_s)[depth_of])
+            found.append((m + (p - 1) / v) * step_s + np.asarray(exchanged_s)[depth_of])
+        return np.asarray(np.minimum(*found) + float(at.update_s[-1]) / p)
+
+
+def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *, in_a_row: bool) -> float:
+    """How long a rank takes to send a microbatch on, over the slowest link between two ranks of a pipeline.
+
+    Pipelines are in a row, or the replicas of a rank are: then all of them that share a port send at once.
+    """
+    seconds, unit = 0.0, 1
+    for level in cluster.levels:
+        if ranks > 1 and (ranks if in_a_row else ranks * replicas) > unit:
+            senders = 1 if in_a_row else min(replicas, unit)
+            own = level.device_bandwidth_bytes_per_s or level.bandwidth_bytes_per_s
+            rate = min(own, level.bandwidth_bytes_per_s / senders)
+            seconds = max(seconds, size_bytes / rate + level.latency_s)
+        unit *= level.size
+    return seconds
 
 
 def least_rank_s(at: ReplicaTerms, some: Shapes) -> FloatArray:

@@ -132,6 +132,12 @@ class RecipeTerms:
         outputs = self._by_block([m.output_bytes for m in self.measured])
         return np.concatenate([[0.0], outputs]) / self._senders
 
+    @cached_property
+    def sent_bytes(self) -> float:
+        """What one device sends on of a microbatch, between most blocks."""
+        between = self.edge_bytes[1:-1]
+        return float(np.median(between)) if len(between) else 0.0
+
     @property
     def _senders(self) -> int:
         form = self.recipe.form
