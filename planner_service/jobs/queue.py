@@ -1,6 +1,6 @@
 """Queue: which jobs wait and what they need. It only reads: `store` writes what becomes of them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -11,6 +11,7 @@ from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
     Connection,
+    Row,
     Select,
     bindparam,
     literal,
@@ -33,7 +34,7 @@ class QueuedJob:
 
 def waiting(connection: Connection, kinds: Iterable[str], now: datetime, limit: int) -> list[QueuedJob]:
     """The oldest jobs of these kinds that may be tried now: an index for each kind gives its own."""
-    rows = connection.execute(*_of_kinds(_waiting, kinds, {"moment": now, "most": limit}))
+    rows = _of_kinds(connection, _waiting, kinds, {"moment": now, "most": limit})
     found = [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
     return sorted(found, key=lambda one: one.place)[:limit]
 
@@ -45,8 +46,8 @@ def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[
 
 def oldest_of_needs(connection: Connection, kinds: Iterable[str], now: datetime, needs_id: str) -> int | None:
     """The place of the oldest job of these kinds that needs this and may be tried now."""
-    places = connection.execute(*_of_kinds(_oldest, kinds, {"moment": now, "needs": needs_id})).scalars()
-    return min(places, default=None)
+    rows = _of_kinds(connection, _oldest, kinds, {"moment": now, "needs": needs_id})
+    return min((row.sequence for row in rows), default=None)
 
 
 def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
@@ -55,11 +56,14 @@ def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
 
 
 def _of_kinds(
-    made: Callable[[int], CompoundSelect[Any]], kinds: Iterable[str], values: dict[str, Any]
-) -> tuple[CompoundSelect[Any], dict[str, Any]]:
-    """The statement for so many kinds, and its values with the kinds among them."""
-    each = dict.fromkeys(kinds)
-    return made(len(each)), values | {f"kind_{index}": kind for index, kind in enumerate(each)}
+    connection: Connection,
+    made: Callable[[int], CompoundSelect[Any]],
+    kinds: Iterable[str],
+    values: Mapping[str, object],
+) -> Sequence[Row[Any]]:
+    """What the statement for so many kinds finds; nothing for none."""
+    each = {f"kind_{index}": kind for index, kind in enumerate(dict.fromkeys(kinds))}
+    return connection.execute(made(len(each)), {**values, **each}).all() if each else []
 
 
 @cache

@@ -61,6 +61,7 @@ def test_the_oldest_job_is_leased_first_and_nobody_else_gets_it(context: Context
 def test_an_agent_gets_only_the_kinds_that_it_can_do(context: Context) -> None:
     jobs.enqueue(context, PROFILE_TASK)
     assert jobs.lease(context, LeaseRequest(agent="a", kinds=("run",))) is None
+    assert jobs.lease(context, LeaseRequest(agent="a", kinds=())) is None
     assert jobs.lease(context, LeaseRequest(agent="a", kinds=("profile",))) is not None
 
 
