@@ -231,15 +231,13 @@ class MinibatchStatistics:
         if norm in self._noted:  # the next microbatch: it would overwrite what it has written
             self._take()
         self._noted[norm] = inputs[0].numel() // inputs[0].shape[1]
-        self._own[norm] = dict(norm._buffers), norm.momentum
-        norm._buffers.update(self.lent[norm])
-        norm.momentum = 1.0
+        self._own[norm] = norm._buffers, norm.momentum
+        _set(norm, self.lent[norm], 1.0)
 
     def _give_back(self, norm: _BatchNorm, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Gives the layer its own statistics back."""
         if norm in self._own:
-            buffers, norm.momentum = self._own.pop(norm)
-            norm._buffers.update(buffers)
+            _set(norm, *self._own.pop(norm))
 
     @torch.no_grad()
     def _take(self) -> None:
@@ -247,3 +245,9 @@ class MinibatchStatistics:
         for moments in self._moments:
             moments.take(self._noted)
         self._noted.clear()
+
+
+def _set(norm: _BatchNorm, buffers: dict[str, Tensor | None], momentum: float | None) -> None:
+    """Sets both past the module's own `__setattr__`, which takes longer than a small layer: it looks for parameters."""
+    object.__setattr__(norm, "_buffers", buffers)
+    object.__setattr__(norm, "momentum", momentum)
