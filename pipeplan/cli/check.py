@@ -75,7 +75,7 @@ def check(
         raise InvalidInputError(missing, "is required: a plan's file does not hold it, as a lock does", None)
     options = replace(
         options,
-        optimizer=held.optimizer if options.optimizer == usual.optimizer else options.optimizer,
+        optimizer=options.optimizer or held.optimizer,
         memory=held.memory_accounting if options.memory == usual.memory else options.memory,
         master_weights=held.master_weights if options.master_weights is None else options.master_weights,
     )

@@ -116,7 +116,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
                 model=asked.model,
                 analytic=key,
                 dtype=asked.dtype,
-                optimizer=options.optimizer,
+                optimizer=options.optimizer_or_default,
                 microbatch_sizes=",".join(map(str, sizes)),
                 sequence_length=asked.sequence_length,
                 forms=forms,

@@ -104,7 +104,7 @@ def show_plan(plan: Plan) -> None:
         console.print(f"warning: {warning}", soft_wrap=True)
     if plan.engine != OUR_RUNTIME:
         degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.degrees.items())
-        console.print(f"for {plan.engine}: {degrees}, sharding {plan.sharding}", soft_wrap=True)
+        console.print(f"for {plan.engine} with {plan.optimizer}: {degrees}, sharding {plan.sharding}", soft_wrap=True)
         console.print(f"ranks: {layout(plan)}", soft_wrap=True)
     if plan.offload != "none":
         console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")

@@ -62,7 +62,9 @@ _FLAGS: dict[str, Any] = {
         typer.Option(help="pipedream: all-reduce, or parameter-server as in the paper; default: all-reduce."),
     ],
     "memory": Annotated[str, typer.Option(help="How memory is accounted: training or paper.")],
-    "optimizer": Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")],
+    "optimizer": Annotated[
+        str | None, typer.Option(help="sgd, momentum, adam or adamw; default: sgd, for other engines adamw.")
+    ],
     "recompute_factor": Annotated[float | None, typer.Option(help="2BW's c_extra; default: from the profile.")],
     "safe_batch": Annotated[bool, typer.Option("--safe-batch", help="The batch may be smaller, but not larger.")],
     "master_weights": Annotated[

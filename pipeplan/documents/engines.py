@@ -54,7 +54,8 @@ class TrainingEngine:
     whether replicas exchange gradients while the backward goes on. `gathers_for_forward` says when replicas that
     share gradients out get whole weights: for every forward, or once they are updated.
     `offloads_optimizer`: of states that are shared out. `offloads_activations` says of what, by what is run again;
-    of several stages with `offloads_of_pipelines` alone.
+    of several stages with `offloads_of_pipelines` alone. `optimizer` is what plans are made for unless asked otherwise:
+    for other engines the one that large language models are trained with, for our runtime its own default.
     """
 
     name: str
@@ -70,12 +71,13 @@ class TrainingEngine:
     offloads_optimizer: bool = False
     offloads_activations: tuple[str, ...] = ()
     offloads_of_pipelines: bool = False
+    optimizer: str = "adamw"
 
 
 ENGINES: Mapping[str, TrainingEngine] = {
     each.name: each
     for each in (
-        TrainingEngine(name=OUR_RUNTIME, recomputes=("stage", "block"), overlaps=True),
+        TrainingEngine(name=OUR_RUNTIME, recomputes=("stage", "block"), overlaps=True, optimizer="sgd"),
         TrainingEngine(
             name="megatron",
             axes=("tensor", "context", "expert"),

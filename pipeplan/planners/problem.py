@@ -47,6 +47,7 @@ class Options:
     `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
     all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2). `memory`: the accounting.
     `recompute_unit`: what is run again at a time (None: the stage where that fits, else what holds less).
+    `optimizer`: what updates the weights (None: what the engine's users train with, `optimizer_or_default`).
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
     `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
     `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
@@ -73,7 +74,7 @@ class Options:
     recompute_unit: str | None = None
     synchronisation: str | None = None
     memory: str = "training"
-    optimizer: str = "sgd"
+    optimizer: str | None = None
     recompute_factor: float | None = None
     safe_batch: bool = False
     master_weights: bool | None = None
@@ -133,6 +134,11 @@ class Options:
             require_unique(field, "must not name a cut twice", getattr(self, field))
         both = sorted(set(self.forced_cuts) & set(self.forbidden_cuts))
         require(not both, "forced_cuts", "must not be forbidden as well", both)
+
+    @property
+    def optimizer_or_default(self) -> str:
+        """The optimizer; where none is asked for, that of the engine."""
+        return self.optimizer or ENGINES[self.engine or OUR_RUNTIME].optimizer
 
     def _require_unit(self) -> None:
         """Raises InvalidInputError for a unit of recomputation that the other options leave no use for."""

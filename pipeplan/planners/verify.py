@@ -61,7 +61,7 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
         "profile": (plan.profile_id, content_id(problem.profile)),
         "cluster": (plan.cluster_id, content_id(problem.cluster)),
         "calibration": (plan.calibration_id, problem.calibration and content_id(problem.calibration)),
-        "optimizer": (plan.optimizer, problem.options.optimizer),
+        "optimizer": (plan.optimizer, problem.options.optimizer_or_default),
         "accounting of memory": (plan.memory_accounting, problem.options.memory),
     }
     others = [

@@ -57,6 +57,7 @@ WHEN_LEFT_OUT = {
     "semantics": "played",
     "cuts": "any",
     "engine": OUR_RUNTIME,
+    "optimizer": "sgd, for other engines adamw",
     "recompute_factor": "from the profile",
     "compression_ratio": "none",
     "master_weights": "for 16 bits",

@@ -103,7 +103,7 @@ def _estimate(task: EstimateTask) -> EstimateResult:
         microbatch_sizes=sizes,
         dtype=asked.dtype,
         sequence_length=asked.sequence_length,
-        optimizer=asked.options.optimizer,  # type: ignore[arg-type]  # the options allow the same names
+        optimizer=asked.options.optimizer_or_default,  # type: ignore[arg-type]  # the options allow the same names
     )
     sheet = DATASHEETS[task.analytic]
 

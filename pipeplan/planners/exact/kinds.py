@@ -316,7 +316,7 @@ class Tabulated:
             return copies(
                 options.memory,
                 shape.laws,
-                options.optimizer,
+                options.optimizer_or_default,
                 recompute=recompute,
                 depth=shape.depth,
                 stage=kind.stage,
@@ -331,7 +331,7 @@ class Tabulated:
             return paper_copies(shape.laws, recompute=recompute, depth=held, microbatches=1)
         return training_copies(
             shape.laws,
-            options.optimizer,
+            options.optimizer_or_default,
             recompute=recompute,
             held=held,
             dtype=dtype,

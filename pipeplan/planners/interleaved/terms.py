@@ -322,7 +322,7 @@ class ChunkedTerms:
     def _fixed(self) -> tuple[int, int, int]:
         options, dtype = self.problem.options, self.problem.profile.dtype
         masters = keeps_master_weights(dtype, options.master_weights)
-        return fixed_copies(dtype, options.optimizer, master_weights=masters)
+        return fixed_copies(dtype, options.optimizer_or_default, master_weights=masters)
 
     @property
     def weight_copies(self) -> int:
@@ -335,7 +335,7 @@ class ChunkedTerms:
             ends = (None, *self.edges, None)
             copies = training_copies(
                 self.shape.laws,
-                self.problem.options.optimizer,
+                self.problem.options.optimizer_or_default,
                 recompute=False,
                 held=self.most_in_flight(stage),
                 held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,

@@ -86,7 +86,7 @@ def copies(problem: PlanningProblem, held: int) -> Copies:
     else:
         stashing = training_copies(
             _PIPEDREAM,
-            options.optimizer,
+            options.optimizer_or_default,
             recompute=False,
             held=held,
             dtype=dtype,

@@ -219,7 +219,7 @@ class RateBounds:
         held = copies(
             options.memory,
             self.execution.laws,
-            options.optimizer,
+            options.optimizer_or_default,
             recompute=recompute,
             depth=2,
             stage=1,

@@ -98,7 +98,7 @@ class Evaluator:
                         copies(
                             options.memory,
                             shape.laws,
-                            options.optimizer,
+                            options.optimizer_or_default,
                             recompute=recompute,
                             stage=stage,
                             dtype=self.problem.profile.dtype,

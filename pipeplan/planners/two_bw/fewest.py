@@ -100,7 +100,7 @@ class FewestStages:
             return paper_copies(self.laws, recompute=recompute, depth=place, microbatches=self.microbatches)
         return training_copies(
             self.laws,
-            options.optimizer,
+            options.optimizer_or_default,
             recompute=recompute,
             held=self._in_flight(place),
             dtype=self.problem.profile.dtype,

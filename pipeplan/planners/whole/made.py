@@ -96,7 +96,7 @@ class PlanMaker:
             schedule=degrees.schedule,
             microbatch_size=degrees.microbatch_size,
             microbatches=degrees.microbatches,
-            optimizer=problem.options.optimizer,
+            optimizer=problem.options.optimizer_or_default,
             memory_accounting=problem.options.memory,
             closed_form=self.closed_form(stops),
             optimal_in_flight=-int(-in_flight(degrees, 0) // 1),
@@ -164,7 +164,7 @@ class PlanMaker:
             [replace(stage, recompute=False, recompute_unit="stage") for stage in stages],
             placed,
             microbatch_size=self.degrees.microbatch_size,
-            optimizer=self.problem.options.optimizer,
+            optimizer=self.problem.options.optimizer_or_default,
             schedule=schedule_named(self.degrees.schedule),
         )
         last = Worker(stage=self.degrees.pipeline - 1, replica=placed[0].replica)

@@ -154,7 +154,7 @@ class RecipeTerms:
             self.engine.name,
             self.recipe.sharding,
             dtype=self.problem.profile.dtype,
-            optimizer=self.problem.options.optimizer,
+            optimizer=self.problem.options.optimizer_or_default,
             replicas=max(data, 1) * self.recipe.form.context,
             pipelined=pipelined,
             optimizer_on_host=offloads_optimizer(self.recipe.offload),

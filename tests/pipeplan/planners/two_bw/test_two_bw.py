@@ -136,7 +136,7 @@ class Split:
             kept = {"gpipe": self.m, "pipedream-2bw": self.d, "1f1b": self.d}.get(schedule, 1)
             return versions * weights + (1 if recompute else kept) * activations + kept * inputs
         kept = self.in_flight(s, schedule)
-        always = (versions + 1 + STATES[options.optimizer]) * weights
+        always = (versions + 1 + STATES[options.optimizer_or_default]) * weights
         transient = max(cell.workspace_bytes for cell in self.stage(s)) * self.b
         # Two receives ahead on each edge, a gradient in use, and what was sent and may be under way.
         buffers = (2 + self.in_flight(s - 1, schedule)) * inputs if s else 0

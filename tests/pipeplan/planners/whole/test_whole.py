@@ -234,6 +234,17 @@ def test_a_degree_that_is_fixed_is_kept(fixed: dict[str, Any]) -> None:
     assert {each.degree for each in plan.choices}.isdisjoint(fixed)
 
 
+@pytest.mark.parametrize("engine", ["megatron", "deepspeed", "fsdp"])
+def test_other_engines_train_with_adamw_unless_asked_otherwise(engine: str) -> None:
+    held = model(layers=4)
+    asked = problem(held, cluster(held), engine=engine)
+    unasked, adamw, sgd = (
+        answered(replace(asked, options=replace(asked.options, optimizer=name))) for name in (None, "adamw", "sgd")
+    )
+    assert unasked == adamw
+    assert sgd.optimizer == "sgd" and sgd.stages != adamw.stages
+
+
 @pytest.mark.parametrize(
     ("field", "fixed"),
     [
