@@ -17,6 +17,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    true,
     union_all,
 )
 
@@ -41,7 +42,8 @@ def waiting(connection: Connection, kinds: Iterable[str], now: datetime, limit: 
 
 def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[str, str]]:
     """So many needs of jobs in the queue, ids and texts, by their ids: a step in an index each, from `after` on."""
-    return [(row.needs_id, row.needs) for row in connection.execute(_NEEDS, {"after": after, "most": limit})]
+    rows = connection.execute(_NEEDS[connection.dialect.name], {"after": after, "most": limit})
+    return [(row.needs_id, row.needs) for row in rows]
 
 
 def oldest_of_needs(connection: Connection, kinds: Iterable[str], now: datetime, needs_id: str) -> int | None:
@@ -106,4 +108,19 @@ def _needs_in_the_queue() -> Select[Any]:
     return select(steps.c.needs_id, steps.c.needs)
 
 
-_NEEDS = _needs_in_the_queue()
+def _needs_in_the_queue_by_lateral() -> Select[Any]:
+    """The same in one search of the index a step, not two: for PostgreSQL, as SQLite has no LATERAL."""
+    queued = select(jobs.c.needs_id, jobs.c.needs).where(jobs.c.state == "queued").order_by(jobs.c.needs_id).limit(1)
+    first = queued.where(jobs.c.needs_id > bindparam("after")).subquery("first")
+    steps = select(first.c.needs_id, first.c.needs, literal(1).label("step")).cte("steps", recursive=True)
+    following = queued.where(jobs.c.needs_id > steps.c.needs_id).lateral("following")
+    step = (
+        select(following.c.needs_id, following.c.needs, steps.c.step + 1)
+        .join_from(steps, following, true())
+        .where(steps.c.step < bindparam("most"))
+    )
+    steps = steps.union_all(step)
+    return select(steps.c.needs_id, steps.c.needs)
+
+
+_NEEDS = {"sqlite": _needs_in_the_queue(), "postgresql": _needs_in_the_queue_by_lateral()}
