@@ -4,10 +4,9 @@ A `Lock` needs no service: it holds the plan, the question, and the documents of
 `moved_on` compares the lock with today's documents, which may be the same, and asks the planner again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import groupby
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from pipeplan.calibration.observed import costs_of
 from pipeplan.documents.calibration import Calibration
@@ -21,6 +20,7 @@ from pipeplan.errors import InvalidInputError, require_amount
 from pipeplan.planners.complete import play, play_again
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
+from pipeplan.questions.changes import differences, flat, profile_changes
 
 SCHEMA_VERSION = 1
 """Of the lock's document."""
@@ -30,12 +30,6 @@ MOST_CHANGES = 30
 
 TOLERANCE, GAIN = 0.05, 0.02
 """The thresholds unless others are given."""
-
-_MEASURED = ("_s", "_per_s", "_efficiency", "_factor", "_reserve", "_per_byte")
-"""How the names of amounts end that differ a little between two measurements; others are counted."""
-
-_LEFT_ASIDE = ("method", "spread", "forward_spread_s", "backward_spread_s")
-"""How a profile was measured, and how steadily: not what it says of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +117,10 @@ def whole(lock: Lock, derived: Mapping[str, object]) -> LockFinding:
     plan, now = lock.plan, ids_of(lock.plan, lock.asked)
     if "question_id" not in lock.ids:  # of a lock from before there was one
         del now["question_id"]
-    changes = _differences("", lock.ids, now)
+    changes = differences(lock.ids, now)
     of_plan = {name: getattr(plan, name) for name in ("profile_id", "cluster_id", "calibration_id")}
-    changes += _differences("plan.", of_plan, {name: now[name] for name in of_plan})
-    changes += _differences("plan.", lock.derived, {name: derived.get(name) for name in lock.derived})
+    changes += differences(of_plan, {name: now[name] for name in of_plan}, prefix="plan.")
+    changes += differences(lock.derived, {name: derived.get(name) for name in lock.derived}, prefix="plan.")
     again = play_again(plan)
     if again is not None and again != plan.simulated:
         changes.append(f"~ plan, played again: {again.throughput_samples_per_s:.6g} samples/s")
@@ -138,12 +132,12 @@ def moved_on(lock: Lock, now: LockedQuestion, thresholds: Thresholds) -> tuple[L
     """Whether the blocks, the cluster or the calibration have changed, and whether there is a better plan now."""
     then, tolerance = lock.asked, thresholds.tolerance
     pairs = list(zip((then.profile, *then.other_profiles), (now.profile, *now.other_profiles), strict=False))
-    blocks = [line for before, after in pairs for line in _profile_changes(before, after, tolerance)]
+    blocks = [line for before, after in pairs for line in profile_changes(before, after, tolerance)]
     counts = [len(each.other_profiles) + 1 for each in (then, now)]
     blocks += [f"~ profiles: {counts[0]} -> {counts[1]}"] if counts[0] != counts[1] else []
-    cluster = _differences("", *(dict(_flat(each.cluster)) for each in (then, now)), tolerance=tolerance)
+    cluster = differences(*(dict(flat(each.cluster)) for each in (then, now)), tolerance=tolerance)
     calibrations = [None if each.calibration is None else content_id(each.calibration) for each in (then, now)]
-    calibration = _differences("", {"calibration_id": calibrations[0]}, {"calibration_id": calibrations[1]})
+    calibration = differences({"calibration_id": calibrations[0]}, {"calibration_id": calibrations[1]})
     return (
         _compared("blocks", blocks),
         _compared("cluster", cluster),
@@ -154,7 +148,7 @@ def moved_on(lock: Lock, now: LockedQuestion, thresholds: Thresholds) -> tuple[L
 
 def plan_changes(then: Plan, now: Plan) -> tuple[str, ...]:
     """What two plans do differently, as lines of a diff."""
-    return tuple(_differences("", _facts(then), _facts(now)))
+    return tuple(differences(_facts(then), _facts(now)))
 
 
 def _compared(what: str, changes: Sequence[str]) -> LockFinding:
@@ -216,72 +210,3 @@ def _facts(plan: Plan) -> dict[str, object]:
     facts |= {name: value for name, value in plan.degrees.items() if name != "virtual_stages"}
     facts["samples/s"] = plan.throughput_samples_per_s
     return facts
-
-
-def _profile_changes(then: Profile, now: Profile, tolerance: float) -> list[str]:
-    """Lines for blocks that are new, gone or different, then for all else; equal changes of neighbours are one line."""
-    if then == now:
-        return []
-    before, after = ({block.name: block for block in profile.blocks} for profile in (then, now))
-    lines = []
-    for name, block in before.items():
-        if name not in after:
-            lines.append((name, "-", f"{block.weight_bytes} weight_bytes"))
-        else:
-            values = [dict(_flat(each)) for each in (block, after[name])]
-            found = _differences("", *values, tolerance=tolerance)
-            lines += [(name, "~", "; ".join(line.removeprefix("~ ") for line in found))] if found else []
-    lines += [(name, "+", f"{after[name].weight_bytes} weight_bytes") for name in after if name not in before]
-
-    shown = []
-    for (sign, change), names in groupby(lines, key=lambda line: line[1:]):
-        named = [name for name, _, _ in names]
-        alike = named[0] if len(named) == 1 else f"{named[0]} ... {named[-1]} ({len(named)} blocks)"
-        shown.append(f"{sign} {alike}: {change}")
-    kept = [[name for name in each if name in before and name in after] for each in (before, after)]
-    shown += ["~ order of the blocks"] if kept[0] != kept[1] else []
-    rest = [{name: value for name, value in _flat(each) if not name.startswith("blocks.")} for each in (then, now)]
-    return shown + _differences("", *rest, tolerance=tolerance)
-
-
-def _differences(
-    prefix: str, then: Mapping[str, object], now: Mapping[str, object], *, tolerance: float = 0.0
-) -> list[str]:
-    """A line for each value that differs; of measured amounts by more than the tolerance."""
-    lines = []
-    for name in [*then, *(name for name in now if name not in then)]:
-        before, after = then.get(name), now.get(name)
-        if before == after or (name.endswith(_MEASURED) and _near(before, after, tolerance)):
-            continue
-        percent = ""
-        if isinstance(before, int | float) and isinstance(after, int | float) and before:
-            percent = f" ({100 * (after / before - 1):+.1f} %)"
-        lines.append(f"~ {prefix}{name}: {_shown(before)} -> {_shown(after)}{percent}")
-    return lines
-
-
-def _near(before: object, after: object, tolerance: float) -> bool:
-    if not isinstance(before, int | float) or not isinstance(after, int | float):
-        return False
-    return abs(after - before) <= tolerance * abs(before)
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, object]]:
-    """The plain values of a document by their paths; measurements by their microbatch size."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name not in _LEFT_ASIDE and inner is not None and inner != ():
-                yield from _flat(inner, f"{path}.{name}" if path else name)
-    elif isinstance(value, tuple) and value and is_dataclass(value[0]):
-        for index, inner in enumerate(value):
-            yield from _flat(inner, f"{path}.{getattr(inner, 'microbatch_size', index)}")
-    else:
-        yield path, value

@@ -1,6 +1,7 @@
 """A locked plan: what stays is not reported as changed, and whatever changes is reported by its own name."""
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.profile import Block, Measurement, Profile
+from pipeplan.documents.profile import Block, Measurement, Overheads, Profile
 from pipeplan.planners.problem import Options
 from pipeplan.planners.solve import solve
 from pipeplan.questions.locked import Lock, LockedQuestion, LockFinding, Thresholds, ids_of, moved_on, whole
@@ -92,6 +93,58 @@ def test_blocks_that_come_and_go_are_reported_and_equal_neighbours_share_a_line(
     assert line == f"~ {names[0]} ... {names[-1]} (4 blocks): weight_bytes: 8 -> 16 (+100.0 %)"
     moved = (others[0], first, *others[1:])
     assert "~ order of the blocks" in found(with_blocks(moved))["blocks"].changes
+
+
+def test_whatever_is_measured_may_differ_by_the_tolerance() -> None:
+    """Shares of times and a processor's free memory had no tolerance: a second profile of a model never held."""
+
+    def again(path: str, value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            inner = {field.name: again(f"{path}.{field.name}", getattr(value, field.name)) for field in fields(value)}
+            return replace(value, **inner)
+        if isinstance(value, tuple):
+            return tuple(again(path, each) for each in value)
+        memory = path.endswith(("device.memory_bytes", "device.context_bytes"))
+        return type(value)(0.9 * value) if isinstance(value, float) or memory else value
+
+    measured = replace(
+        ASKED.profile,
+        device=replace(ASKED.profile.device, context_bytes=1000),
+        overheads=Overheads(forward_without_graph=0.6, update_s_per_byte=1e-9, instruction_s=1e-5, exchange_factor=2.0),
+        blocks=tuple(
+            replace(
+                block,
+                measurements=tuple(
+                    replace(one, backward_input_s=0.5, backward_weight_s=0.5, deferred_share=0.5)
+                    for one in block.measurements
+                ),
+            )
+            for block in ASKED.profile.blocks
+        ),
+    )
+    then = replace(ASKED, profile=measured)
+    lock = Lock(alias=None, ids={}, plan=LOCK.plan, asked=then, derived={})
+    now = replace(then, profile=again("", measured), cluster=again("", ASKED.cluster))
+    for tolerance, holds in ((0.11, True), (0.05, False)):
+        findings = {one.what: one for one in moved_on(lock, now, Thresholds(tolerance=tolerance))}
+        assert [findings[what].holds for what in ("blocks", "cluster")] == [holds, holds], findings
+
+
+def test_a_changed_model_is_one_line_for_neighbours_that_changed_alike() -> None:
+    """Each block had a line of all its numbers, a thousand characters long."""
+
+    def wider(block: Block, factor: float) -> Block:
+        measurements = tuple(
+            replace(one, forward_s=one.forward_s * factor, output_bytes=2 * one.output_bytes)
+            for one in block.measurements
+        )
+        return replace(block, weight_bytes=2 * block.weight_bytes, measurements=measurements)
+
+    first, *others = ASKED.profile.blocks
+    blocks = (wider(first, 1.5), *(wider(block, 2.0) for block in others))
+    (line,) = found(with_blocks(blocks))["blocks"].changes
+    counted = "weight_bytes: 8 -> 16 (+100.0 %); output_bytes: +100.0 %"
+    assert line == f"~ {first.name} ... {others[-1].name} (4 blocks): {counted}; forward_s: +50.0 % to +100.0 %"
 
 
 @pytest.mark.parametrize(

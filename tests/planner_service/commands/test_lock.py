@@ -74,7 +74,7 @@ def test_documents_that_moved_on_are_told_with_a_diff(run: Run, lock: Path, tmp_
     asked = ("check", str(lock), "--profile", str(profile), "--cluster", str(cluster))
     status, stdout, _ = run(*asked)
     assert status == 7
-    assert f"~ {first.name}: measurements." in stdout and "forward_s" in stdout and "(+20.0 %)" in stdout
+    assert f"~ {first.name}: forward_s: +20.0 %" in stdout
     assert f"- {PROFILE.blocks[-1].name}: " in stdout
     assert "~ levels.0.bandwidth_bytes_per_s: " in stdout and "(-50.0 %)" in stdout
     found = holds(run(*asked, "--json")[1])
