@@ -11,6 +11,7 @@ from pipeplan.protocol.jobs import Lease, LeaseRequest
 from worker_agent.agent.child import kill_left_behind
 from worker_agent.agent.client import AgentClient
 from worker_agent.agent.node import Port, registration
+from worker_agent.agent.retention import Retention
 from worker_agent.agent.settings import AgentSettings
 from worker_agent.agent.spool import Spool, SpooledReport, completion, failure, new_report_id
 from worker_agent.agent.work import CancelledError, HandedBackError, LeasedWork, StoppedError, Urgency
@@ -35,6 +36,7 @@ class NodeAgent:
         self._instance = secrets.token_hex(16)
         self._spool = Spool(settings.work_dir / "spool")
         self._says_draining = False
+        self._retention = Retention(settings, lambda job_id: client.job(job_id).state, log)
 
     def stop(self) -> None:
         """Ends `serve` once the job at hand has ended or is handed back; called again, at once."""
@@ -62,6 +64,7 @@ class NodeAgent:
                         registered = True
                     if not self._spool.deliver(self._client.report, lambda _: None):
                         raise ServiceError("reports wait to be delivered")
+                    self._retention.turn(lambda: self._stops > 0)
                     lease = self._client.lease(request)
                     waiting = False
                 except NotFoundError:  # the service has another database than before

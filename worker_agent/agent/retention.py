@@ -10,17 +10,23 @@ where the operator abandons them. A job that waits, or of which a process lives 
 
 import re
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeplan.errors import NotFoundError
+from pipeplan.errors import NotFoundError, PipeplanError
 from pipeplan.protocol.jobs import JobState
 from worker_agent.agent.child import lives
 from worker_agent.agent.limits import folder_bytes
+from worker_agent.agent.settings import AgentSettings
 
 ASIDE = ".removed-"
 _FOLDER = re.compile(r"([0-9a-f]{32})(-\d+)?")
+DAY_S = 86_400
+INTERVAL_S = 3600.0
+"""How often an agent looks whether its settings let folders go."""
+
 _LIVE: frozenset[JobState] = frozenset({"queued", "leased"})
 
 StateOf = Callable[[str], JobState]
@@ -39,6 +45,11 @@ class Bounds:
     bytes: int | None = None
     abandons: bool = False
 
+    @property
+    def any(self) -> bool:
+        """Whether there is a bound at all."""
+        return any(bound is not None for bound in (self.age_s, self.folders, self.bytes))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFolder:
@@ -47,6 +58,50 @@ class JobFolder:
     path: Path
     bytes: int
     written_s: float
+
+
+def bounds_of(settings: AgentSettings) -> Bounds:
+    """The bounds that an agent's settings give."""
+    days = settings.prune_older_than_days
+    return Bounds(
+        age_s=None if days is None else days * DAY_S,
+        folders=settings.prune_keep,
+        bytes=settings.prune_max_bytes,
+        abandons=settings.prune_abandoned,
+    )
+
+
+class Retention:
+    """Removes what an agent's settings do not keep, once in INTERVAL_S: `turn` is called between jobs.
+
+    A service that does not answer, or a folder that cannot be removed, is logged, and tried again at the next turn.
+    """
+
+    def __init__(self, settings: AgentSettings, state_of: StateOf, log: Callable[[str], None]) -> None:
+        self._work_dir = settings.work_dir
+        self._kept = bounds_of(settings)
+        self._state_of = state_of
+        self._log = log
+        self._due_s = time.monotonic()
+
+    def turn(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Removes what is to go, if it is time; leaves the rest to the next turn where the agent is stopped."""
+        if not self._kept.any or time.monotonic() < self._due_s:
+            return
+        try:
+            finish(self._work_dir)
+            going = surplus(self._work_dir, self._state_of, self._kept, time.time())
+            for count, folder in enumerate(going):
+                if stopped():
+                    going = going[:count]
+                    break
+                remove([folder])
+            if going:
+                total_bytes = sum(folder.bytes for folder in going)
+                self._log(f"removed {len(going)} folders of ended jobs ({total_bytes} bytes)")
+        except (PipeplanError, OSError) as error:
+            self._log(f"folders of ended jobs stay for now: {error}")
+        self._due_s = time.monotonic() + INTERVAL_S
 
 
 def surplus(work_dir: Path, state_of: StateOf, kept: Bounds, now_s: float) -> list[JobFolder]:

@@ -53,6 +53,8 @@ class AgentSettings(BaseSettings):
 
     Limits of a job's processes: `max_memory_bytes` (that one may write to), `max_open_files`, `max_processes` (of the
     user), `nice`; of a job: `max_job_s`, `max_disk_bytes` in its folder, `max_output_bytes` that it prints.
+    Folders of jobs that have succeeded go by `prune_older_than_days`, `prune_keep` (folders) and `prune_max_bytes`,
+    once an hour between jobs; without any of the three they stay. `prune_abandoned`: those of other ended jobs, too.
     `models_dir` is a folder of Hugging Face models that jobs may name by path.
     `keep_environment` names variables that jobs see although they look like secrets.
     """
@@ -78,6 +80,10 @@ class AgentSettings(BaseSettings):
     max_job_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_disk_bytes: int | None = Field(default=None, ge=2**20)
     max_output_bytes: int = Field(default=64 * 2**20, ge=2**10)
+    prune_older_than_days: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    prune_keep: int | None = Field(default=None, ge=0)
+    prune_max_bytes: int | None = Field(default=None, ge=0)
+    prune_abandoned: bool = False
     keep_environment: tuple[str, ...] = ()
 
     @field_validator("allow")

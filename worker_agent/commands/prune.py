@@ -10,8 +10,6 @@ import typer
 from pipeplan.cli.console import require_extra
 from pipeplan.errors import require
 
-DAY_S = 86_400
-
 
 def prune(
     older_than_days: Annotated[
@@ -36,23 +34,25 @@ def prune(
 
     Jobs that may be tried again keep their folders unless they are abandoned, because a run resumes from its
     checkpoints. Jobs that wait or run always keep theirs. The command asks the service about each job, and removes
-    nothing while the service does not answer.
+    nothing while the service does not answer. What no option says, the settings PIPEPLAN_AGENT_PRUNE_... say, by which
+    an agent removes folders itself.
     """
     require_extra("worker")
     from worker_agent.agent import retention
     from worker_agent.agent.client import AgentClient
     from worker_agent.agent.settings import load_settings
 
-    bounds = (older_than_days, keep, max_bytes)
-    rule = "must be bounded: give --older-than-days, --keep or --max-bytes"
-    require(any(bound is not None for bound in bounds), "retention", rule, None)
-    settings = load_settings(url=url, work_dir=None if work_dir is None else work_dir.absolute())
-    kept = retention.Bounds(
-        age_s=None if older_than_days is None else older_than_days * DAY_S,
-        folders=keep,
-        bytes=max_bytes,
-        abandons=abandoned,
+    settings = load_settings(
+        url=url,
+        work_dir=None if work_dir is None else work_dir.absolute(),
+        prune_older_than_days=older_than_days,
+        prune_keep=keep,
+        prune_max_bytes=max_bytes,
+        prune_abandoned=abandoned or None,
     )
+    kept = retention.bounds_of(settings)
+    rule = "must be bounded: give --older-than-days, --keep or --max-bytes, or the settings of these names"
+    require(kept.any, "retention", rule, None)
     with AgentClient(settings.url, settings.token) as client:
         going = retention.surplus(settings.work_dir, lambda job_id: client.job(job_id).state, kept, time.time())
     if not dry_run:

@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from pipeplan.client.client import Client
 from pipeplan.planners.problem import Options
@@ -24,13 +25,13 @@ _AGENT = (sys.executable, "-c", "from worker_agent.cli import main; main()", "st
 
 @contextmanager
 def working(
-    url: str, work_dir: Path, *options: str, name: str = "node-1"
+    url: str, work_dir: Path, *options: str, name: str = "node-1", variables: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """An agent's process and the file of what it says; it is ended with the block."""
     log = work_dir.with_suffix(f".{name}.log")
     command = [*_AGENT, "--url", url, "--name", name, "--work-dir", str(work_dir), "--drain-s", "0", *options]
     with log.open("wb") as errors:
-        process = subprocess.Popen(command, stderr=errors, env=environment(PIPEPLAN_AGENT_POLL_S="0.1"))
+        process = subprocess.Popen(command, stderr=errors, env=environment(PIPEPLAN_AGENT_POLL_S="0.1", **variables))
     try:
         yield process, log
     finally:

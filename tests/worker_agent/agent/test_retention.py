@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,10 +16,12 @@ from pipeplan.client.client import Client
 from pipeplan.errors import NotFoundError, ServiceError
 from pipeplan.protocol.jobs import JobState
 from tests.planner_service.servers import environment, served
-from tests.worker_agent.agent.nodes import run_task, store_plan
+from tests.waiting import wait_until
+from tests.worker_agent.agent.nodes import run_task, store_plan, working
 from worker_agent.agent.child import Mark
 from worker_agent.agent.limits import folder_bytes
-from worker_agent.agent.retention import Bounds, JobFolder, finish, remove, surplus
+from worker_agent.agent.retention import Bounds, JobFolder, Retention, finish, remove, surplus
+from worker_agent.agent.settings import AgentSettings
 
 NOW_S = 1_000_000.0
 STATES: tuple[JobState | None, ...] = ("queued", "leased", "succeeded", "failed", "cancelled", "dead", None)
@@ -156,3 +159,54 @@ def test_the_command_asks_the_service_and_keeps_what_waits(tmp_path: Path) -> No
     unbounded = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert unbounded.returncode == 2
     assert "--older-than-days" in unbounded.stderr
+
+
+def _settings(work_dir: Path, **chosen: Any) -> AgentSettings:
+    return AgentSettings(work_dir=work_dir, **chosen)
+
+
+def test_an_agent_removes_by_its_settings_what_no_job_may_resume_from(tmp_path: Path) -> None:
+    work_dir = tmp_path / "work"
+    with served(tmp_path / "service.sqlite3") as url, Client(url) as service:
+        plan_id = store_plan(service)
+        with working(url, work_dir):
+            over, cancelled = (service.enqueue_job(run_task(plan_id, checkpoint_every=2)) for _ in range(2))
+            service.cancel_job(cancelled.id)
+            assert service.wait_for_job(over.id, timeout_s=60).state == "succeeded"
+        for name in (cancelled.id, _id(1)):
+            (work_dir / name).mkdir(exist_ok=True)
+        limits = {"PIPEPLAN_AGENT_PRUNE_KEEP": "0", "PIPEPLAN_AGENT_PRUNE_MAX_BYTES": "0"}
+        with working(url, work_dir, variables=limits) as (_, log):
+            wait_until(lambda: "removed 1 folders of ended jobs" in log.read_text())
+        left = {path.name for path in work_dir.iterdir()}
+        assert {cancelled.id, _id(1)} <= left, "one may be retried, the other be another service's"
+        assert over.id not in left
+
+
+def test_an_agent_goes_on_where_folders_cannot_be_removed_now(tmp_path: Path) -> None:
+    """A turn asks the service once an hour, and not at all without a bound."""
+    asked: list[str] = []
+    said: list[str] = []
+
+    def away(job_id: str) -> JobState:
+        asked.append(job_id)
+        raise ServiceError("away")
+
+    _made(tmp_path, _id(1), age_s=9)
+    Retention(_settings(tmp_path), away, said.append).turn()
+    assert asked == []
+    kept = Retention(_settings(tmp_path, prune_older_than_days=0), away, said.append)
+    kept.turn()
+    kept.turn()
+    assert (asked, said) == ([_id(1)], ["folders of ended jobs stay for now: away"])
+    assert (tmp_path / _id(1)).exists()
+
+
+def test_a_stopped_agent_leaves_the_rest_of_the_folders_to_the_next_turn(tmp_path: Path) -> None:
+    for number in range(3):
+        _made(tmp_path, _id(number), age_s=number)
+    said: list[str] = []
+    stops = iter((False, True))
+    Retention(_settings(tmp_path, prune_keep=0), lambda _: "succeeded", said.append).turn(lambda: next(stops))
+    assert len(list(tmp_path.iterdir())) == 2
+    assert said[0].startswith("removed 1 folders")
