@@ -66,6 +66,7 @@ ROUTERS = (
     overview.router,
     overview.metrics_router,
     overview.ids_router,
+    overview.charts_router,
 )
 """The routers of the API. No route of theirs takes a parameter that it does not know."""
 

@@ -6,11 +6,27 @@ from datetime import datetime
 from itertools import accumulate
 from statistics import median
 
-from pipeplan.formats import minute, off, rate
+from pipeplan.formats import change, minute, off, rate
 from pipeplan.protocol.plans import PlanSummary
 from pipeplan.protocol.runs import RunSummary
+from planner_service.platform.axes import Tick, ticks
 
-WIDTH, HEIGHT, MARGIN = 320.0, 84.0, 6.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Where in a picture the dots of a chart lie."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+CARD = Frame(left=6.0, right=314.0, top=6.0, bottom=78.0)
+"""A card of the first page, 320 x 84. Its scale stands below it as text."""
+
+FILE = Frame(left=92.0, right=1140.0, top=14.0, bottom=206.0)
+"""A file of a chart, 1160 x 240, with axes."""
 
 LEAST_SCALE = 0.05
 """A chart of errors reaches at least so far: small errors look small."""
@@ -32,6 +48,7 @@ class History:
     dots: tuple[Spot, ...]
     best: str
     highest_samples_per_s: float
+    ticks: tuple[Tick, ...]
     start: datetime
     stop: datetime
 
@@ -43,71 +60,93 @@ class Errors:
     dots: tuple[Spot, ...]
     zero_y: float
     scale: float
+    ticks: tuple[Tick, ...]
     median: float
     worst: float
     start: datetime
     stop: datetime
 
 
-def history(plans: Sequence[PlanSummary]) -> History | None:
+def history(plans: Sequence[PlanSummary], frame: Frame = CARD) -> History | None:
     """The throughputs of played plans, whatever their order; None where there are none."""
-    known = [
-        (plan.created_at, plan.throughput_samples_per_s, plan)
-        for plan in sorted(plans, key=lambda plan: (plan.created_at, plan.id))
-        if plan.throughput_samples_per_s is not None
-    ]
+    known = played(plans)
     if not known:
         return None
-    start, stop, most = known[0][0], known[-1][0], max(rate_ for _, rate_, _ in known)
+    start, stop, most = known[0][0].created_at, known[-1][0].created_at, max(rate_ for _, rate_ in known)
     span_s = (stop - start).total_seconds()
 
     def x(at: datetime) -> float:
         share = (at - start).total_seconds() / span_s if span_s else 0.5
-        return MARGIN + (WIDTH - 2 * MARGIN) * share
+        return frame.left + (frame.right - frame.left) * share
 
     def y(samples_per_s: float) -> float:
-        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (samples_per_s / most if most else 0.0)
+        return frame.bottom - (frame.bottom - frame.top) * (samples_per_s / most if most else 0.0)
 
     dots = tuple(
-        Spot(x=x(at), y=y(rate_), title=f"plan {plan.id[:10]}, {minute(at)}: {rate(rate_)}")
-        for at, rate_, plan in known
+        Spot(
+            x=x(plan.created_at),
+            y=y(rate_),
+            title=f"plan {plan.id[:10]}, {minute(plan.created_at)}: {rate(rate_)}",
+        )
+        for plan, rate_ in known
     )
     # The best so far is a stair: it stays until a better plan is made.
-    bests = list(accumulate((rate_ for _, rate_, _ in known), max))
+    bests = list(accumulate((rate_ for _, rate_ in known), max))
     stair = [(dots[0].x, y(bests[0]))]
     for dot, best in zip(dots[1:], bests[1:], strict=True):
         stair += [(dot.x, stair[-1][1]), (dot.x, y(best))]
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in stair)
-    return History(dots=dots, best=points, highest_samples_per_s=most, start=start, stop=stop)
+    return History(
+        dots=dots,
+        best=" ".join(f"{a:.1f},{b:.1f}" for a, b in stair),
+        highest_samples_per_s=most,
+        ticks=ticks(0.0, most, start=frame.bottom, end=frame.top, most=5, label=lambda value: f"{value:g}"),
+        start=start,
+        stop=stop,
+    )
 
 
-def errors(runs: Sequence[RunSummary]) -> Errors | None:
-    """The errors of measured runs, whatever their order: measured / predicted - 1. None where there are none."""
-    known = [
-        (run.measured_samples_per_s / run.predicted_samples_per_s - 1, run)
-        for run in sorted(runs, key=lambda run: (run.created_at, run.id))
-        if run.predicted_samples_per_s and run.measured_samples_per_s is not None
+def played(plans: Sequence[PlanSummary]) -> list[tuple[PlanSummary, float]]:
+    """The plans that were played with their throughputs in samples/s, the oldest first."""
+    return [
+        (plan, plan.throughput_samples_per_s)
+        for plan in sorted(plans, key=lambda plan: (plan.created_at, plan.id))
+        if plan.throughput_samples_per_s is not None
     ]
+
+
+def errors(runs: Sequence[RunSummary], frame: Frame = CARD) -> Errors | None:
+    """The errors of measured runs, whatever their order. None where there are none."""
+    known = measured(runs)
     if not known:
         return None
-    sizes = [abs(error) for error, _ in known]
-    scale, middle = max(LEAST_SCALE, *sizes), HEIGHT / 2
-    distance = (WIDTH - 2 * MARGIN) / max(len(known) - 1, 1)
+    sizes = [abs(error) for _, error in known]
+    scale, middle = max(LEAST_SCALE, *sizes), (frame.top + frame.bottom) / 2
+    distance = (frame.right - frame.left) / max(len(known) - 1, 1)
     dots = tuple(
         Spot(
-            x=MARGIN + distance * place if len(known) > 1 else WIDTH / 2,
-            y=middle - (middle - MARGIN) * error / scale,
+            x=frame.left + distance * place if len(known) > 1 else (frame.left + frame.right) / 2,
+            y=middle - (middle - frame.top) * error / scale,
             title=f"run {run.id[:10]} of {run.model[:100]}, {minute(run.created_at)}: "
             f"{off(run.measured_samples_per_s, run.predicted_samples_per_s)}",
         )
-        for place, (error, run) in enumerate(known)
+        for place, (run, error) in enumerate(known)
     )
     return Errors(
         dots=dots,
         zero_y=middle,
         scale=scale,
+        ticks=ticks(-scale, scale, start=frame.bottom, end=frame.top, most=5, label=change),
         median=median(sizes),
-        worst=max((error for error, _ in known), key=abs),
-        start=known[0][1].created_at,
-        stop=known[-1][1].created_at,
+        worst=max((error for _, error in known), key=abs),
+        start=known[0][0].created_at,
+        stop=known[-1][0].created_at,
     )
+
+
+def measured(runs: Sequence[RunSummary]) -> list[tuple[RunSummary, float]]:
+    """The runs that were measured with their errors, measured / predicted - 1, the oldest first."""
+    return [
+        (run, run.measured_samples_per_s / run.predicted_samples_per_s - 1)
+        for run in sorted(runs, key=lambda run: (run.created_at, run.id))
+        if run.predicted_samples_per_s and run.measured_samples_per_s is not None
+    ]

@@ -1,13 +1,16 @@
-"""Routes of the overview: health, this process's metrics for Prometheus, and ids by their first digits."""
+"""Routes of the overview: health, metrics for Prometheus, ids by their first digits, and the first page's charts."""
 
+import hashlib
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from pipeplan.errors import ServiceError
-from pipeplan.protocol.listing import IdQuery, Matches
+from pipeplan.protocol.listing import IdQuery, Matches, Name
 from planner_service.access.auth import scope
+from planner_service.documents.chart_files import ANSWERS, Format, chart_response
+from planner_service.overview import charts
 from planner_service.overview import service as overview
 from planner_service.platform.metrics import MEDIA_TYPE
 from planner_service.platform.migrations import head, revision_of
@@ -18,6 +21,7 @@ EXAMPLE = 'pipeplan_http_requests_total{method="GET",route="/v1/plans/{plan_id}"
 router = APIRouter(tags=["health"])
 metrics_router = APIRouter(tags=["health"], dependencies=[scope("read")])
 ids_router = APIRouter(prefix="/v1/ids", tags=["ids"])
+charts_router = APIRouter(prefix="/v1/overview/charts", tags=["overview"], dependencies=[scope("read")])
 
 
 class Health(BaseModel):
@@ -61,3 +65,24 @@ def get_metrics(services: Services) -> Response:
 def get_ids(services: Services, query: Annotated[IdQuery, Query()]) -> Matches:
     """The ids of a noun that begin so, ten at most: for people, who do not write whole ids."""
     return overview.ids(services, query)
+
+
+@charts_router.get("/throughput.{kind}", response_class=Response, responses=ANSWERS)
+def get_throughput_chart(
+    services: Services, request: Request, kind: Format, model: Annotated[Name, Query(description="the model's name")]
+) -> Response:
+    """The throughput of a model's newest played plans over time, as a table or as a picture."""
+    made = charts.throughput_file(kind, model, overview.newest_plans(services, model))
+    return chart_response(request, _hash(made), kind, "throughput", lambda: made)
+
+
+@charts_router.get("/errors.{kind}", response_class=Response, responses=ANSWERS)
+def get_errors_chart(services: Services, request: Request, kind: Format) -> Response:
+    """How far the newest measured runs were from their predictions, as a table or as a picture."""
+    made = charts.errors_file(kind, overview.measured_runs(services))
+    return chart_response(request, _hash(made), kind, "errors", lambda: made)
+
+
+def _hash(text: str) -> str:
+    # What these charts show has no id: their content is their tag.
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

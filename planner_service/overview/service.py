@@ -53,24 +53,34 @@ def glance(context: Context) -> Glance:
     """The best plans, the measured runs, what runs now, and what failed. Every query reads rows that an index finds."""
     with context.database.read() as connection:
         names = storage.newest_models(connection, MODELS)
-        measured = storage.measured_runs(connection, MEASURED)
         pending = storage.jobs_by_kind_and_state(connection)
         alive = storage.agents_alive(connection, context.now() - timedelta(seconds=ALIVE_S))
     models = []
     for name in names:
-        newest = plans.page(context, PlanQuery(model=name, limit=PLANS_A_MODEL)).items
+        newest = newest_plans(context, name)
         best = plans.page(context, PlanQuery(model=name, sort="-throughput", limit=1)).items
         models += [ModelPlans(best=one, newest=newest) for one in best]
     failed = (*_newest(context, "failed"), *_newest(context, "dead"))
     return Glance(
         models=tuple(models),
-        measured=measured,
+        measured=measured_runs(context),
         under_way=(*_newest(context, "leased"), *_newest(context, "queued"))[:JOBS],
         failed=tuple(sorted(failed, key=lambda job: job.updated_at, reverse=True)[:JOBS]),
         queued=sum(count for (_, state), count in pending.items() if state == "queued"),
         leased=sum(count for (_, state), count in pending.items() if state == "leased"),
         agents_alive=alive,
     )
+
+
+def newest_plans(context: Context, model: str) -> tuple[PlanSummary, ...]:
+    """The newest plans of a model, as many as the first page draws."""
+    return plans.page(context, PlanQuery(model=model, limit=PLANS_A_MODEL)).items
+
+
+def measured_runs(context: Context) -> tuple[RunSummary, ...]:
+    """The newest runs that have succeeded, as many as the first page draws."""
+    with context.database.read() as connection:
+        return storage.measured_runs(connection, MEASURED)
 
 
 def _newest(context: Context, state: JobState) -> tuple[Job, ...]:

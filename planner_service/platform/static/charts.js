@@ -33,8 +33,8 @@ export async function drawn(address) {
   return canvas;
 }
 
-// Every link to an SVG file gets a button beside it that makes a PNG of it.
-for (const link of document.querySelectorAll("a[data-png]")) {
-  const name = link.dataset.png;
-  link.after(button("PNG", `Download ${name} as PNG`, async () => save(await drawn(link.href), `${name}.png`)));
-}
+// The button beside a link to an SVG file makes a PNG of it. Pages renew parts of themselves: the document listens.
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest("button.png")?.previousElementSibling;
+  if (link) save(await drawn(link.href), `${link.dataset.png}.png`);
+});

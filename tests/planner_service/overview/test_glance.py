@@ -1,10 +1,13 @@
 """The first page: the best plan of each model, its throughput over time, errors, what runs now and what failed."""
 
+import csv
+import io
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import median
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from fastapi.testclient import TestClient
@@ -59,7 +62,7 @@ def test_a_history_has_a_dot_for_every_played_plan_and_a_line_that_never_falls(
     assert len(drawn.dots) == len(played)
     assert (drawn.start, drawn.stop) == (min(at for at, _ in played), max(at for at, _ in played))
     assert drawn.highest_samples_per_s == max(rate for _, rate in played)
-    assert all(0 < dot.x < drawings.WIDTH and 0 < dot.y < drawings.HEIGHT for dot in drawn.dots)
+    assert all(0 < dot.x < 320 and 0 < dot.y < 84 for dot in drawn.dots)
     points = [tuple(map(float, point.split(","))) for point in drawn.best.split()]
     assert all(a[0] <= b[0] and a[1] >= b[1] for a, b in pairwise(points))
     assert points[-1][1] == pytest.approx(min(dot.y for dot in drawn.dots), abs=0.06)
@@ -156,3 +159,35 @@ def test_dead_and_failed_jobs_are_one_list_the_newest_first(context: Context, cl
         clock.advance(60)
         expected.append(failed_run(context, plan_id, f"error {number}"))
     assert [job.run_id for job in overview.glance(context).failed] == expected[:1:-1]
+
+
+def test_the_charts_of_the_first_page_are_tables_and_pictures(http: TestClient, context: Context) -> None:
+    _copies(context, [("é&b", 5, 7.0), ("é&b", 9, 3.0), ("é&b", 7, None)])
+    with context.database.read() as connection:
+        plan_id = connection.execute(select(plans.c.id).where(plans.c.model_name == "gpt2-small-4")).scalar_one()
+    run_id = finished_run(context, plan_id)
+    page = Page(http.get("/", headers={"Accept": "text/html"}).text)
+    addresses = [address for address in page.links if "/v1/overview/charts/" in address]
+    assert [address.partition("?")[0].rpartition("/")[2] for address in addresses] == [
+        f"{name}.{kind}" for name in ("throughput", "errors") for kind in ("csv", "svg")
+    ]
+    for address in addresses:
+        answer = http.get(address).raise_for_status()
+        assert http.get(address, headers={"If-None-Match": answer.headers["ETag"]}).status_code == 304
+        name = "errors" if "errors" in address else "throughput"
+        if ".csv" in address:
+            rows = list(csv.DictReader(io.StringIO(answer.text)))
+            expected = {"throughput": ["7.0", "3.0"], "errors": [run_id]}[name]
+            assert [row["samples_per_s" if name == "throughput" else "run_id"] for row in rows] == expected
+        else:
+            dots = [each for each in ElementTree.fromstring(answer.text).iter() if each.tag.endswith("}circle")]
+            assert len(dots) == {"throughput": 2, "errors": 1}[name]
+
+
+def test_a_chart_of_nothing_is_refused_with_the_reason(http: TestClient) -> None:
+    for address in ("errors.svg", "throughput.svg?model=none"):
+        answer = http.get(f"/v1/overview/charts/{address}")
+        assert answer.status_code == 422
+        assert "cannot be drawn: there is no " in answer.text
+        assert len(http.get(f"/v1/overview/charts/{address.replace('.svg', '.csv')}").text.splitlines()) == 1
+    assert http.get("/v1/overview/charts/throughput.csv").status_code == 422
