@@ -7,6 +7,7 @@ from datetime import datetime
 from pipeplan.documents.calibration import Calibration, Term
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.coordinates import GROUPS, group_of
+from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import Options
@@ -77,6 +78,16 @@ def price_of(other: Alternative) -> str:
     if other.throughput_samples_per_s is not None or other.closed_form_samples_per_s is None:
         return rate(other.throughput_samples_per_s)
     return f"{rate(other.closed_form_samples_per_s)} in closed form"
+
+
+def in_order(choices: Sequence[DegreeChoice]) -> list[DegreeChoice]:
+    """The choices degree by degree, and the numbers of each from the least on: documents have 16 before 2."""
+    degrees = [each.degree for each in choices]
+
+    def key(each: DegreeChoice) -> tuple[int, int, str]:
+        return degrees.index(each.degree), int(each.instead) if each.instead.isdecimal() else 0, each.instead
+
+    return sorted(choices, key=key)
 
 
 def why_missed(throughput: Compared, found: Missed) -> str:
@@ -275,4 +286,5 @@ FILTERS: dict[str, Callable[..., object]] = {
     "age": age,
     "clip": clip,
     "proven": proven,
+    "in_order": in_order,
 }

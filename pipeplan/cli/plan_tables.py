@@ -18,7 +18,7 @@ from pipeplan.documents.files import plan_document
 from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
-from pipeplan.formats import layout, memory_items, percent, proven, several, size
+from pipeplan.formats import in_order, layout, memory_items, percent, proven, several, size
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
@@ -122,7 +122,7 @@ def show_choices(plan: Plan) -> None:
             "" if each.throughput_samples_per_s is None else f"{each.throughput_samples_per_s:,.4g}",
             each.reason,
         )
-        for each in plan.choices
+        for each in in_order(plan.choices)
     ]
     _console().print(table_of(("Degree", "Chosen", "Instead", "Samples/s", ""), rows))
 

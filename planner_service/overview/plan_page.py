@@ -42,6 +42,8 @@ DRAWN_MICROBATCHES = 16
 MOST_DRAWN_BATCHES = 16
 SHOWN_ALTERNATIVES = 60
 MOST_ALTERNATIVES = 2_000
+MOST_ROWS = 16
+"""Longer tables of stages are folded: their chart is above them."""
 SHOWN_RUNS = Cut(limit=20)
 SHOWN_ALIASES = 20
 MOST_SHOWN_WORKERS = 32
@@ -105,7 +107,8 @@ def show_plan(services: Services, request: Request, plan_id: str) -> HTMLRespons
     shown = MOST_ALTERNATIVES if request.query_params.get("alternatives") == "all" else SHOWN_ALTERNATIVES
     asked = request.query_params
     view = plan_view(services, plan_id, shown, asked.get("across") or None, asked.get("down") or None)
-    return page(request, "overview/plan.html", view=view, most_alternatives=MOST_ALTERNATIVES, degrees=tuple(DEGREES))
+    limits = {"most_alternatives": MOST_ALTERNATIVES, "most_rows": MOST_ROWS}
+    return page(request, "overview/plan.html", view=view, degrees=tuple(DEGREES), **limits)
 
 
 def plan_view(

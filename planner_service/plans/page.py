@@ -65,10 +65,14 @@ class Against:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonView:
-    """What the page shows. `fastest` is a place in `summaries`."""
+    """What the page shows. `fastest` is a place in `summaries`, `leading` the places of all that are as fast.
+
+    Where all are as fast, none leads.
+    """
 
     summaries: tuple[PlanSummary, ...]
     fastest: int
+    leading: tuple[int, ...]
     against: tuple[Against, ...]
     differing: tuple[ComparedRow, ...]
     equal: tuple[ComparedRow, ...]
@@ -188,12 +192,16 @@ def comparison(context: Context, plan_ids: tuple[str, ...]) -> ComparisonView:
             label = item.name.replace("_", " ").capitalize()
             memory_rows.append(ComparedRow(label=label, values=all_sizes(sizes)))
 
+    against = tuple(_against(identified[fastest], one) for place, one in enumerate(identified) if place != fastest)
+    slower = {each.plan_id for each in against if each.ratio is not None}
+    leading = tuple(place for place, plan_id in enumerate(plan_ids) if slower and plan_id not in slower)
     paces_s = [comparisons.paces_s(plan) for plan in found]
     most_bytes = max(plan.stages[fullest(plan)].memory_bytes for plan in found)
     return ComparisonView(
         summaries=tuple(plans.summary(context, plan_id) for plan_id in plan_ids),
         fastest=fastest,
-        against=tuple(_against(identified[fastest], one) for place, one in enumerate(identified) if place != fastest),
+        leading=leading,
+        against=against,
         differing=tuple(row for row in rows if row.differs),
         equal=tuple(row for row in rows if not row.differs),
         stages=tuple(

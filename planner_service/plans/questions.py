@@ -43,8 +43,10 @@ class Posed:
         )
 
     def check(self) -> None:
-        """Raises InvalidInputError for documents that do not go together."""
-        self.problem()
+        """Raises InvalidInputError for documents that do not go together, and for a size that was not measured."""
+        problem = self.problem()
+        if problem.options.microbatch_size is not None:
+            problem.profile.at(problem.options.microbatch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

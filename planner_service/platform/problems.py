@@ -42,7 +42,9 @@ def install(app: FastAPI, page: Page) -> None:
 
     def frameworks(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = answer(request, _problem(HTTPStatus(error.status_code), str(error.detail)))
+        nowhere = error.status_code == HTTPStatus.NOT_FOUND
+        detail = f"nothing is at {request.url.path[:200]}" if nowhere else str(error.detail)
+        response = answer(request, _problem(HTTPStatus(error.status_code), detail))
         response.headers.update(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             # The framework names the methods of the first route that matches only.

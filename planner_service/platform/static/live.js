@@ -11,7 +11,7 @@ function follow(element) {
   let settled;
   const take = (event) => {
     const told = JSON.parse(event.data).data;
-    show(element, told.progress);
+    show(element, told);
     clearTimeout(settled);
     settled = setTimeout(() => {
       if (told.state && told.state !== shown) {
@@ -23,9 +23,14 @@ function follow(element) {
   for (const kind of KINDS) source.addEventListener(kind, take);
 }
 
-function show(element, progress) {
-  if (!progress) return;
+function show(element, { state, progress }) {
   const bar = element.querySelector("progress");
+  if (state === "queued") {
+    // What an agent gave up begins anew.
+    bar.hidden = true;
+    element.querySelector(".progress-text").textContent = "";
+  }
+  if (state === "queued" || !progress) return;
   bar.hidden = false;
   bar.max = Math.max(progress.total, 1);
   bar.value = progress.done;

@@ -394,15 +394,21 @@ class View {
     this.drawLine(pixels, this.timeline.lanes[lane], y, this.colours.forward, 2);
     pixels.over(pen, this.left, 0);
     pen.textAlign = "start";
-    pen.fillStyle = this.colours.text;
+    const write = (words, colour, x, y) => {
+      const width = pen.measureText(words).width;
+      pen.fillStyle = this.colours.card;
+      pen.fillRect(pen.textAlign === "end" ? x - width - 2 : x - 2, y - 11, width + 4, 14);
+      pen.fillStyle = colour;
+      pen.fillText(words, x, y);
+    };
     const rank = this.timeline.lanes[lane].rank;
-    pen.fillText(`bold: rank ${rank}${this.predicted ? ", predicted in orange" : ""}`, this.left + 4, floor - 5);
+    write(`bold: rank ${rank}${this.predicted ? ", predicted in orange" : ""}`, this.colours.text, this.left + 4, floor - 5);
     if (!this.capacity) return;
     pen.fillStyle = this.colours.bad;
-    const text = `a device has ${size(this.capacity)}`;
     if (near) pen.fillRect(this.left, y(this.capacity), this.width, 1.5);
     pen.textAlign = "end";
-    pen.fillText(near ? text : `${text}, far above`, this.full - 4, near ? y(this.capacity) + 13 : ceiling + 8);
+    const text = `a device has ${size(this.capacity)}${near ? "" : ", far above"}`;
+    write(text, this.colours.bad, this.full - 4, near ? y(this.capacity) + 14 : ceiling + 8);
   }
 
   // A line of steps: in each column of points from the least to the most that is held in it. A rank holds its states
