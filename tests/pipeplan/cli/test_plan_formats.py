@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.cli.plan_formats import _lines, as_env, as_yaml, plain_values
+from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Model
 from pipeplan.errors import InvalidInputError
+from pipeplan.formats import in_order
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cluster, profile
@@ -58,3 +60,12 @@ def test_what_would_need_quotes_is_refused(plan: Plan, planner: str) -> None:
 
 def test_free_text_is_in_no_variable(plan: Plan) -> None:
     assert "rm -rf" not in as_env(replace(plan, model=Model(name="x; rm -rf /")))
+
+
+def test_the_values_of_a_degree_are_shown_from_the_least_on() -> None:
+    values = [("tensor", "16"), ("tensor", "2"), ("microbatch_size", "8"), ("recomputed", "nothing")]
+    made = [
+        DegreeChoice(degree=degree, value="1", instead=value, throughput_samples_per_s=None, reason="none fits")
+        for degree, value in values
+    ]
+    assert [each.instead for each in in_order(made)] == ["2", "16", "8", "nothing"]

@@ -9,7 +9,7 @@ from pipeplan import formats
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Model
 from pipeplan.planners.solve import solve
-from pipeplan.protocol.jobs import Completion, Failure
+from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, LeaseRequest, Progress, Release
 from pipeplan.protocol.plans import PlanRequest
 from pipeplan.simulation.predict import predict
 from planner_service.documents.service import clusters, profiles
@@ -200,3 +200,28 @@ def test_quantities_are_shown_with_their_units(shown: str, text: str) -> None:
 def test_axes_have_round_values() -> None:
     assert round_values(0.0, 0.95, 5) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8])
     assert round_values(3.0, 3.0, 5) == [3.0]
+
+
+def test_what_waits_again_shows_no_progress(http: TestClient, context: Context) -> None:
+    job = jobs.enqueue(context, PROFILE_TASK)
+    lease = jobs.lease(context, LeaseRequest(agent="node-1"))
+    assert lease is not None
+    jobs.heartbeat(context, job.id, Heartbeat(token=lease.token, progress=Progress(done=3, total=10)))
+    assert all("3 of 10" in _page(http, address) for address in ("/", "/jobs", f"/jobs/{job.id}"))
+    jobs.release(context, job.id, Release(token=lease.token))
+    assert jobs.get(context, job.id).state == "queued"
+    assert not any("3 of 10" in _page(http, address) for address in ("/", "/jobs", f"/jobs/{job.id}"))
+
+
+def test_the_table_of_many_stages_is_folded(http: TestClient, context: Context) -> None:
+    block, stages = PROFILE.blocks[0], 18
+    profile = replace(PROFILE, blocks=tuple(replace(block, name=f"block{index}") for index in range(stages)))
+    cluster = replace(CLUSTER, levels=(replace(CLUSTER.levels[0], size=stages),))
+    profiles.create(context, profile)
+    clusters.create(context, cluster)
+    asked = request_document(
+        profile_id=content_id(profile), cluster_id=content_id(cluster), options={"schedule": "1f1b", "stages": stages}
+    )
+    deep = plans.create(replace(context, solve=solve), PlanRequest.model_validate(asked)).plan_id
+    assert "The 18 stages as a table</summary>" in _page(http, f"/plans/{deep}")
+    assert "stages as a table</summary>" not in _page(http, f"/plans/{store_plan(context)}")

@@ -402,6 +402,21 @@ def test_the_charts_of_compared_plans_become_pictures_each_of_its_plan(service: 
         assert len(colours) > 2
 
 
+@pytest.mark.campaign
+def test_a_chart_of_the_first_page_becomes_a_picture_after_the_page_has_renewed_itself(
+    service: httpx.Client, tab: Tab
+) -> None:
+    _measured_run(service)
+    tab.show(f"{service.base_url}/")
+    tab.evaluate("window.saved = []; HTMLAnchorElement.prototype.click = function () { saved.push(this.download); }")
+    job = _enqueued(service, service.get("/v1/plans").json()["items"][-1]["id"])
+    tab.evaluate(UNTIL % f"document.querySelector('a[href=\"/jobs/{job['id']}\"]')")
+    tab.evaluate("document.querySelector('#errors button.png').click()")
+    tab.evaluate(UNTIL % "saved.length")
+    assert tab.evaluate("saved") == ["errors.png"]
+    service.post(f"/v1/jobs/{job['id']}/cancel").raise_for_status()
+
+
 def test_the_search_is_shown_by_the_degrees_that_are_chosen(service: httpx.Client, tab: Tab) -> None:
     _drawn(service, tab)
     before = tab.loads

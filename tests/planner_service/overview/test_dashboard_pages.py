@@ -89,6 +89,8 @@ def test_two_plans_side_by_side_show_what_differs_and_why_one_is_faster(http: Te
 def test_plans_to_compare_are_two_to_four(http: TestClient, context: Context) -> None:
     stored = [store_plan(context, batch_size=size) for size in (16, 32, 48, 64, 80)]
     assert "Nothing to compare yet." in _page(http, "/compare").text
+    equal = _page(http, f"/compare?plan={stored[0]}&plan={stored[1]}").text
+    assert "as fast as" in equal and "fastest" not in equal
     assert "cannot be compared" in _page(http, f"/compare?plan={stored[0]}&plan={stored[0]}").text
     assert "at most 4" in _page(http, "/compare?" + "&".join(f"plan={each}" for each in stored), 422).text
     assert "there is no plan" in _page(http, f"/compare?plan={stored[0]}&plan=nothing", 404).text

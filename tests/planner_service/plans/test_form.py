@@ -178,6 +178,8 @@ def test_what_does_not_go_together_shows_before_a_planner_is_asked(http: TestCli
     page = Page(http.get(f"/plans/new?{urlencode(ASKED | {'cluster_id': 'dgx-h100'})}", headers=HTML).text)
     assert "Not yet:" in page.text
     assert "H100" in page.text
+    page = Page(http.get(f"/plans/new?{urlencode(ASKED | {'microbatch_size': '7'})}", headers=HTML).text)
+    assert "Not yet: microbatch_size: must be one of the measured sizes [1, 2], or lie between them, got 7" in page.text
 
 
 def test_what_a_planner_refuses_is_shown_with_what_was_entered(http: TestClient, context: Context) -> None:

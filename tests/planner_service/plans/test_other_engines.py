@@ -43,6 +43,8 @@ def test_a_plan_for_another_engine_is_stored_shown_and_exported(database_url: st
         page = http.get(f"/plans/{plan['id']}", headers={"Accept": "text/html"}).text
         assert "rank 0 is in the groups tensor 0, 1" in page
         assert "For megatron" in page and "Why these degrees" in page
+        assert f"pipeplan plan export {plan['id']} --format megatron --url http://127.0.0.1" in page
+        assert "pipeplan-agent run" not in page
         exported = http.get(f"/v1/plans/{plan['id']}/exports/megatron")
         assert "--tensor-model-parallel-size 2" in exported.text and "--sequence-parallel" in exported.text
         assert http.get(f"/v1/plans/{plan['id']}/exports/torchrun").status_code == 422
