@@ -25,7 +25,6 @@ from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, 
 from pipeplan.programs.timeline import Timeline, batch_s
 from pipeplan.simulation.predict import predict
 from worker_agent.engine.clocks import CLOCK_NAMES, choose_clock
-from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.results import read_result
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
@@ -39,7 +38,7 @@ from worker_agent.profiler.times import (
     nothing_around,
     pass_backward,
     pass_forward,
-    prepare_gradients,
+    weights_to_update,
 )
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.measured import read_batches
@@ -136,8 +135,7 @@ def _update_s_per_byte(trial: Trial, blocks: Sequence[nn.Module], size: int, whe
         pass_backward(pass_forward(blocks, loss, *microbatch, nothing_around), nothing_around)
 
     return measure_update_s_per_byte(
-        prepare_gradients(blocks),
-        lambda graded: build_optimizer(trial.optimizer, graded, LEARNING_RATE),
+        weights_to_update(blocks, optimizer=trial.optimizer, dtype=trial.dtype),
         rounds=trial.rounds,
         make_clock=choose_clock("auto", where),
         before_step=pass_one,

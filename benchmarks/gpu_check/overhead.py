@@ -21,12 +21,12 @@ from pipeplan.simulation.predict import program_of
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.clocks import clock_for
 from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.models.losses import mean_of_squares
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
-from worker_agent.runtime.weights import Weights, find_slots
 
 MICROBATCHES = 8
 RATE = 1e-6

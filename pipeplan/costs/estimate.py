@@ -140,6 +140,7 @@ def _stage_costs(
     blocks = measured[stage.start : stage.stop]
     sizes_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
     weight_bytes = sum(sizes_bytes)
+    cast_bytes = sum(block.cast_bytes for block in profile.blocks[stage.start : stage.stop])
     by_block = stage.recompute_unit == "block"
     again_s = [shares.recompute * recompute_s((b,), recompute_factor) if by_block else 0.0 for b in blocks]
     backwards_s = [shares.backward * b.backward_s + own_s for b, own_s in zip(blocks, again_s, strict=True)]
@@ -166,7 +167,7 @@ def _stage_costs(
         activation_bytes=by_block_bytes if by_block else kept_bytes(blocks),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
-        fixed_bytes=weight_bytes * fixed,
+        fixed_bytes=weight_bytes * fixed + cast_bytes,
         gradient_bytes=weight_bytes,
         activation_port_devices=onward.devices,
         gradient_port_devices=back.devices,

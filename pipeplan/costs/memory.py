@@ -56,7 +56,8 @@ def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[F
 class Copies:
     """How often a stage's quantities are held.
 
-    Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`. Of a microbatch: its
+    Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`; `casts` are the copies of 16 bits
+    that autocast makes of the versions, if it makes one of every weight. Of a microbatch: its
     `activations`, its `inputs`, the inputs of all its blocks together (`block_inputs`), the activations of its largest
     block (`block_activations`), and the largest of its `transients`; and messages under way as large as its input
     (`input_buffers`) and its output (`output_buffers`).
@@ -73,11 +74,17 @@ class Copies:
     output_buffers: int = 0
     block_inputs: int = 0
     block_activations: int = 0
+    casts: float = 0.0
 
     @property
-    def weights(self) -> int:
+    def stored(self) -> float:
+        """The versions, with what autocast makes of them."""
+        return self.versions + self.casts
+
+    @property
+    def weights(self) -> float:
         """All that is as large as the weights."""
-        return self.versions + self.gradients + self.master_weights + self.optimizer_states
+        return self.stored + self.gradients + self.master_weights + self.optimizer_states
 
 
 def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
@@ -108,6 +115,7 @@ def copies(
     master_weights: bool = False,
     replicas: int = 1,
     unit: str = "stage",
+    autocast: str | None = None,
 ) -> Copies:
     """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
     if accounting == "paper":
@@ -125,7 +133,13 @@ def copies(
         sends_on=stage < depth - 1,
         replicas=replicas,
         unit=unit,
+        autocast=autocast,
     )
+
+
+def cast_copies(dtype: str, autocast: str | None) -> float:
+    """How large the copies under autocast are at most, in copies of the weights."""
+    return DTYPE_BYTES[autocast] / DTYPE_BYTES[dtype] if autocast else 0.0
 
 
 def exchanged_sets(schedule: Schedule, replicas: int) -> int:
@@ -161,6 +175,7 @@ def training_copies(
     sends_on: bool = False,
     replicas: int = 1,
     unit: str = "stage",
+    autocast: str | None = None,
 ) -> Copies:
     """The copies that training holds, and those that `held` microbatches in flight keep.
 
@@ -174,8 +189,10 @@ def training_copies(
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
+    versions = schedule.weight_versions(held)
     return Copies(
-        versions=schedule.weight_versions(held),
+        versions=versions,
+        casts=versions * cast_copies(dtype, autocast),
         gradients=gradients + exchanged_sets(schedule, replicas),
         master_weights=masters,
         optimizer_states=states,

@@ -7,7 +7,7 @@ from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_offload, require_sharding
 from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
-from pipeplan.documents.profile import DTYPE_BYTES, Model
+from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import require, require_amount, require_count
 
@@ -215,6 +215,7 @@ class Plan:
       of them, one after the other, and a stage's costs are those of one such group.
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
     - `offload`: what of it is in the host's memory (`documents.degrees`).
+    - `autocast`: what blocks with float32 weights compute in: the profile was measured so, and runs do so.
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
@@ -256,12 +257,14 @@ class Plan:
     sharding: str = "none"
     offload: str = "none"
     choices: tuple[DegreeChoice, ...] = ()
+    autocast: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require(self.optimizer in OPTIMIZERS, "optimizer", f"must be one of {', '.join(OPTIMIZERS)}", self.optimizer)
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        require_autocast(self.autocast, self.dtype)
         for name in ("planner", "schedule", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
             require_line(name, getattr(self, name))
         for sentence in self.warnings:

@@ -10,6 +10,21 @@ from pipeplan.errors import require, require_amount, require_count, require_uniq
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
+AUTOCASTS = ("bfloat16", "float16")
+"""What blocks with float32 weights may compute in."""
+
+
+def require_autocast(autocast: str | None, dtype: str) -> None:
+    """Raises InvalidInputError for a type that autocast does not have, or weights that it is not for."""
+    require(autocast in (None, *AUTOCASTS), "autocast", f"must be one of {', '.join(AUTOCASTS)}", autocast)
+    rule = f"must be left out for weights in {dtype}: it is for those in float32"
+    require(autocast is None or dtype == "float32", "autocast", rule, autocast)
+
+
+def numbers(dtype: str, autocast: str | None) -> str:
+    """In words, what weights are in and what is computed in."""
+    return dtype if autocast is None else f"{dtype}, computing in {autocast}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -138,17 +153,25 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The unit that is profiled and never cut: its weights and its measurements by microbatch size."""
+    """The unit that is profiled and never cut: its weights and its measurements by microbatch size.
+
+    `cast_bytes` are those of the copies of 16 bits that autocast makes of its weights, once a version: all microbatches
+    share them.
+    """
 
     name: str
     weight_bytes: int
     measurements: tuple[Measurement, ...]
+    cast_bytes: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require_name("name", self.name)
         require_amount("weight_bytes", self.weight_bytes)
+        require_count("cast_bytes", self.cast_bytes, at_least=0)
+        rule = f"must be at most half of weight_bytes, {self.weight_bytes}: 16 bits for each 32"
+        require(2 * self.cast_bytes <= self.weight_bytes, "cast_bytes", rule, self.cast_bytes)
         rule = "must hold at least one measurement"
         require(len(self.measurements) > 0, "measurements", rule, self.measurements)
         sizes = [m.microbatch_size for m in self.measurements]
@@ -219,7 +242,7 @@ class Profile:
 
     `edges` are there where the model is a graph: (i, j) says that block j reads the output of block i, and i < j. None
     is a chain. `estimated` says that the measurements were computed from a datasheet, not measured. `forms` has what
-    one device does where several share the blocks.
+    one device does where several share the blocks. `autocast` is what the blocks' float32 weights computed in.
     """
 
     model: Model
@@ -231,15 +254,19 @@ class Profile:
     edges: tuple[tuple[int, int], ...] | None = None
     estimated: bool = False
     forms: tuple[ModelForm, ...] = ()
+    autocast: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
+        require_autocast(self.autocast, self.dtype)
         require(len(self.blocks) > 0, "blocks", "must hold at least one block", self.blocks)
         require_unique("blocks", "must not hold a name twice", [b.name for b in self.blocks])
         sizes = _sizes(self.blocks[0])
         for i, block in enumerate(self.blocks):
+            rule = "must be 0 in a profile without autocast"
+            require(self.autocast is not None or not block.cast_bytes, f"blocks.{i}.cast_bytes", rule, block.cast_bytes)
             rule = f"must measure the same microbatch sizes as the first block, {list(sizes)}"
             require(_sizes(block) == sizes, f"blocks.{i}.measurements", rule, list(_sizes(block)))
         for source, reader in self.edges or ():

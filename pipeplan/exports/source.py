@@ -122,6 +122,9 @@ def require_grid(source: ExportSource, target: str, engine: str) -> int:
         raise InvalidInputError("format", rule, source.plan.schedule)
     if source.plan.dtype == "float64":
         raise InvalidInputError("format", f"cannot be {target}: it does not train in float64", source.plan.dtype)
+    if source.plan.autocast is not None:
+        rule = f"cannot be {target}: its blocks compute under autocast, for which the export has no setting"
+        raise InvalidInputError("format", rule, source.plan.autocast)
     if source.plan.order not in (None, tuple(range(source.plan.stages[-1].stop))):
         rule = f"cannot be {target}: it cuts a chain of blocks, and this plan's stages take a graph's in another order"
         raise InvalidInputError("format", rule, list(source.plan.order or ()))

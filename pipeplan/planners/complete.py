@@ -324,6 +324,7 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
         estimated=problem.profile.estimated,
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
         warnings=problem.warnings,
+        autocast=problem.profile.autocast,
     )
 
 

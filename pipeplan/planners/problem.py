@@ -176,6 +176,9 @@ class PlanningProblem:
 
     def __post_init__(self) -> None:
         require_count("batch_size", self.batch_size)
+        rule = f"must be left out for the engine {self.options.engine}, which has no autocast: profile in 16 bits"
+        ours = self.options.engine in (None, OUR_RUNTIME)
+        require(ours or self.profile.autocast is None, "profile.autocast", rule, self.profile.autocast)
         if self.calibration is not None:
             require_match(self.calibration, self.profile, self.cluster)
         as_if = self.options.as_if
@@ -193,6 +196,7 @@ class PlanningProblem:
             rule = f"must be of the same {{}} on {other.device.name} as on {mine.device.name}"
             require(other.model == mine.model, field, rule.format("model"), other.model.name)
             require(other.dtype == mine.dtype, field, rule.format("dtype"), other.dtype)
+            require(other.autocast == mine.autocast, field, rule.format("autocast"), other.autocast)
             require(other.edges == mine.edges, field, rule.format("edges"), other.edges)
             blocks = len(other.blocks)
             require(len(mine.blocks) == blocks, field, rule.format("number of blocks"), blocks)

@@ -19,6 +19,7 @@ from pipeplan.schedules.registry import with_whole_backward
 
 _COMPUTED = (
     "dtype",
+    "autocast",
     "placement",
     "stages",
     "costs",

@@ -126,6 +126,9 @@ class ProfileTask(WireModel):
     data: str | None = Field(default=None, max_length=2000, description="SPEC of the data; default: random inputs")
     microbatch_sizes: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(min_length=1, max_length=64)
     dtype: Dtype = "float32"
+    autocast: Literal["bfloat16", "float16"] | None = Field(
+        default=None, description="what blocks with float32 weights compute in, as in a run"
+    )
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = "sgd"
     sequence_length: SequenceLength = None
     devices: int = Field(default=1, ge=1, le=64, description="devices of the node to measure on, and to register")
@@ -165,7 +168,7 @@ class RunTask(WireModel):
     batch_norm: Literal["microbatch", "minibatch"] | None = Field(
         default=None, description="what its statistics are of"
     )
-    autocast: Literal["bfloat16", "float16"] | None = None
+    autocast: Literal["bfloat16", "float16"] | None = Field(default=None, description="by default the plan's own")
     loss_scale: float | None = Field(default=None, gt=0, description="where a dynamic scale begins")
     checkpoint_every: int = Field(default=0, ge=0)
     concatenate: bool = Field(default=False, description="2BP: weight gradients of several microbatches as one product")

@@ -142,6 +142,7 @@ class PlanFacts(WireModel):
     microbatch_size: int
     microbatches: int
     dtype: str
+    autocast: str | None = Field(default=None, description="what blocks with float32 weights compute in")
     optimizer: str
     memory_accounting: str
     estimated: bool

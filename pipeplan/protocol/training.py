@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import AUTOCASTS
 from pipeplan.errors import require, require_amount, require_count
 
 LEARNING_RATES = ("constant", "linear", "cosine")
@@ -20,11 +21,17 @@ as plain SGD in the long run, and has a tenth of its rate.
 DESCRIBED_RATES = ", ".join(f"{rate:g} for {name}" for name, rate in DEFAULT_RATES.items())
 """The same in words."""
 
-AUTOCASTS = ("bfloat16", "float16")
-"""What blocks with float32 weights may compute in."""
+FIRST_LOSS_SCALE = 2.0**16
+"""Where the loss scale of float16 begins, as that of torch's GradScaler."""
 
 BATCH_NORMS = ("microbatch", "minibatch")
 """What running statistics may be of."""
+
+
+def require_planned_autocast(asked: str | None, planned: str | None) -> None:
+    """Raises InvalidInputError for another autocast than the one that the plan's profile was measured under."""
+    rule = f"must be the plan's, {planned}, or be left out: its profile was measured under that"
+    require(asked is None or planned in (None, asked), "autocast", rule, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +42,8 @@ class TrainingOptions:
     `lr_schedule` says how it decays from there to step `decay_steps` (None: the last).
     `clip_norm` is the largest norm that the whole model's mean gradient may have.
     `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
-    With `autocast` the blocks of a float32 plan compute in that type; `loss_scale` is where a dynamic scale of the loss
-    begins, by default torch's own for float16, and none for others.
+    With `autocast` the blocks of a float32 plan compute in that type, by default in the plan's own;
+    `loss_scale` is where a dynamic scale of the loss begins, by default torch's own for float16, and none for others.
     `concatenate`: with a split backward (2BP), weight gradients of several microbatches are computed as one product.
     `loss` names a function, None is the model's own; `checkpoint_every` so many steps, 0: never.
     """

@@ -15,7 +15,7 @@ from pipeplan.costs.memory import kept_bytes
 from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
-from pipeplan.documents.profile import Device, Measurement, Method, Model, Profile
+from pipeplan.documents.profile import Device, Measurement, Method, Model, Profile, numbers
 from pipeplan.errors import require
 from pipeplan.protocol.documents import ClusterQuery, ProfileQuery
 from planner_service.documents.drawings import (
@@ -56,7 +56,7 @@ class ProfileView:
     id: str
     model: Model
     device: Device
-    dtype: str
+    numbers: str
     method: Method | None
     estimated: bool
     blocks: int
@@ -115,7 +115,7 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
         id=profile_id,
         model=profile.model,
         device=profile.device,
-        dtype=profile.dtype,
+        numbers=numbers(profile.dtype, profile.autocast),
         method=profile.method,
         estimated=profile.estimated,
         blocks=len(profile.blocks),

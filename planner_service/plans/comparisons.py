@@ -77,6 +77,7 @@ def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
         ("cluster_id", "The clusters differ: part of the speed is the hardware's, not the plan's."),
         ("profile_id", "The profiles differ: compute was not measured by the same profile."),
         ("dtype", "The numbers differ ({}): a sample is not the same arithmetic."),
+        ("autocast", "What is computed in differs ({}): a sample is not the same arithmetic."),
         (
             "batch_size",
             "The batches differ ({}): at equal samples a second the weights are updated more or less often.",
@@ -190,6 +191,7 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
         dtype=plan.dtype,
+        autocast=plan.autocast,
         optimizer=plan.optimizer,
         memory_accounting=plan.memory_accounting,
         estimated=plan.estimated,

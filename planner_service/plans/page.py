@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Plan, StageMemory
+from pipeplan.documents.profile import numbers
 from pipeplan.errors import require
 from pipeplan.formats import NONE, all_seconds, all_sizes, count, percent, price, rate, shape, times
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
@@ -147,7 +148,7 @@ _QUANTITIES = (
     _Quantity(label="Planner", shown=lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
     _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),
     _Quantity(label="Optimizer", shown=lambda plan, facts: plan.optimizer),
-    _Quantity(label="Numbers", shown=lambda plan, facts: plan.dtype),
+    _Quantity(label="Numbers", shown=lambda plan, facts: numbers(plan.dtype, plan.autocast)),
     _Quantity(label="Memory accounted as", shown=lambda plan, facts: plan.memory_accounting),
     _Quantity(label="Profile", shown=lambda plan, facts: plan.profile_id[:10]),
     _Quantity(label="Cluster", shown=lambda plan, facts: plan.cluster_id[:10]),

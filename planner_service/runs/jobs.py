@@ -1,5 +1,6 @@
 """Run jobs: the kind of job that executes a plan. A run is made with its job; the job's end stores the measurements."""
 
+import json
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,6 +10,7 @@ from sqlalchemy import Connection
 from pipeplan.documents.engines import OUR_RUNTIME, require_executable
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.protocol.jobs import Job, RunResult, RunTask
+from pipeplan.protocol.training import require_planned_autocast
 from planner_service.agents.needs import Needs, factories_of
 from planner_service.jobs.kinds import JobKind
 from planner_service.plans import store as plans
@@ -24,11 +26,17 @@ def pack(result: RunResult) -> PackedRun:
 
 
 def _needs(connection: Connection, task: RunTask) -> Needs:
-    """Raises InvalidInputError for a plan that is not stored, is for another engine, or does not fill the nodes."""
+    """Raises InvalidInputError for a plan that is not stored, is for another engine or another autocast, or does not
+    fill the nodes.
+    """
     plan, asked = plans.summary(connection, task.plan_id), plans.request(connection, task.plan_id)
     if plan is None or asked is None:
         raise InvalidInputError("plan_id", "must be the id of a stored plan", task.plan_id)
     require_executable(asked.options.engine or OUR_RUNTIME)
+    if task.autocast is not None:
+        content = plans.content(connection, task.plan_id)
+        planned = None if content is None else json.loads(content).get("autocast")
+        require_planned_autocast(task.autocast, planned)
     require(plan.workers % task.nodes == 0, "nodes", f"must divide the plan's {plan.workers} workers", task.nodes)
     return Needs(
         nodes=task.nodes,

@@ -13,7 +13,7 @@ from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse, require_place, write_document
 from pipeplan.documents.forms import Form
-from pipeplan.documents.profile import Profile
+from pipeplan.documents.profile import Profile, numbers
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # they need torch, which the command imports when it is calle
 
 Spec = "preset:NAME?... or package.module:factory?key=value&..."
 
-MEASURING = ("device", "clock", "warm_up_rounds", "rounds")
+MEASURING = ("autocast", "device", "clock", "warm_up_rounds", "rounds")
 """Options that say how to measure."""
 
 OF_FORMS = (
@@ -54,6 +54,10 @@ def profile(
     loss: Annotated[str | None, typer.Option(help=f"The loss: {Spec}; default: by the targets' type.")] = None,
     microbatch_sizes: Annotated[str, typer.Option(help="Samples in a microbatch, several sizes.")] = "1,2,4,8",
     dtype: Annotated[str, typer.Option(help="float64, float32, bfloat16 or float16.")] = "float32",
+    autocast: Annotated[
+        str | None,
+        typer.Option(help="bfloat16 or float16: what blocks with float32 weights compute in, as in a run with it."),
+    ] = None,
     devices: Annotated[int, typer.Option(help="Devices to load at once, and to describe: GPUs, or cores.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     clock: Annotated[str, typer.Option(help="auto, processor, or wall for blocks that only wait.")] = "auto",
@@ -104,6 +108,7 @@ def profile(
             "data": data,
             "microbatch_sizes": sizes,
             "dtype": dtype,
+            "autocast": autocast,
             "optimizer": optimizer,
             "sequence_length": sequence_length,
             "devices": devices,
@@ -200,7 +205,8 @@ def _show(found: Profile, cluster: Cluster | None) -> None:
 
     size = found.microbatch_sizes[-1]
     how = " (estimated)" if found.estimated else ""
-    table = Table(title=f"{found.model.name} on {found.device.name}, microbatches of {size}{how}")
+    arithmetic = numbers(found.dtype, found.autocast)
+    table = Table(title=f"{found.model.name} on {found.device.name}, {arithmetic}, microbatches of {size}{how}")
     table.add_column("block")
     for heading in ("forward ms", "backward ms", "weights MiB", "kept MiB", "output MiB"):
         table.add_column(heading, justify="right")

@@ -68,7 +68,8 @@ def run(
         float | None, typer.Option(help="The largest norm of the whole model's gradient; larger ones are scaled to it.")
     ] = None,
     autocast: Annotated[
-        str | None, typer.Option(help="bfloat16 or float16: what blocks with float32 weights compute in.")
+        str | None,
+        typer.Option(help="bfloat16 or float16: what blocks compute in with float32 weights; default: the plan's."),
     ] = None,
     loss_scale: Annotated[
         float | None,

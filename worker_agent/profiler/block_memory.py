@@ -3,12 +3,14 @@
 Kept bytes are those of a block's inputs and of the storages that autograd saves, each counted once, without parameters
 and buffers. Every block is counted as if it were a stage of its own: a tensor that one block saves as its output and
 the next one as its input counts in both, since the two may be placed on two devices. What the second one then has in
-common with the first is counted apart, as shared.
+common with the first is counted apart, as shared. So are the copies that autocast makes of weights: all microbatches
+of a version have them in common.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
+from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.times import Direction, pass_backward, pass_forward
 
 
@@ -26,7 +29,7 @@ class BlockMemory:
     `shared_bytes` is the part of `activation_bytes` that this block does not add on a stage that begins before it: the
     stage has these bytes already, or they are an input that nobody saves. `workspace_bytes` is the peak of the forward
     or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on a CPU, whose
-    allocator does not count.
+    allocator does not count. `cast_bytes` are those of the weights' copies under autocast.
     """
 
     input_bytes: int
@@ -34,13 +37,21 @@ class BlockMemory:
     activation_bytes: int
     shared_bytes: int = 0
     workspace_bytes: int
+    cast_bytes: int = 0
 
 
 def measure_memory(
-    blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, device: torch.device
+    blocks: Sequence[nn.Module],
+    loss: Loss,
+    microbatch: Microbatch,
+    device: torch.device,
+    autocast: Autocast | None = None,
 ) -> tuple[BlockMemory, ...]:
     """Every block's memory, from one untimed passage. Adds to the gradients, as any passage does."""
-    kept = [KeptStorages(block) for block in blocks]
+    kept = [
+        KeptStorages(block, partial(autocast.kept_copy, index) if autocast else None)
+        for index, block in enumerate(blocks)
+    ]
     workspaces = [0] * len(blocks)
     on_gpu = device.type == "cuda"
 
@@ -58,12 +69,13 @@ def measure_memory(
             peak_bytes = torch.cuda.max_memory_allocated(device)
             workspaces[index] = max(workspaces[index], peak_bytes - settled_bytes)
 
-    crossings = pass_forward(blocks, loss, *microbatch, seen)
+    crossings = pass_forward(blocks, loss, *microbatch, seen, autocast)
     moved_bytes = [(crossing.input_bytes, crossing.output_bytes) for crossing in crossings]
     kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
+    casts_bytes = [block.cast_bytes for block in kept]
     for block in kept:
         block.forget()
-    pass_backward(crossings, seen)
+    pass_backward(crossings, seen, autocast)
     return tuple(
         BlockMemory(
             input_bytes=inputs,
@@ -71,8 +83,11 @@ def measure_memory(
             activation_bytes=activations,
             shared_bytes=shared,
             workspace_bytes=workspace,
+            cast_bytes=casts,
         )
-        for (inputs, outputs), (activations, shared), workspace in zip(moved_bytes, kept_bytes, workspaces, strict=True)
+        for (inputs, outputs), (activations, shared), workspace, casts in zip(
+            moved_bytes, kept_bytes, workspaces, casts_bytes, strict=True
+        )
     )
 
 
@@ -102,16 +117,26 @@ def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:
 
 
 class KeptStorages:
-    """The storages that one block's graph saves, by identity, which also tells the storages of fake tensors apart."""
+    """The storages that one block's graph saves, by identity, which also tells the storages of fake tensors apart.
 
-    def __init__(self, block: nn.Module) -> None:
+    `is_copy` tells the copies of weights, which are kept apart.
+    """
+
+    def __init__(self, block: nn.Module, is_copy: Callable[[Tensor], bool] | None = None) -> None:
         self._owned = {storage_identity(tensor) for tensor in (*block.parameters(), *block.buffers())}
+        self._is_copy = is_copy
+        self._copies: dict[int, torch.UntypedStorage] = {}
         self.saved: dict[int, torch.UntypedStorage] = {}
 
     @property
     def bytes(self) -> int:
         """Their bytes. A view keeps its whole storage."""
         return _bytes(self.saved)
+
+    @property
+    def cast_bytes(self) -> int:
+        """The bytes of the copies of weights."""
+        return _bytes(self._copies)
 
     def not_owned(self, tensors: Sequence[Tensor]) -> dict[int, torch.UntypedStorage]:
         """The storages of these tensors, without parameters and buffers."""
@@ -124,12 +149,13 @@ class KeptStorages:
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Notes a saved tensor. The graph gets it detached: an output that saves itself would never be freed."""
-        self.saved |= self.not_owned((tensor,))
+        copied = self._is_copy is not None and self._is_copy(tensor)
+        (self._copies if copied else self.saved).update(self.not_owned((tensor,)))
         return tensor.detach()
 
     def forget(self) -> None:
         """Releases the storages. Until then they stay alive: no identity is used twice while they are counted."""
-        self.saved = {}
+        self.saved, self._copies = {}, {}
 
 
 def storage_identity(tensor: Tensor) -> int:

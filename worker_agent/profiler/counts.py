@@ -29,7 +29,7 @@ from worker_agent.profiler.operations import (
     fused_attention,
 )
 from worker_agent.profiler.peers import RecordedPeers
-from worker_agent.profiler.times import entering
+from worker_agent.profiler.times import given
 
 UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
 """Attributes of Hugging Face's layers that say where in the model they are: they change nothing that is counted."""
@@ -191,7 +191,7 @@ class BlockRun:
 
     def _forward(self, leaves: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Outputs, and the roots of the graph that carry gradients: the loss is the last block's."""
-        result = self.block(*entering(self.block, leaves))
+        result = self.block(*given(self.block, leaves))
         outputs = as_values(result)
         if self.end is None:
             return outputs, tuple(t for t in outputs if carries_gradient(t))

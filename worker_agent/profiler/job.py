@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from pipeplan.documents.files import dump, parse, read_text
 from pipeplan.documents.names import STRICT
+from pipeplan.documents.profile import require_autocast
 from pipeplan.errors import require, require_unique
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.engine.processes import polling
@@ -43,6 +44,7 @@ class ProfileJob:
     def __post_init__(self) -> None:
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)
         require(self.clock in CLOCKS, "clock", f"must be one of {', '.join(CLOCKS)}", self.clock)
+        require_autocast(self.task.autocast, self.task.dtype)
         require_unique("microbatch_sizes", "must not name a size twice", self.task.microbatch_sizes)
         named = self.task.data is not None and self.task.sequence_length is not None
         rule = "is for random data: the data that is named has a length of its own"

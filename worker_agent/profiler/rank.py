@@ -3,19 +3,20 @@
 import os
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
 
 from pipeplan.errors import PipeplanError
-from worker_agent.engine.clocks import CLOCK_NAMES, choose_clock
+from worker_agent.engine.casts import keeping_casts
+from worker_agent.engine.clocks import CLOCK_NAMES, Clock, choose_clock
 from worker_agent.engine.devices import describe, place, with_context
-from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.processes import exit_with_parent
 from worker_agent.engine.results import failure_of
 from worker_agent.engine.results import write as write_failure
@@ -31,6 +32,7 @@ from worker_agent.models.data import (
 )
 from worker_agent.models.losses import Loss, build_loss
 from worker_agent.models.spec import user_code
+from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, read_job
 from worker_agent.profiler.links import measure_exchange, measure_handing_over, measure_links
@@ -46,11 +48,19 @@ from worker_agent.profiler.times import (
     pass_forward,
     prepare_gradients,
     sampled,
+    weights_to_update,
 )
 
+
+class _How(TypedDict):
+    """How blocks are measured, whatever is measured of them."""
+
+    rounds: int
+    make_clock: type[Clock]
+    autocast: Autocast | None
+
+
 _SEED = 0
-_LEARNING_RATE = 1e-6
-"""So small that the measured updates leave the model as it is."""
 
 
 class ProfilingRank:
@@ -73,10 +83,16 @@ class ProfilingRank:
         self.blocks = self.chain.blocks
         self.loss: Loss = build_loss(self.feed.loss)
         self.make_clock = choose_clock(job.clock, device)
+        named_autocast = job.task.autocast
+        self.autocast = Autocast(self.blocks, device, getattr(torch, named_autocast)) if named_autocast else None
         self.without_graph: list[float] = []
 
     def measure(self) -> RankFigures:
         """Everything, in the order in which progress counts it."""
+        with keeping_casts() if self.autocast else nullcontext():
+            return self._measure()
+
+    def _measure(self) -> RankFigures:
         described = describe(self.device, dist.get_world_size())
         self.progress.say(f"data: {self.feed.description}")
         sizes = tuple(self._size(microbatch_size) for microbatch_size in self.job.task.microbatch_sizes)
@@ -130,12 +146,14 @@ class ProfilingRank:
             rounds=rounds,
             make_clock=self.make_clock,
             before_round=start_together,
+            autocast=self.autocast,
         )
-        bare_s = measure_without_graph(self.blocks, self.loss, microbatch, rounds=rounds, make_clock=self.make_clock)
+        how: _How = {"rounds": rounds, "make_clock": self.make_clock, "autocast": self.autocast}
+        bare_s = measure_without_graph(self.blocks, self.loss, microbatch, **how)
         full_s = sum(median(block.forward_s) for block in times)
         self.without_graph.append((median(bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
-        split = measure_split(self.blocks, self.loss, microbatch, rounds=rounds, make_clock=self.make_clock)
-        memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device)
+        split = measure_split(self.blocks, self.loss, microbatch, **how)
+        memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device, self.autocast)
         columns = zip(times, split, memory, strict=True)
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
@@ -148,26 +166,31 @@ class ProfilingRank:
         return moved(inputs, self.device, self.dtype), moved(targets, self.device, self.dtype)
 
     def _updates(self) -> tuple[float, float]:
-        """Seconds for each byte of an optimizer's step and of a weight version's copy.
+        """Seconds for each byte of an update and of a weight version's copy.
 
-        Each step and copy comes after a passage of the smallest microbatch.
+        Each update and copy comes after a passage of the smallest microbatch.
         """
-        parameters, rounds = prepare_gradients(self.blocks), self.job.task.rounds
-        source = self._open(min(self.job.task.microbatch_sizes))
+        parameters, task = prepare_gradients(self.blocks), self.job.task
+        source = self._open(min(task.microbatch_sizes))
+        weights = weights_to_update(self.blocks, optimizer=task.optimizer, dtype=task.dtype)
+        scale = self.autocast.loss_scale if self.autocast else 1.0
+        unscaled = torch.tensor(1.0 / scale, dtype=torch.float64, device=self.device)
 
         def pass_one(number: int) -> None:
-            crossings = pass_forward(self.blocks, self.loss, *self._microbatch(source, number), nothing_around)
-            pass_backward(crossings, nothing_around)
+            microbatch = self._microbatch(source, number)
+            crossings = pass_forward(self.blocks, self.loss, *microbatch, nothing_around, self.autocast)
+            pass_backward(crossings, nothing_around, self.autocast)
+            weights.scale_gradients(unscaled)
 
         update_s_per_byte = measure_update_s_per_byte(
-            parameters,
-            lambda graded: build_optimizer(self.job.task.optimizer, graded, _LEARNING_RATE),
-            rounds=rounds,
+            weights,
+            rounds=task.rounds,
             make_clock=self.make_clock,
             before_step=pass_one,
+            afterwards=self.autocast.cast_anew if self.autocast else lambda: None,
         )
         version_s_per_byte = measure_version_s_per_byte(
-            parameters, rounds=rounds, make_clock=self.make_clock, before_copy=pass_one
+            parameters, rounds=task.rounds, make_clock=self.make_clock, before_copy=pass_one
         )
         return update_s_per_byte, version_s_per_byte
 

@@ -31,6 +31,7 @@ class BlockFigures:
     activation_bytes: int
     shared_bytes: int = 0
     workspace_bytes: int
+    cast_bytes: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -89,10 +90,12 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
         model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
         device=device_of(ranks),
         dtype=job.task.dtype,
+        autocast=job.task.autocast,
         blocks=tuple(
             Block(
                 name=first.block_names[index],
                 weight_bytes=first.weight_bytes[index],
+                cast_bytes=max(size[index].cast_bytes for figures in ranks for size in figures.sizes),
                 measurements=tuple(
                     _measurement(size, [figures.sizes[position][index] for figures in ranks])
                     for position, size in enumerate(job.task.microbatch_sizes)

@@ -11,29 +11,35 @@ in the caches; in a round each block runs on what the block before it has just m
 caches. For the same reason 2BP's p2 comes after the p1 of all blocks, as it does in a pipeline.
 
 Gradients add to `.grad`s that already exist, as in training for all microbatches of a batch but the first, which
-allocates them.
+allocates them. Under autocast the copies of weights are there already, as for all microbatches but a version's first.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from pipeplan.costs.memory import keeps_master_weights
 from worker_agent.engine.backward import Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.clocks import Clock
+from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.models.spec import user_code
 from worker_agent.models.values import Value, as_values, carries_gradient
+from worker_agent.profiler.autocast import Autocast, entering
 
 Direction = Literal["forward", "backward"]
 Around = Callable[[Direction, int], AbstractContextManager[None]]
 """A context entered around a block's forward and backward, to take times or to see saved tensors."""
+
+_LEARNING_RATE = 1e-6
 
 SAMPLE_BYTES = 256 * 2**20
 """As many weights are enough to know the cost of a byte."""
@@ -54,7 +60,12 @@ class BlockCrossing:
 
 
 def pass_forward(
-    blocks: Sequence[nn.Module], loss: Loss, inputs: Value, targets: Value, around: Around
+    blocks: Sequence[nn.Module],
+    loss: Loss,
+    inputs: Value,
+    targets: Value,
+    around: Around,
+    autocast: Autocast | None = None,
 ) -> list[BlockCrossing]:
     """Runs every block on the outputs of the one before it. The loss belongs to the last block."""
     crossings: list[BlockCrossing] = []
@@ -62,8 +73,12 @@ def pass_forward(
     for index, block in enumerate(blocks):
         leaves = values if index == 0 else tuple(t.detach().requires_grad_(carries_gradient(t)) for t in values)
         last = index == len(blocks) - 1
-        with user_code(f"block {index} ({type(block).__name__})"), around("forward", index):
-            result = block(*entering(block, leaves))
+        with (
+            user_code(f"block {index} ({type(block).__name__})"),
+            entering(autocast, index),
+            around("forward", index),
+        ):
+            result = block(*given(block, leaves))
             values = as_values(result)
             roots = (loss(result, targets),) if last else values
         size_bytes = sum(tensor.nbytes for tensor in values)
@@ -73,16 +88,17 @@ def pass_forward(
     return crossings
 
 
-def entering(block: nn.Module, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def given(block: nn.Module, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What the block is given: its inputs, or, if it may change them in place, views of them: no leaf may change."""
     if not any(getattr(module, "inplace", False) for module in block.modules()):
         return tuple(leaves)
     return tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in leaves)
 
 
-def pass_backward(crossings: list[BlockCrossing], around: Around) -> None:
+def pass_backward(crossings: list[BlockCrossing], around: Around, autocast: Autocast | None = None) -> None:
     """Runs every block's backward, last to first, and drops its crossing. Gradients of weights add to `.grad`."""
-    gradients = tuple(torch.ones_like(root) for root in crossings[-1].roots)
+    scale = autocast.loss_scale if autocast else 1.0
+    gradients = tuple(torch.full_like(root, scale) for root in crossings[-1].roots)
     while crossings:
         crossing = crossings.pop()
         pairs = [(root, g) for root, g in zip(crossing.roots, gradients, strict=True) if root.requires_grad]
@@ -116,6 +132,7 @@ def measure_times(
     rounds: int,
     make_clock: Callable[[], Clock],
     before_round: Callable[[int], None],
+    autocast: Autocast | None = None,
 ) -> tuple[BlockTimes, ...]:
     """Every block's times over `rounds`, after the warm-up. A round's microbatch is `microbatch(round)`.
 
@@ -137,7 +154,7 @@ def measure_times(
             torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])
         before_round(number)
         clock = make_clock()
-        pass_backward(pass_forward(blocks, loss, inputs, targets, timed), timed)
+        pass_backward(pass_forward(blocks, loss, inputs, targets, timed, autocast), timed, autocast)
         seconds = _pairs_s(clock)
         if number >= warm_up_rounds:
             measured.append(seconds)
@@ -159,6 +176,7 @@ def measure_without_graph(
     *,
     rounds: int,
     make_clock: Callable[[], Clock],
+    autocast: Autocast | None = None,
 ) -> tuple[float, ...]:
     """Seconds of the whole chain's forward without a graph, as in a stage that recomputes; one entry for each round."""
     found: list[float] = []
@@ -167,7 +185,7 @@ def measure_without_graph(
         inputs, targets = microbatch(number)
         clock.mark()
         with torch.no_grad():
-            pass_forward(blocks, loss, inputs, targets, nothing_around)
+            pass_forward(blocks, loss, inputs, targets, nothing_around, autocast)
         clock.mark()
         found += _pairs_s(clock)
     return tuple(found[1:])
@@ -201,10 +219,12 @@ def measure_split(
     *,
     rounds: int,
     make_clock: Callable[[], Clock],
+    autocast: Autocast | None = None,
 ) -> tuple[SplitTimes, ...]:
     """Every block's times of 2BP's p1 and p2 over `rounds`, after one round that does not count."""
     prepare_gradients(blocks)
-    measured = [_split_round(blocks, loss, microbatch(number), make_clock()) for number in range(rounds + 1)][1:]
+    every = [_split_round(blocks, loss, microbatch(number), make_clock(), autocast) for number in range(rounds + 1)]
+    measured = every[1:]
     return tuple(
         SplitTimes(
             backward_input_s=tuple(one.input_s[index] for one in measured),
@@ -226,9 +246,15 @@ class _SplitRound:
     kept_bytes: tuple[int, ...]
 
 
-def _split_round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock) -> _SplitRound:
+def _split_round(
+    blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock, autocast: Autocast | None
+) -> _SplitRound:
     """Runs p1 of all blocks, then p2 of all blocks, both last to first."""
-    splits = [Split(block.parameters(), parametrizations_of([block])) for block in blocks]
+    copies = [autocast.casts[index].copy_of if autocast else None for index in range(len(blocks))]
+    splits = [
+        Split(block.parameters(), parametrizations_of([block]), copy_of=copy_of)
+        for block, copy_of in zip(blocks, copies, strict=True)
+    ]
 
     @contextmanager
     def split(direction: Direction, index: int) -> Iterator[None]:
@@ -240,7 +266,7 @@ def _split_round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch
             if backward:
                 clock.mark()
 
-    pass_backward(pass_forward(blocks, loss, *microbatch, split), split)
+    pass_backward(pass_forward(blocks, loss, *microbatch, split, autocast), split, autocast)
     kept_bytes = []
     for block, one in zip(blocks, splits, strict=True):
         owned = {t.untyped_storage().data_ptr() for t in (*block.parameters(), *block.buffers())}
@@ -261,29 +287,46 @@ def _split_round(blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch
     )
 
 
+def weights_to_update(blocks: Sequence[nn.Module], *, optimizer: str, dtype: str) -> Weights:
+    """The blocks' weights as a run has them, with a learning rate so small that updates leave the model as it is."""
+    every: list[Tensor] = [parameter for block in blocks for parameter in block.parameters()]
+    names = {parameter: str(place) for place, parameter in enumerate(every)}
+    return Weights(
+        find_slots(blocks, names),
+        lambda handles: build_optimizer(optimizer, handles, _LEARNING_RATE),
+        master_weights=keeps_master_weights(dtype, None),
+        learning_rate=lambda version: _LEARNING_RATE,
+    )
+
+
 def measure_update_s_per_byte(
-    parameters: Sequence[nn.Parameter],
-    make_optimizer: Callable[[Sequence[nn.Parameter]], Optimizer],
+    weights: Weights,
     *,
     rounds: int,
     make_clock: Callable[[], Clock],
     before_step: Callable[[int], None],
+    afterwards: Callable[[], object] = lambda: None,
 ) -> float:
-    """Seconds of an optimizer's step for each byte of weights: the median of some steps; 0 where nothing is trained.
+    """Seconds of an update for each byte of weights: the median of some, of version 0 on; 0 where nothing is trained.
 
+    An update is what a run does, the code of its `Weights`, and `afterwards` what comes with it.
     `before_step` is called untimed with the number of the round. It makes the gradients, as a batch's last backward
     does: the caches are then as a real step finds them. The first step creates the optimizer's states and the second
     is the first to read them; neither counts.
     """
-    graded = [parameter for parameter in parameters if parameter.grad is not None]
-    if not graded:
+    if not weights.slots:
         return 0.0
-    optimizer = make_optimizer(graded)
+
+    def update(version: int) -> None:
+        weights.update(version, keep_base=False)
+        afterwards()
+
     steps_s = []
     for number in range(rounds + 2):
+        weights.grade(number)
         before_step(number)
-        steps_s.append(_timed_s(optimizer.step, make_clock()))
-    return median(steps_s[2:]) / sum(parameter.nbytes for parameter in graded)
+        steps_s.append(_timed_s(partial(update, number + 1), make_clock()))
+    return median(steps_s[2:]) / weights.version_bytes
 
 
 def measure_version_s_per_byte(

@@ -26,9 +26,9 @@ from pipeplan.documents.plan import Plan
 from pipeplan.errors import RunFailedError
 from pipeplan.programs.program import Program
 from worker_agent.engine.replicas import total
+from worker_agent.engine.weights import Weights
 from worker_agent.models.chain import Chain
 from worker_agent.runtime.job import LossScale
-from worker_agent.runtime.weights import Weights
 
 Look = Callable[[float], None]
 """Takes a late number. It may raise."""

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, RunFailedError
+from worker_agent.engine.weights import Weights
 from worker_agent.runtime.job import LossScale
 from worker_agent.runtime.manifest import Manifest, commit, seal, stage_files, step_directory
-from worker_agent.runtime.weights import Weights
 
 Buffers = Mapping[str, Tensor]
 

@@ -31,14 +31,15 @@ from pipeplan.programs.instructions import (
 )
 from pipeplan.programs.program import Stream
 from pipeplan.programs.repeating import retirements
+from worker_agent.engine.casts import keeping_casts
 from worker_agent.engine.replicas import Replicas
+from worker_agent.engine.weights import Weights
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.among_stages import StagesTogether
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks, Tensors
 from worker_agent.runtime.stage_by_block import StageByBlock
-from worker_agent.runtime.weights import Weights, keeping_casts
 
 Feed = Callable[[int], Any]
 """A microbatch's inputs, or its targets, by its number; the first and the last stage have one."""

@@ -41,7 +41,7 @@ from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.program import Program, settled_batches
-from pipeplan.protocol.training import DEFAULT_RATES, TrainingOptions
+from pipeplan.protocol.training import DEFAULT_RATES, FIRST_LOSS_SCALE, TrainingOptions, require_planned_autocast
 from pipeplan.schedules.registry import schedule_asked, schedule_named
 from pipeplan.simulation.predict import long_program_of
 from worker_agent.runtime.manifest import Manifest, describe
@@ -55,9 +55,8 @@ RECORDED_INSTRUCTIONS = 100_000
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "host", "nccl")
 
-INITIAL = 2.0**16
 GROWTH_STEPS = 2000
-"""So many good updates in a row double the loss scale. With the initial one, the numbers of torch's GradScaler."""
+"""So many good updates in a row double the loss scale, as torch's GradScaler has it."""
 
 LEAST = 2.0**-16
 """No loss has to be made so small: a gradient that still overflows is not a matter of scale."""
@@ -112,6 +111,7 @@ class RunJob(TrainingOptions):
         require(apart or self.batch_norm != "minibatch", "batch_norm", rule, self.batch_norm)
         rule = f"must be left out for a plan in {self.plan.dtype}: it is for those in float32"
         require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
+        require_planned_autocast(self.autocast, self.plan.autocast)
         require_amount("timeout_s", self.timeout_s, positive=True)
         if self.recorded_batches is not None:
             require_count("recorded_batches", self.recorded_batches)
@@ -120,9 +120,14 @@ class RunJob(TrainingOptions):
         require(self.transport in TRANSPORTS, "transport", rule, self.transport)
 
     @property
+    def computes_in(self) -> str | None:
+        """What blocks compute in under autocast: what was asked for, or what the plan's profile was measured under."""
+        return self.autocast or self.plan.autocast
+
+    @property
     def first_loss_scale(self) -> float | None:
         """The loss scale at step 0; None for a run without one."""
-        return INITIAL if self.loss_scale is None and self.autocast == "float16" else self.loss_scale
+        return FIRST_LOSS_SCALE if self.loss_scale is None and self.computes_in == "float16" else self.loss_scale
 
     @property
     def minibatch_statistics(self) -> bool:

@@ -31,6 +31,7 @@ from worker_agent.engine.devices import device_memory, place_process
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
 from worker_agent.engine.results import RankResult, failure_of
+from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import in_blocks, open_data
 from worker_agent.models.losses import build_loss
@@ -57,7 +58,6 @@ from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, activity_of, read_status
-from worker_agent.runtime.weights import Weights, find_slots
 
 
 class PeerLostError(RunFailedError):
@@ -99,7 +99,7 @@ class RankPart:
             seed=job.seed,
             device=device,
             minibatch_statistics=job.minibatch_statistics,
-            autocast=getattr(torch, job.autocast) if job.autocast else None,
+            autocast=getattr(torch, job.computes_in) if job.computes_in else None,
             block_names=chain.block_names[plan_stage.start : plan_stage.stop],
         )
         self.weights = Weights(

@@ -112,7 +112,7 @@ class Intervals:
         kept += held.block_inputs * int(self.block_input_bytes[here])
         kept += held.block_activations * int(self.block_activation_bytes[here])
         return StageMemory(
-            weights=held.versions * weights,
+            weights=int(held.stored * weights),
             gradients=held.gradients * weights,
             master_weights=held.master_weights * weights,
             optimizer_states=held.optimizer_states * weights,
@@ -325,6 +325,7 @@ class Tabulated:
                 master_weights=masters,
                 replicas=kind.replicas,
                 unit=unit,
+                autocast=self.problem.profile.autocast,
             )
         held = -(-kind.workers // kind.replicas)
         if options.memory == "paper":
@@ -337,4 +338,5 @@ class Tabulated:
             dtype=dtype,
             master_weights=masters,
             unit=unit,
+            autocast=self.problem.profile.autocast,
         )

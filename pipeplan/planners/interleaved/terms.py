@@ -18,7 +18,15 @@ import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.costs.collectives import all_reduce
-from pipeplan.costs.memory import HeldByRank, fixed_copies, held_by, keeps_master_weights, kept_sums, training_copies
+from pipeplan.costs.memory import (
+    HeldByRank,
+    cast_copies,
+    fixed_copies,
+    held_by,
+    keeps_master_weights,
+    kept_sums,
+    training_copies,
+)
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage, StageMemory
 from pipeplan.planners.interleaved.shape import ChunkedShape
@@ -267,7 +275,7 @@ class ChunkedTerms:
             largest = chunk == int(np.argmax(workspaces))  # one block runs at a time
             items.append(
                 StageMemory(
-                    weights=weights,
+                    weights=int((1 + self._casts) * weights),
                     gradients=gradients * weights,
                     master_weights=masters * weights,
                     optimizer_states=states * weights,
@@ -325,9 +333,15 @@ class ChunkedTerms:
         return fixed_copies(dtype, options.optimizer_or_default, master_weights=masters)
 
     @property
-    def weight_copies(self) -> int:
-        """Copies of the weights that a stage holds: one version, gradients, master weights and optimizer states."""
-        return 1 + sum(self._fixed)
+    def weight_copies(self) -> float:
+        """Copies of the weights that a stage holds: one version, gradients, master weights and optimizer states, and
+        what autocast makes of the version.
+        """
+        return 1 + sum(self._fixed) + self._casts
+
+    @property
+    def _casts(self) -> float:
+        return cast_copies(self.problem.profile.dtype, self.problem.profile.autocast)
 
     def buffers(self, stage: int) -> tuple[int, int]:
         """Buffers of a stage's input size and of its output size (`costs.memory.training_copies`)."""

@@ -91,8 +91,12 @@ def copies(problem: PlanningProblem, held: int) -> Copies:
             held=held,
             dtype=dtype,
             master_weights=keeps_master_weights(dtype, options.master_weights),
+            autocast=problem.profile.autocast,
         )
-    return replace(stashing, versions=problem.cluster.devices) if synchronised(problem) else stashing
+    if not synchronised(problem):
+        return stashing
+    versions = problem.cluster.devices
+    return replace(stashing, versions=versions, casts=stashing.casts / stashing.versions * versions)
 
 
 def synchronised(problem: PlanningProblem) -> bool:
@@ -107,7 +111,7 @@ def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int
     activation_bytes = int(states.added_bytes[b] - states.kept_before[a])
     transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
     memory = StageMemory(
-        weights=count.versions * weight_bytes,
+        weights=int(count.stored * weight_bytes),
         gradients=count.gradients * weight_bytes,
         master_weights=count.master_weights * weight_bytes,
         optimizer_states=count.optimizer_states * weight_bytes,

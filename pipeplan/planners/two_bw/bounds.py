@@ -213,7 +213,7 @@ class RateBounds:
             held = np.where(found.microbatches >= found.depth, (found.depth + 2) / 2, 1.0)
         return edges * (2 * RECEIVES_AHEAD + 1 + 2 * held)
 
-    def _counts(self, recompute: bool) -> tuple[int, int]:
+    def _counts(self, recompute: bool) -> tuple[float, int]:
         """Copies of weights, and of activations on the last stage of a long batch."""
         options = self.problem.options
         held = copies(
@@ -225,6 +225,7 @@ class RateBounds:
             stage=1,
             microbatches=2,
             dtype=self.problem.profile.dtype,
+            autocast=self.problem.profile.autocast,
             master_weights=self.master_weights,
         )
         return held.weights, held.activations

@@ -102,6 +102,7 @@ class Evaluator:
                             recompute=recompute,
                             stage=stage,
                             dtype=self.problem.profile.dtype,
+                            autocast=self.problem.profile.autocast,
                             master_weights=self.master_weights,
                             unit=unit,
                             **asked,
@@ -272,7 +273,7 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
         kept += held.block_inputs * int(chain.inputs_bytes[stop] - chain.inputs_bytes[start])
         kept += held.block_activations * int(chain.block_activation_bytes(*place)[0, 0])
     return StageMemory(
-        weights=held.versions * weights,
+        weights=int(held.stored * weights),
         gradients=held.gradients * weights,
         master_weights=held.master_weights * weights,
         optimizer_states=held.optimizer_states * weights,

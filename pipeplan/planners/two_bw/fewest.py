@@ -104,6 +104,7 @@ class FewestStages:
             recompute=recompute,
             held=self._in_flight(place),
             dtype=self.problem.profile.dtype,
+            autocast=self.problem.profile.autocast,
             master_weights=self.master_weights,
             held_before=self._in_flight(place + 1),
             sends_on=place > 1,

@@ -50,5 +50,5 @@ class MemoryCounts:
     def block_activations(self) -> FloatArray:
         return self._column(lambda held: held.block_activations)
 
-    def _column(self, count: Callable[[Copies], int]) -> FloatArray:
+    def _column(self, count: Callable[[Copies], float]) -> FloatArray:
         return np.asarray([count(held) for held in self.copies], dtype=np.float64)

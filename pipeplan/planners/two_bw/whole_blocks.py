@@ -29,7 +29,7 @@ class WholeBlocks:
     problem: PlanningProblem
     measured: MeasuredBlocks
     execution: Execution
-    weights: int
+    weights: float
 
     @cached_property
     def least_s(self) -> FloatArray:

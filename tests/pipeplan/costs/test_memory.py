@@ -15,7 +15,7 @@ from tests.pipeplan.builders import Cell, cluster, profile
 W, A, I = 1000, 30, 7  # noqa: E741 (the appendix's letters: bytes of a stage's weights, activations and input)
 
 
-def held_bytes(held: Copies) -> int:
+def held_bytes(held: Copies) -> float:
     return held.weights * W + held.activations * A + held.inputs * I
 
 

@@ -66,7 +66,7 @@ def test_a_later_field_is_in_an_id_only_where_it_says_something(document: Any) -
 
 def test_what_a_plan_says_beside_its_first_fields_is_left_out_while_it_says_nothing() -> None:
     assert isinstance(PLAN, Plan)
-    later = {"planner_version", "engine", "form", "sharding", "offload", "choices"}
+    later = {"planner_version", "engine", "form", "sharding", "offload", "choices", "autocast"}
     assert {field.name for field in dataclasses.fields(PLAN)} - plain(PLAN).keys() == {"warnings", *later}
     warned = plain(dataclasses.replace(PLAN, warnings=("of another type",)))
     assert {field.name for field in dataclasses.fields(PLAN)} - warned.keys() == later

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from tests.worker_agent.profiler.clocks import SquaresClock
-from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import Microbatch, open_data
 from worker_agent.models.losses import default_loss
@@ -18,6 +17,7 @@ from worker_agent.profiler.times import (
     measure_version_s_per_byte,
     measure_without_graph,
     sampled,
+    weights_to_update,
 )
 
 CHAIN = "worker_agent.models.presets:mlp?width=4&depth=3"
@@ -87,26 +87,36 @@ def test_backwards_add_to_gradients_that_stay_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
-def test_an_update_costs_its_seconds_by_byte_of_weights_that_have_gradients(name: str) -> None:
-    graded, ungraded = nn.Parameter(torch.zeros(5)), nn.Parameter(torch.zeros(7))
-    graded.grad = torch.ones(5)
+def test_an_update_costs_its_seconds_by_byte_of_all_weights_of_a_stage(name: str) -> None:
+    layer = nn.Linear(4, 3)
+    before = layer.weight.detach().clone()
     passed: list[int] = []
+    afterwards: list[int] = []
+
+    def backward(number: int) -> None:
+        assert layer.weight.grad is None  # the update before has taken it
+        layer.weight.grad = torch.ones(3, 4)
+        passed.append(number)
+
     seconds_by_byte = measure_update_s_per_byte(
-        [graded, ungraded],
-        lambda parameters: build_optimizer(name, parameters, 1e-6),
+        weights_to_update([layer], optimizer=name, dtype="float32"),
         rounds=3,
         make_clock=SquaresClock,
-        before_step=passed.append,
+        before_step=backward,
+        afterwards=lambda: afterwards.append(len(passed)),
     )
-    assert seconds_by_byte == 1 / (5 * 4)
+    assert seconds_by_byte == 1 / (15 * 4)
     assert passed == [0, 1, 2, 3, 4]  # a passage before every step, two of them uncounted
+    assert afterwards == [1, 2, 3, 4, 5]
+    assert 0 < float((layer.weight.detach() - before).abs().max()) < 1e-4
 
 
 def test_a_model_without_gradients_updates_for_nothing() -> None:
     def never(anything: object) -> NoReturn:
         raise AssertionError
 
-    assert measure_update_s_per_byte([], never, rounds=1, make_clock=SquaresClock, before_step=never) == 0.0
+    frozen = weights_to_update([nn.Linear(2, 2).requires_grad_(False)], optimizer="sgd", dtype="float32")
+    assert measure_update_s_per_byte(frozen, rounds=1, make_clock=SquaresClock, before_step=never) == 0.0
     assert measure_version_s_per_byte([], rounds=1, make_clock=SquaresClock, before_copy=never) == 0.0
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from worker_agent.engine.casts import keeping_casts
 from worker_agent.runtime.stage import StageBlocks
-from worker_agent.runtime.weights import keeping_casts
 
 CPU = torch.device("cpu")
 SHAPE = (7, 5)

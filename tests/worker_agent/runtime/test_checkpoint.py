@@ -17,11 +17,11 @@ from tests.forked import fork_server
 from tests.properties import examples
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.runtime.checkpoint import load_stage, save_stage
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.manifest import Defect, Manifest, clear, inspect, newest, step_directory
 from worker_agent.runtime.run import resumed
-from worker_agent.runtime.weights import Weights, find_slots
 
 MLP = "worker_agent.models.presets:mlp?width=8&depth=4"
 DATA = "worker_agent.models.presets:regression?width=8"

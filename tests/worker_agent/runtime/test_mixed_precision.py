@@ -1,5 +1,6 @@
 """Autocast, and float16 with a loss scale on which all ranks agree: equal to torch's own in one process."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,22 @@ def test_the_loss_scale_goes_on_where_it_was(schedule: str, tmp_path: Path) -> N
     whole = execute(plan, tmp_path, checkpoint_every=2, **float16)
     resumed = execute(plan, tmp_path, first_step=2, **float16)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
+def test_a_plan_that_was_profiled_under_autocast_runs_under_it(autocast: str, tmp_path: Path) -> None:
+    plan = plan_of("1f1b", 2)
+    asked = execute(plan, tmp_path / "asked", autocast=autocast)
+    planned = execute(replace(plan, autocast=autocast), tmp_path / "planned")
+    assert all(torch.equal(asked[name], planned[name]) for name in asked)
+    assert job_of(replace(plan, autocast="float16"), tmp_path).first_loss_scale == 65536.0
+
+
+def test_a_plan_that_was_profiled_under_autocast_runs_under_no_other(tmp_path: Path) -> None:
+    plan = replace(plan_of("1f1b", 2), autocast="bfloat16")
+    assert job_of(plan, tmp_path, autocast="bfloat16").computes_in == "bfloat16"
+    with pytest.raises(InvalidInputError, match="autocast: must be the plan's, bfloat16, or be left out"):
+        job_of(plan, tmp_path, autocast="float16")
 
 
 def test_a_scale_grows_after_many_good_updates_and_shrinks_at_once() -> None:

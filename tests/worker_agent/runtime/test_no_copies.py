@@ -10,11 +10,11 @@ from pipeplan.simulation.predict import program_of
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.clocks import HostClock
 from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
-from worker_agent.runtime.weights import Weights, find_slots
 
 Addresses = dict[str, list[int]]
 

@@ -19,6 +19,7 @@ from tests.worker_agent.runtime.processes import run_ranks
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
+from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.runtime.job import RunJob
 
@@ -54,19 +55,22 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def profile_of(model: str, data: str) -> Profile:
+def profile_of(model: str, data: str, autocast: str | None = None) -> Profile:
     """The model with the bytes that the profiler measures; its times are of no matter."""
     chain = build_model(model, seed=0)
     microbatch = open_data(data, microbatch_size=SIZE, seed=0).microbatch(0)
-    memories = measure_memory(chain.blocks, default_loss, microbatch, CPU)
+    under = None if autocast is None else Autocast(chain.blocks, CPU, getattr(torch, autocast))
+    memories = measure_memory(chain.blocks, default_loss, microbatch, CPU, under)
     return Profile(
         model=Model(name="test"),
         device=Device(name="device", memory_bytes=PLENTY),
         dtype="float32",
+        autocast=autocast,
         blocks=tuple(
             Block(
                 name=f"block{number}",
                 weight_bytes=weight_bytes,
+                cast_bytes=memory.cast_bytes,
                 measurements=(measurement_of(memory, SIZE),),
             )
             for number, (memory, weight_bytes) in enumerate(zip(memories, chain.weight_bytes(), strict=True))
@@ -85,13 +89,13 @@ def plan_of(profile: Profile, cuts: tuple[int, ...], **case: Any) -> Plan:
         optimizer=plan.optimizer,
         schedule=schedule_named(plan.schedule),
     )
-    return replace(plan, costs=costs)
+    return replace(plan, costs=costs, autocast=profile.autocast)
 
 
-def peaks_of(name: str, out: Path, **case: Any) -> list[tuple[int, int]]:
+def peaks_of(name: str, out: Path, *, autocast: str | None = None, **case: Any) -> list[tuple[int, int]]:
     """By rank, the peak of a run and of what is predicted for it."""
     model, data, cuts = MODELS[name]
-    plan = plan_of(profile_of(model, data), cuts, **case)
+    plan = plan_of(profile_of(model, data, autocast), cuts, **case)
     job = RunJob(plan=plan, model=model, data=data, steps=BATCHES, learning_rate=1e-3, out=str(out), device="cpu")
     ran = [result.lane.lane().peak_memory_bytes for result in run_ranks(job)]
     return list(zip(ran, [lane.peak_memory_bytes for lane in predict(plan, batches=BATCHES).lanes], strict=True))
@@ -102,6 +106,15 @@ def peaks_of(name: str, out: Path, **case: Any) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_rank_holds_what_is_predicted_within_three_percent_and_no_more(name: str, case: str, tmp_path: Path) -> None:
     for ran_bytes, said_bytes in peaks_of(name, tmp_path, **CASES[case]):
+        assert ran_bytes <= said_bytes <= ran_bytes * (1 + WITHIN)
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("case", ["1f1b", "recomputing"])
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "lstm"])
+def test_under_autocast_too_with_each_weights_copy_once(name: str, case: str, tmp_path: Path) -> None:
+    """What autocast keeps in 16 bits is half as large, and the copies of weights are all microbatches'."""
+    for ran_bytes, said_bytes in peaks_of(name, tmp_path, autocast="bfloat16", **CASES[case]):
         assert ran_bytes <= said_bytes <= ran_bytes * (1 + WITHIN)
 
 

@@ -20,6 +20,8 @@ from tests.worker_agent.runtime.test_run_command import command, finish
 from worker_agent.engine.clocks import HostClock
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.results import RankResult
+from worker_agent.engine.weights import Weights as Versions
+from worker_agent.engine.weights import find_slots
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
@@ -28,8 +30,6 @@ from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks, random_seed
-from worker_agent.runtime.weights import Weights as Versions
-from worker_agent.runtime.weights import find_slots
 
 MODEL = "tests.worker_agent.runtime.awkward:awkward?width=8"
 VARIED = "tests.worker_agent.runtime.varied"

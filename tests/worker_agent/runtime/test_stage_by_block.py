@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from pipeplan.errors import RunFailedError
+from worker_agent.engine.casts import keeping_casts
 from worker_agent.models.spec import UserCodeError
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
-from worker_agent.runtime.weights import keeping_casts
 
 CPU = torch.device("cpu")
 MICROBATCHES = 5

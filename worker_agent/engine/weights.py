@@ -6,16 +6,10 @@ keeps two. A schedule with flushes needs one, which is updated in place.
 
 A version is a set of leaf parameters. A forward runs on the leaves of its version, which `Weights.use` puts into the
 modules; its backward finds the same leaves through the graph. A version in use is never written to.
-
-`Casts` holds the copies of a version in 16 bits under autocast: one for each version, not one for each microbatch.
-torch makes such a copy at a weight's first use within a context, and keeps it until the outermost context ends. Graphs
-that share a copy keep it once. Otherwise a stage with eight microbatches in flight would hold eight copies.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -27,94 +21,6 @@ SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 MASTER = "master_weight"
 """What a float32 copy is called among the optimizer's states."""
-
-
-@contextmanager
-def keeping_casts() -> Iterator[None]:
-    """While it is active, casts outlive the autocast contexts that made them. Whoever changes weights forgets them."""
-    torch.autocast_increment_nesting()
-    try:
-        yield
-    finally:
-        if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
-
-
-class Casts:
-    """The 16-bit copies of a stage's weights under autocast.
-
-    `weights` gives the weights in use. `found_bytes` is how much their copies were found to take. Weights that the
-    model itself changes in place, between forwards or within one, are cast anew in every forward.
-    """
-
-    def __init__(self, weights: Callable[[], Iterable[Tensor]]) -> None:
-        self.found_bytes = 0
-        self._made = False
-        self._weights = weights
-        self._cast: dict[int, int] = {}
-        self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}
-        self._changing = False
-
-    @contextmanager
-    def using(self, device_type: str, dtype: torch.dtype) -> Iterator[None]:
-        """A forward under autocast."""
-        before = self._changes()
-        if self._changing or any(self._cast.get(weight, changes) != changes for weight, changes in before.items()):
-            self.forget()
-        with torch.autocast(device_type, dtype, cache_enabled=torch.is_grad_enabled() or _casts_have_graphs()):
-            yield
-        self._changing = self._changing or self._changes() != before
-        self._cast |= before
-        self._made = True
-
-    def copy_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """A weight's copy for the calls that a split backward replaces: made at its first use, as autocast's own."""
-        held = self._copies.get(id(weight))
-        if held is None or held[0] is not weight or held[1] != weight._version or held[2].dtype is not dtype:
-            held = self._copies[id(weight)] = weight, weight._version, weight.detach().to(dtype)
-        return held[2]
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of the copies that are there."""
-        return self.found_bytes if self._made else 0
-
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor that a graph keeps was made of a weight's copy alone: as a rule it is a view of it."""
-        if any(tensor.data_ptr() == copy.data_ptr() for _, _, copy in self._copies.values()):
-            return True
-        node, cast = tensor.grad_fn, False
-        while node is not None and len(node.next_functions) == 1:
-            cast = cast or node.name() == "ToCopyBackward0"
-            node = node.next_functions[0][0]
-            if node is not None and hasattr(node, "variable"):
-                return cast and any(node.variable is weight for weight in self._weights())
-        return False
-
-    def forget(self) -> None:
-        """The weights are others from now on."""
-        torch.clear_autocast_cache()
-        self._cast.clear()
-        self._copies.clear()
-        self._made = False
-
-    def _changes(self) -> dict[int, int]:
-        """How often each weight was written to in place."""
-        return {id(weight): weight._version for weight in self._weights()}
-
-
-@cache
-def _casts_have_graphs() -> bool:
-    """Whether a copy that was made without a graph can be used where a graph is kept.
-
-    In early releases of torch such a copy hides its weight from the backward.
-    """
-    weight = torch.ones(1, 1, requires_grad=True)
-    x = torch.ones(1, 1)
-    with torch.autocast("cpu", torch.bfloat16), torch.enable_grad():
-        with torch.no_grad():
-            torch.mm(x, weight)
-        return torch.mm(x, weight).requires_grad
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""Autocast: while it is profiled, every block computes under it as in a run, which casts each weight once a version."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from pipeplan.protocol.training import FIRST_LOSS_SCALE
+from worker_agent.engine.casts import Casts
+
+
+class Autocast:
+    """What autocast makes of the weights of blocks on a device, by block, and the loss scale of a run in this type."""
+
+    def __init__(self, blocks: Sequence[nn.Module], device: torch.device, dtype: torch.dtype) -> None:
+        self._device_type = device.type
+        self._dtype = dtype
+        self._kept: dict[int, Tensor] = {}
+        self.casts = tuple(Casts(block.parameters) for block in blocks)
+        self.loss_scale = FIRST_LOSS_SCALE if dtype is torch.float16 else 1.0
+
+    def entering(self, block: int) -> AbstractContextManager[None]:
+        """The context of a block's forward."""
+        return self.casts[block].using(self._device_type, self._dtype)
+
+    def kept_copy(self, block: int, tensor: Tensor) -> bool:
+        """Whether what a block's graph keeps is the copy of a weight, or a view of it, and so all microbatches'."""
+        weight = self.casts[block].weight_of(tensor)
+        if weight is None or 2 * tensor.untyped_storage().nbytes() > weight.nbytes:
+            return False
+        self._kept[id(weight)] = weight
+        return True
+
+    def cast_anew(self) -> None:
+        """What comes with every new version: its weights, as far as `kept_copy` has met them, are cast."""
+        for casts in self.casts:
+            casts.forget()
+        for weight in self._kept.values():
+            weight.detach().to(self._dtype)
+
+
+def entering(autocast: Autocast | None, block: int) -> AbstractContextManager[None]:
+    """The context of a block's forward, which is none without autocast."""
+    return autocast.entering(block) if autocast else nullcontext()
