@@ -22,13 +22,14 @@ import yaml
 
 from pipeplan.cli.reference import written
 from pipeplan.client.client import Client
-from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.cluster import Cluster, Device
 from pipeplan.documents.files import load
 from pipeplan.documents.profile import Profile
 from pipeplan.protocol.plans import PlanRequest
 from tests.house.pages import DECISIONS, DOCS, GENERATED, ROOT, Fence, fences, figures, index, pages
 from tests.pipeplan.cli.commands import PROFILES, cluster_document, pipeplan, profile_document, write
 from tests.planner_service.servers import served
+from worker_agent.profiler.datasheets import find_datasheet
 
 SERVED = "runs until it is interrupted: the tests of the service and of the agent start it"
 DOCKER = "needs Docker, or images that are built: tests/docker checks the files"
@@ -222,6 +223,18 @@ def test_every_block_says_what_it_is_and_no_text_hides_a_command() -> None:
                 assert not re.search(r"^\$? ?pipeplan(-agent)? ", fence.text, re.MULTILINE), fence
             case _:
                 assert fence.language in ("sh", "python"), fence
+
+
+def test_the_documents_on_the_planning_page_are_valid(tmp_path: Path) -> None:
+    documents = [fence.text for fence in fences(DOCS / "planning.md") if fence.language == "json"]
+    for read_as, text in zip((find_datasheet, load_cluster), documents, strict=True):
+        file = tmp_path / "document.json"
+        file.write_text(text, encoding="utf-8")
+        assert read_as(str(file)).memory_bytes == 80 * 10**9
+
+
+def load_cluster(file: str) -> Device:
+    return load(Cluster, Path(file)).device
 
 
 def test_links_lead_to_files_and_headings() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,24 @@ def test_the_references_example_works(url: str, tmp_path: Path, monkeypatch: pyt
     exec(example, seen)
     with Client(url) as service:
         assert service.alias("gpt-prod").plan_id == seen["answer"].plan_id == seen["plan"].id
+
+
+def test_the_references_example_that_awaits_works(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = re.findall(r"```python\n(from.*?)```", REFERENCE.read_text(encoding="utf-8"), re.DOTALL)[1]
+    monkeypatch.setenv("PIPEPLAN_URL", url)
+    with Client(url) as service:
+        service.create_profile(PROFILE)
+        service.create_cluster(CLUSTER)
+        plan_id = service.create_plan(PLAN_REQUEST).plan_id
+        assert plan_id is not None
+        service.set_alias("gpt-prod", plan_id)
+        job_id = service.enqueue_job(PROFILE_TASK).id
+        service.cancel_job(job_id)
+    statement, rest = example.split("\n\n", 1)
+    body = textwrap.indent(rest.replace('"..."', repr(job_id)), "    ")
+    seen: dict[str, Any] = {}
+    exec(f"{statement}\nasync def main():\n{body}\n    return plan", seen)
+    assert asyncio.run(seen["main"]()).throughput_samples_per_s > 0
 
 
 def test_a_plan_is_found_by_id_alias_and_the_head_of_its_id(url: str) -> None:

@@ -3,10 +3,12 @@
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import pytest
 
 from pipeplan.cli.console import run_app
+from tests.house.pages import DOCS, fences
 from worker_agent.cli import app
 
 PLACE = "tests.worker_agent.models.own_modules"
@@ -40,6 +42,14 @@ def test_what_it_lists_can_be_given_back() -> None:
     cuts = json.dumps(["layer", "layer:3", "head"], separators=(",", ":"))
     again = listed(f"{PLACE}:twice_with_cuts?cuts={cuts}", "--data", "preset:regression?width=8", "--json")
     assert json.loads(again)["names"] == ["layer", "layer:3", "head"]
+
+
+def test_the_pages_module_is_cut_where_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fence = next(each for each in fences(DOCS / "models.md") if "class Net(" in each.text)
+    (tmp_path / "page_net.py").write_text(fence.text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = json.loads(listed("page_net:model", "--data", "preset:random_tokens?vocab_size=256", "--json"))
+    assert found["names"] == ["embed", "layers.1", "layers.3", "head"]
 
 
 @pytest.mark.parametrize("spec", ["preset:mlp", "hf:gpt2?n_layer=1&n_embd=16&n_head=2&vocab_size=32&n_positions=16"])
