@@ -212,7 +212,7 @@ def main() -> None:
             peers_lists = best(peer, _gets(peer, (LIST,), 100))
     print("| | bytes | requests/s | p99 ms | CPU ms | peer's requests/s | p99 ms | CPU ms | ratio of CPU |")
     print("|---|---|---|---|---|---|---|---|---|")
-    _row(f"a plan, out of {HOT} that lie ready", gets, peers_gets)
+    _row(f"a plan, one of {HOT} that are kept ready", gets, peers_gets)
     _row("a plan, each time another one", others, peers_gets)
     _row("50 summaries of a planner, the newest first", summaries, peers_summaries)
     _row("50 whole plans of a planner, the fastest first", lists, peers_lists)

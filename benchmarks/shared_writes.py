@@ -28,7 +28,7 @@ def main() -> None:
     """Prints the table."""
     print(f"{busy_cores():.2f} cores busy with other things before\n")
     compile_modules()
-    print("| connections | shared, reports/s | p99 ms | CPU ms | each its own | p99 ms | CPU ms | ratio of reports/s |")
+    print("| connections | shared, reports/s | p99 ms | CPU ms | separate, reports/s | p99 ms | CPU ms | ratio |")
     print("|---|---|---|---|---|---|---|---|")
     for connections in CONNECTIONS:
         shared, alone = (_measured(program, connections) for program in (PIPEPLAN, ALONE))
