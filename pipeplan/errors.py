@@ -2,19 +2,19 @@
 
     PipeplanError
     ├── InvalidInputError (also ValueError)   a value that breaks a rule: names field, rule and value
-    ├── TooLargeError                         what is sent has more bytes, or takes more to read, than is allowed
-    ├── ScheduleError                         a program that must not run: what `check` found
+    ├── TooLargeError                         what was sent has more bytes, or takes more to read, than allowed
+    ├── ScheduleError                         a program that must not run: `check` found a fault
     ├── NotFoundError                         no such profile, cluster, plan, job or run
     ├── ConflictError                         the state does not allow it
-    │   ├── PreconditionFailedError           it was changed since the caller looked at it
+    │   ├── PreconditionFailedError           it has changed since the caller read it
     │   ├── LeaseLostError                    the job belongs to another agent by now
-    │   └── InFlightError                     the same request is being worked on: says when to come back
+    │   └── InFlightError                     the same request is still in progress: says when to retry
     ├── UnauthorizedError                     no token, or one that is not valid
-    ├── ForbiddenError                        the token's scopes do not reach so far
-    ├── TooManyRequestsError                  the caller asks too often: says when to come back
+    ├── ForbiddenError                        the token does not have the scope
+    ├── TooManyRequestsError                  the caller asks too often: says when to retry
     ├── MissingDependencyError                an extra is not installed
     ├── ServiceError                          the service cannot be reached, or answered with a failure
-    │   └── UnavailableError                  it cannot do it now: says when to come back
+    │   └── UnavailableError                  it cannot do it now: says when to retry
     ├── SolverError                           a solver's process ended without an answer
     ├── DeadlineError                         a planner did not answer in time
     └── RunFailedError                        an execution ended early: names the rank and its last instruction

@@ -103,7 +103,7 @@ def why_missed(throughput: Compared, found: Missed) -> str:
         f"By cause, in samples/s: {parts}.",
     ]
     if found.other_programs is None:
-        sentences.append("What other programs took is in these parts.")
+        sentences.append("These parts include the time that other programs took.")
     elif found.other_programs == min(part for _, part in causes) < 0:
         sentences.append("Before you calibrate, run it again without the other programs.")
     return " ".join(sentences)
@@ -255,7 +255,7 @@ def given_options(options: Options) -> list[tuple[str, str]]:
 
 
 def short(identity: str) -> str:
-    """The head of an id: enough to tell one from another."""
+    """The beginning of an id: enough to tell one from another."""
     return identity[:10]
 
 

@@ -47,7 +47,7 @@ class MeasuredRun:
     device_memory: tuple[DeviceMemory, ...] = ()
 
     def __post_init__(self) -> None:
-        rule = "must hold one stage a rank: what the stages of a lane cost cannot be told apart"
+        rule = "must hold one stage a rank: the costs of several stages of a rank cannot be separated"
         require(self.plan.chunks == 1, "plan.chunks", rule, self.plan.chunks)
         lanes = [Worker(stage=lane.stage, replica=lane.replica) for lane in self.timeline.lanes]
         rule = f"must be the {self.plan.workers} workers of the plan, by rank"
@@ -57,7 +57,7 @@ class MeasuredRun:
         require(min(updates) >= self.timeline.batches, "timeline.lanes", rule, min(updates))
         for field in ("peak_resident_bytes", "device_memory"):
             known = len(getattr(self, field))
-            require(known in (0, len(lanes)), field, "must have an entry a worker, or none", known)
+            require(known in (0, len(lanes)), field, "must have one entry for each worker, or none", known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

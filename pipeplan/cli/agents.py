@@ -4,12 +4,12 @@ import typer
 
 from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
 
-app = typer.Typer(no_args_is_help=True, help="The agents on the nodes: who is alive, draining or lost.")
+app = typer.Typer(no_args_is_help=True, help="The agents on the nodes: which are alive, draining or lost.")
 
 
 @app.callback()
 def agents() -> None:
-    """The agents on the nodes: who is alive, draining or lost."""
+    """The agents on the nodes: which are alive, draining or lost."""
 
 
 @app.command("list")

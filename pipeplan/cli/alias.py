@@ -10,13 +10,15 @@ from pipeplan.protocol.plans import Alias, AliasQuery
 app = typer.Typer(no_args_is_help=True, help="Names that point at plans, with their history.")
 
 Name = Annotated[str, typer.Argument(help="The alias, such as gpt-prod.")]
-IfVersion = Annotated[int | None, typer.Option(help="Only if this is its version still: nobody has moved it since.")]
+IfVersion = Annotated[
+    int | None, typer.Option(help="Only if the alias still has this version: nobody has moved it since.")
+]
 
 
 @app.command("set")
 def set_alias(
     name: Name,
-    plan: Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan that it is to point at.")],
+    plan: Annotated[str, typer.Argument(metavar="ID_OR_ALIAS", help="The plan that the alias will point at.")],
     if_version: IfVersion = None,
     new: Annotated[bool, typer.Option("--new", help="Only if there is no such alias yet.")] = False,
     url: Url = None,
@@ -39,7 +41,7 @@ def get(name: Name, url: Url = None, token: Token = None, as_json: AsJson = Fals
 
 @app.command("list")
 def list_aliases(
-    plan: Annotated[str | None, typer.Option(help="Those that point at this plan.")] = None,
+    plan: Annotated[str | None, typer.Option(help="Only those that point at this plan.")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     url: Url = None,
@@ -89,7 +91,7 @@ def history(
 
 @app.command()
 def delete(name: Name, if_version: IfVersion = None, url: Url = None, token: Token = None) -> None:
-    """Takes an alias away; its history stays."""
+    """Deletes an alias; its history stays."""
     with service_at(url, token) as service:
         service.delete_alias(name, if_version=if_version)
     typer.echo(f"alias {name} is gone; `pipeplan alias history {name}` shows where it pointed", err=True)

@@ -27,7 +27,7 @@ def check(
     plan: Annotated[Path, typer.Argument(help="The plan's file, or a lock: `pipeplan lock` writes it.")],
     options: Options,
     profile: Annotated[
-        list[Path] | None, typer.Option(help="The profile that it was made from; of unequal devices all.")
+        list[Path] | None, typer.Option(help="The profile that it was made from; for unequal devices all of them.")
     ] = None,
     cluster: Annotated[str | None, typer.Option(help="The cluster that it was made for: a file, or a name.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples in the batch asked for; default: the plan's.")] = None,
@@ -56,7 +56,7 @@ def check(
     if is_lock(plan):
         given = [field.name for field in fields(Options) if getattr(options, field.name) != getattr(usual, field.name)]
         given += ["batch_size"] if batch_size is not None else []
-        require(not given, "options", "must be left out: a lock holds those that the plan was asked with", given)
+        require(not given, "options", "must be left out: a lock holds the options of its plan", given)
         check_lock(
             plan,
             profiles=profile or (),
@@ -72,7 +72,7 @@ def check(
     held = load(Plan, plan)
     if not profile or cluster is None:
         missing = "cluster" if profile else "profile"
-        raise InvalidInputError(missing, "is required: a plan's file does not hold it, as a lock does", None)
+        raise InvalidInputError(missing, "is required: a plan's file does not hold it, only a lock does", None)
     options = replace(
         options,
         optimizer=options.optimizer or held.optimizer,

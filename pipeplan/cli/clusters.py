@@ -18,7 +18,7 @@ ClusterName = Annotated[
     str,
     typer.Option(
         "--cluster",
-        help="A file, or a name as dgx-h100:4, four servers: `pipeplan clusters` has them.",
+        help="A file, or a name such as dgx-h100:4 (four servers): `pipeplan clusters` lists them.",
         autocompletion=completion.clusters,
     ),
 ]

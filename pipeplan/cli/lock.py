@@ -40,7 +40,7 @@ _KEYS = ("schema_version", "alias", "ids", "plan", "asked")
 
 
 def lock(
-    plan: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to hold on to; or a plan's id.")],
+    plan: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to lock, or a plan's id.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file.")] = FILE,
     url: Url = None,
     token: Token = None,
@@ -119,7 +119,7 @@ def read_lock(path: Path) -> Lock:
     if alias is not None:
         require_line(f"{path}: alias", alias)
     named = isinstance(ids, dict) and all(value is None or isinstance(value, str) for value in ids.values())
-    require(named, f"{path}: ids", "must be hashes by what they are of", ids)
+    require(named, f"{path}: ids", "must give a hash, or null, for each document by its name", ids)
     require(isinstance(plan, dict), f"{path}: plan", "must be a JSON object", plan)
     try:
         held = parse_plan(plan)

@@ -91,10 +91,10 @@ def model_asked(
     if model is not None:
         parse_spec(model, field="model")
         return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=not no_cache)
-    rule = "belongs to --model: a profile has its own"
+    rule = "is an option of --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)
     require(dtype is None, "dtype", rule, dtype)
-    require(not no_cache, "no_cache", "belongs to --model: profiles in files are not kept", no_cache)
+    require(not no_cache, "no_cache", "is an option of --model: profiles in files are not cached", no_cache)
     require(bool(profile), "profile", "is required, unless there is a --model to estimate", None)
     return None
 
@@ -166,8 +166,8 @@ def run_profiler(estimate: Estimate) -> str:
             return output.read_text(encoding="utf-8")
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        raise PipeplanError(f"the profiler was killed by {name}: where memory runs out the kernel does that by SIGKILL")
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["error: the profiler said nothing"]
+        raise PipeplanError(f"the profiler was killed by {name}; the kernel sends SIGKILL when memory runs out")
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["error: the profiler gave no reason"]
     said = (line for line in lines if line.startswith("error: "))
     typer.echo(next(said, f"error: the profiler: {lines[-1]}"), err=True)
     raise SystemExit(done.returncode)

@@ -37,7 +37,7 @@ Source = "The id of a stored one, or a file, which is stored first."
 @app.command(cls=GroupedCommand)
 @takes_options
 def create(
-    cluster: Annotated[str, typer.Option(help=f"{Source[:-1]}; or a name, as dgx-h100:4.")],
+    cluster: Annotated[str, typer.Option(help=f"{Source[:-1]}; or a name, such as dgx-h100:4.")],
     planner: PlannerName,
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
     options: Options,
@@ -117,7 +117,7 @@ def get(
     )
     require(asked in (None, *GET_FORMATS), "format", f"must be one of {', '.join(GET_FORMATS)}", asked)
     require(
-        asked is not None or output is None, "output", "is for a format that scripts read: give --format", str(output)
+        asked is not None or output is None, "output", "needs --format: a table is not written to a file", str(output)
     )
     with service_at(url, token) as service:
         found = service.plan_id(plan_id)
@@ -147,7 +147,9 @@ def list_plans(
     devices: Annotated[int | None, typer.Option(help="For a cluster of so many devices.")] = None,
     profile: Annotated[str | None, typer.Option(help="Made from the profile of this id.")] = None,
     cluster: Annotated[str | None, typer.Option(help="For the cluster of this id.")] = None,
-    estimated: Annotated[bool | None, typer.Option("--estimated/--measured", help="What the profile was.")] = None,
+    estimated: Annotated[
+        bool | None, typer.Option("--estimated/--measured", help="Whether the profile was estimated.")
+    ] = None,
     min_throughput: Annotated[float | None, typer.Option(help="Of at least so many samples/s, predicted.")] = None,
     created_after: Annotated[str | None, typer.Option(help="Stored then or later: 2026-01-31T12:00:00Z.")] = None,
     created_before: Annotated[str | None, typer.Option(help="Stored before: 2026-01-31T12:00:00Z.")] = None,

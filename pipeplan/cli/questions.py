@@ -93,7 +93,7 @@ def smallest(
     profile: ProfileFile,
     cluster: ClusterName,
     batch_size: BatchSize,
-    throughput: Annotated[float, typer.Option(help="Samples a second that are wanted.")],
+    throughput: Annotated[float, typer.Option(help="Samples a second to reach.")],
     options: Options,
     planner: PlannerName = "pipedream-2bw",
     calibration: CalibrationFile = None,

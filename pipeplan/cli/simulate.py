@@ -67,7 +67,7 @@ def simulate(
     require_amount("backward_input", backward_input_s)
     require_amount("backward_weight", backward_weight_s)
     total_s = forward_s + backward_input_s + backward_weight_s
-    require(total_s >= LEAST_AMOUNT, "forward", "must take some time together with the backward", total_s)
+    require(total_s >= LEAST_AMOUNT, "forward", "must take some time if the backward takes none", total_s)
     cost = unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
     costs = [cost] * stages * chunks
 

@@ -50,12 +50,14 @@ _FLAGS: dict[str, Any] = {
     "recompute": Annotated[
         bool | None,
         typer.Option(
-            "--recompute/--no-recompute", help="On all stages or none; default: each as is best, with gpipe all."
+            "--recompute/--no-recompute", help="On all stages or none; default: the best by stage, with gpipe all."
         ),
     ],
     "recompute_unit": Annotated[
         str | None,
-        typer.Option(help="Run again at a time: stage or block, for other engines attention; default: the best."),
+        typer.Option(
+            help="What to run again at a time: stage or block, for other engines attention; default: the best."
+        ),
     ],
     "synchronisation": Annotated[
         str | None,
@@ -78,10 +80,12 @@ _FLAGS: dict[str, Any] = {
         str | None,
         typer.Option(help="Compare by played streams, paper (closed forms) or release (pipedream); default: played."),
     ],
-    "compression_ratio": Annotated[float | None, typer.Option(help="release: count boundaries, so compressed.")],
+    "compression_ratio": Annotated[
+        float | None, typer.Option(help="release: count boundaries compressed by this ratio.")
+    ],
     "straight": Annotated[bool, typer.Option("--straight", help="pipedream: one replica a stage.")],
     "fewer_machines": Annotated[bool, typer.Option("--fewer-machines", help="pipedream: leave devices idle.")],
-    "cuts": Annotated[str | None, typer.Option(help="Of a graph: any (default), or single-tensor.")],
+    "cuts": Annotated[str | None, typer.Option(help="Cuts of a graph: any (default), or single-tensor.")],
     "forced_cuts": Annotated[list[int], typer.Option("--force-cut", help="A stage begins at this block (place).")],
     "forbidden_cuts": Annotated[list[int], typer.Option("--forbid-cut", help="No stage begins at this block (place).")],
     "split_backward": Annotated[bool | None, typer.Option("--two-bp/--no-two-bp", help="Split the backward (2BP).")],
@@ -103,13 +107,13 @@ _FLAGS: dict[str, Any] = {
     "expert": Annotated[int | None, typer.Option(help="Replicas that share a block's experts; default: the best.")],
     "data": Annotated[int | None, typer.Option(help="Replicas of the pipeline; default: as many as there may be.")],
     "sharding": Annotated[
-        str | None, typer.Option(help=f"What replicas share of the states: {', '.join(SHARDINGS)}; default: the best.")
+        str | None, typer.Option(help=f"The states that replicas share: {', '.join(SHARDINGS)}; default: the best.")
     ],
     "offload": Annotated[
         str | None,
         typer.Option(
-            help=f"What is in the host's memory: {', '.join(OFFLOADS)}, or {ANY_OFFLOAD}, the best of them; default: "
-            "nothing, where anything fits so."
+            help=f"What to keep in the host's memory: {', '.join(OFFLOADS)}, or {ANY_OFFLOAD}, the best of "
+            "these; default: nothing, if any plan fits so."
         ),
     ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
@@ -223,7 +227,7 @@ def solve(
     planner: PlannerName = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document there.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the document to this file.")] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="For other engines: why each degree has its value.")
     ] = False,

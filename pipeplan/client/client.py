@@ -100,11 +100,12 @@ class Client:
     `url` and `token` are those of the environment unless given: `PIPEPLAN_URL`, else http://127.0.0.1:8437;
     `PIPEPLAN_TOKEN`, or the content of the file that `PIPEPLAN_TOKEN_FILE` names. An empty token is none.
 
-    A request that hears nothing for `timeout_s` is given up. What is safe to send again is, for `patience_s`: after a
-    broken connection, and after an answer that asks to come back, not before its Retry-After. Every POST has an
-    idempotency key. Answers with an entity tag are kept, and not sent again while they are the same. What is no answer
-    of the service, such as a proxy's page, is a ServiceError; so is a certificate that is not trusted, at once.
-    `SSL_CERT_FILE` names the authorities that are. A client may be used by several threads. Closed, it asks no more.
+    A request that gets no answer within `timeout_s` is given up. Requests that are safe to repeat are sent again for up
+    to `patience_s`: after a broken connection, and after an answer that asks to retry, once its Retry-After has passed.
+    Every POST has an idempotency key. Answers with an entity tag are cached, and not transferred again while they are
+    the same. An answer that is not the service's, such as a proxy's page, is a ServiceError. A certificate that is not
+    trusted is one as well, without a retry; `SSL_CERT_FILE` names the trusted authorities. Several threads may use a
+    client. A closed client sends nothing.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for programs that await: `Client` says what the arguments are.
+    """The same for programs that await. `Client` describes the arguments.
 
     Methods that return one thing are awaited, lists and events are read with `async for`.
     """

@@ -196,10 +196,12 @@ def _settings(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
     if token:
         # A token that no header can hold is not shown in the error: it is a secret all the same.
         plain = token.isascii() and token.isprintable() and " " not in token
-        require(plain, "token", "must be a token as `pipeplan token create` shows it", "a text that is none")
+        require(plain, "token", "must be a token as `pipeplan token create` shows it", "another text")
         headers["Authorization"] = f"Bearer {token}"
         if base_url.scheme == "http" and not is_loopback(base_url.host):
-            LOG.warning("the token goes to %s unencrypted: who listens on the way has it; use https", base_url.host)
+            LOG.warning(
+                "the token goes to %s unencrypted, and anybody on the way can read it; use https", base_url.host
+            )
     here = is_loopback(base_url.host)
     settings = {"base_url": base_url, "headers": headers, "timeout": timeout_s, "trust_env": not here}
     authorities = os.environ.get("SSL_CERT_FILE")

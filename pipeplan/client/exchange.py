@@ -189,7 +189,7 @@ class ServiceExchange:
         cause = str(outcome.cause) or type(outcome.cause).__name__
         advice = "is `pipeplan serve` running?"
         if not outcome.passing:
-            advice = "does the URL begin as it should? SSL_CERT_FILE names the authorities that are trusted"
+            advice = "does the URL begin with the right scheme? SSL_CERT_FILE names the authorities that are trusted"
         error = ServiceError(f"the service at {self.url} cannot be reached ({cause}); {advice}")
         error.__cause__ = outcome.cause
         return error
@@ -222,7 +222,7 @@ def promised(what: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:  # InvalidInputError is a ValueError
-        advice = "does something else answer at its address, or another version of it?"
+        advice = "does another program, or another version of it, answer at this address?"
         cause = " ".join(str(error).split())
         raise ServiceError(f"the service's answer is no {what} ({cause}); {advice}") from error
 

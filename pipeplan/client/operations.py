@@ -85,11 +85,11 @@ class Operations:
         yield from self.exchange.get("/readyz")
 
     def whoami(self) -> Steps[Whoami]:
-        """Who the caller is by its token, and what it may do."""
+        """Who the caller is, by its token, and what it may do."""
         return answered(Whoami, (yield from self.exchange.get("/v1/tokens/self")))
 
     def create_profile(self, profile: Profile) -> Steps[ProfileSummary]:
-        """Stores a profile; one with the same content is stored once."""
+        """Stores a profile. Profiles with the same content are stored once."""
         return answered(ProfileSummary, (yield from self._post("/v1/profiles", dump(profile))))
 
     def profile(self, profile_id: str) -> Steps[Profile]:
@@ -97,17 +97,17 @@ class Operations:
         return answered(Profile, (yield from self.exchange.get(f"/v1/profiles/{_part(profile_id)}")))
 
     def profile_id(self, name: str) -> Steps[str]:
-        """The id of a profile by the head of it. Raises NotFoundError, InvalidInputError where several begin so."""
+        """The id of a profile by a prefix of it. Raises NotFoundError, InvalidInputError if several ids have it."""
         return (yield from self._whole_id("profile", name))
 
     def profiles(
         self, query: ProfileQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[ProfileSummary]:
-        """The profiles that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        """The profiles that match the query, or all: newest first, or in the query's order; at most `limit`."""
         return self._pages(ProfileSummary, "/v1/profiles", query or ProfileQuery(), limit, cursor)
 
     def create_cluster(self, cluster: Cluster) -> Steps[ClusterSummary]:
-        """Stores a cluster; one with the same content is stored once."""
+        """Stores a cluster. Clusters with the same content are stored once."""
         return answered(ClusterSummary, (yield from self._post("/v1/clusters", dump(cluster))))
 
     def cluster(self, cluster_id: str) -> Steps[Cluster]:
@@ -115,13 +115,13 @@ class Operations:
         return answered(Cluster, (yield from self.exchange.get(f"/v1/clusters/{_part(cluster_id)}")))
 
     def cluster_id(self, name: str) -> Steps[str]:
-        """The id of a cluster by the head of it. Raises NotFoundError, InvalidInputError where several begin so."""
+        """The id of a cluster by a prefix of it. Raises NotFoundError, InvalidInputError if several ids have it."""
         return (yield from self._whole_id("cluster", name))
 
     def clusters(
         self, query: ClusterQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[ClusterSummary]:
-        """The clusters that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        """The clusters that match the query, or all: newest first, or in the query's order; at most `limit`."""
         return self._pages(ClusterSummary, "/v1/clusters", query or ClusterQuery(), limit, cursor)
 
     def create_plan(
@@ -163,20 +163,20 @@ class Operations:
             return parse_plan(content)
 
     def plan_request(self, plan_id: str) -> Steps[PlanRequest]:
-        """What was asked for when the plan was stored first: planner, batch, options, calibration."""
+        """The request with which the plan was first stored: planner, batch, options, calibration."""
         return answered(PlanRequest, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/request")))
 
     def plans(
         self, query: PlanQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[PlanSummary]:
-        """The plans that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        """The plans that match the query, or all: newest first, or in the query's order; at most `limit`."""
         require(query is None or not query.content, "content", "must be false: the client lists summaries", True)
         return self._pages(PlanSummary, "/v1/plans", query or PlanQuery(), limit, cursor)
 
     def plan_id(self, name: str) -> Steps[str]:
-        """The id of a plan that is named by its id, an alias, or the head of its id, in this order.
+        """The id of a plan by its id, an alias, or a prefix of its id, in this order.
 
-        Raises NotFoundError, InvalidInputError where several ids begin so.
+        Raises NotFoundError, InvalidInputError if several ids have the prefix.
         """
         if is_plan_id(name):
             return name
@@ -197,14 +197,17 @@ class Operations:
         return answered(Alternatives, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/alternatives")))
 
     def export_plan(self, plan_id: str, format_name: str, target_version: str | None = None) -> Steps[str]:
-        """A plan for another system, of a version where that matters."""
+        """A plan in another system's format; `target_version` where the system's versions differ."""
         path = f"/v1/plans/{_part(plan_id)}/exports/{_part(format_name)}"
         return (yield from self.exchange.get(path, {"target_version": target_version})).decode()
 
     def set_alias(
         self, name: str, plan_id: str, *, if_version: int | None = None, only_new: bool = False
     ) -> Steps[Alias]:
-        """Points an alias at a plan; with a version, only if it has that still. Raises PreconditionFailedError."""
+        """Points an alias at a plan; with `if_version`, only if the alias still has this version.
+
+        With `only_new`, only if there is no such alias yet. Raises PreconditionFailedError if the condition fails.
+        """
         headers = _matching(if_version) | ({"If-None-Match": "*"} if only_new else {})
         body = AliasTarget(plan_id=plan_id).model_dump_json()
         return answered(Alias, (yield from self.exchange.put(_alias_path(name), body, headers=headers)))
@@ -216,7 +219,7 @@ class Operations:
     def aliases(
         self, query: AliasQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[Alias]:
-        """The aliases that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        """The aliases that match the query, or all: newest first, or in the query's order; at most `limit`."""
         return self._pages(Alias, "/v1/aliases", query or AliasQuery(), limit, cursor)
 
     def alias_history(self, name: str, *, limit: int | None = None, cursor: str | None = None) -> Pages[AliasMove]:
@@ -224,7 +227,7 @@ class Operations:
         return self._pages(AliasMove, f"{_alias_path(name)}/history", ListQuery(), limit, cursor)
 
     def delete_alias(self, name: str, *, if_version: int | None = None) -> Steps[None]:
-        """Takes an alias away; its history stays."""
+        """Deletes an alias; its history stays."""
         yield from self.exchange.delete(_alias_path(name), headers=_matching(if_version))
 
     def plan_streams(self, plan_id: str, *, batches: int = 1) -> Steps[Streams]:
@@ -242,7 +245,7 @@ class Operations:
         return (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/trace", {"batches": batches})).decode()
 
     def enqueue_job(self, task: Task, *, idempotency_key: str | None = None) -> Steps[Job]:
-        """Enqueues a job for an agent. With a key, the same call again gives the same job."""
+        """Enqueues a job for an agent. With a key, a repeated call gives the same job."""
         return answered(Job, (yield from self._post("/v1/jobs", dump(task), key=idempotency_key)))
 
     def job(self, job_id: str) -> Steps[Job]:
@@ -250,7 +253,7 @@ class Operations:
         return answered(Job, (yield from self.exchange.get(f"/v1/jobs/{_part(job_id)}")))
 
     def jobs(self, query: JobQuery | None = None, *, limit: int | None = None, cursor: str | None = None) -> Pages[Job]:
-        """The jobs that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        """The jobs that match the query, or all: newest first, or in the query's order; at most `limit`."""
         return self._pages(Job, "/v1/jobs", query or JobQuery(), limit, cursor)
 
     def cancel_job(self, job_id: str) -> Steps[Job]:
@@ -258,19 +261,19 @@ class Operations:
         return answered(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/cancel")))
 
     def retry_job(self, job_id: str) -> Steps[Job]:
-        """Puts a job back that has failed, died or been cancelled."""
+        """Puts a job that has failed, died or been cancelled back into the queue."""
         return answered(Job, (yield from self._post(f"/v1/jobs/{_part(job_id)}/retry")))
 
     def agents(
         self, query: AgentQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[Agent]:
-        """The agents that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        """The agents that match the query, or all: newest first, or in the query's order; at most `limit`."""
         return self._pages(Agent, "/v1/agents", query or AgentQuery(), limit, cursor)
 
     def audit(
         self, query: AuditQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[AuditEntry]:
-        """Who did what, for admins: the entries that the query asks for, or all; `limit` of them at most."""
+        """Who did what, for admins: the entries that match the query, or all; at most `limit`."""
         return self._pages(AuditEntry, "/v1/audit", query or AuditQuery(), limit, cursor)
 
     def wait_for_job(
@@ -303,15 +306,15 @@ class Operations:
             yield Pause(duration_s=POLL_S)
 
     def follow_job(self, job_id: str, *, after: int = 0) -> Following:
-        """What happens to a job, as it happens, from its start or after an event, until the job has ended.
+        """The events of a job as they happen, from its start or after an event, until the job has ended.
 
-        A connection that breaks is made again, and goes on after the last event. Raises ServiceError if that does not
+        Reconnects after a broken connection, and continues after the last event. Raises ServiceError if that does not
         succeed within a minute.
         """
         return Following(path=f"/v1/jobs/{_part(job_id)}/events", after=after)
 
     def follow_run(self, run_id: str, *, after: int = 0) -> Following:
-        """What happens to a run, likewise."""
+        """The events of a run, in the same way."""
         return Following(path=f"/v1/runs/{_part(run_id)}/events", after=after)
 
     def run(self, run_id: str) -> Steps[Run]:
@@ -321,7 +324,7 @@ class Operations:
     def runs(
         self, query: RunQuery | None = None, *, limit: int | None = None, cursor: str | None = None
     ) -> Pages[RunSummary]:
-        """The runs that the query asks for, or all; newest first, or in its order; `limit` of them at most."""
+        """The runs that match the query, or all: newest first, or in the query's order; at most `limit`."""
         return self._pages(RunSummary, "/v1/runs", query or RunQuery(), limit, cursor)
 
     def run_timeline(self, run_id: str) -> Steps[Timeline]:
@@ -330,7 +333,7 @@ class Operations:
         return answered(TimelineDocument, content).timeline()
 
     def calibration(self, run_ids: list[str]) -> Steps[Calibration]:
-        """What measured runs correct of the profile and the cluster of their plans; for a request's `calibration`."""
+        """The corrections of their plans' profile and cluster from measured runs: a request's `calibration`."""
         return parse(Calibration, (yield from self.exchange.get("/v1/runs/calibration", {"id": run_ids})))
 
     def run_trace(self, run_id: str) -> Steps[str]:
@@ -364,10 +367,10 @@ class Operations:
             raise NotFoundError(f"there is no {noun} {name}")
         found = answered(Matches, (yield from self.exchange.get("/v1/ids", {"noun": noun, "prefix": name})))
         if not found.ids:
-            raise NotFoundError(f"there is no {noun} {name}, nor one whose id begins so")
+            raise NotFoundError(f"there is no {noun} {name}, and no id that begins with it")
         if len(found.ids) > 1:
             named = ", ".join(found.ids) + (", and more" if found.more else "")
-            raise InvalidInputError("id", f"must be the head of one {noun}'s id, and is that of {named}", name)
+            raise InvalidInputError("id", f"must be the prefix of one {noun}'s id, and is that of {named}", name)
         return found.ids[0]
 
 

@@ -79,7 +79,7 @@ class Following:
 
 
 class Items(Iterator[T]):
-    """The items of a list, one after the other; pages are asked for as they are needed."""
+    """The items of a list, one after another; pages are requested as they are needed."""
 
     def __init__(self, connection: Connection, pages: Pages[T]) -> None:
         self._connection = connection
@@ -92,7 +92,7 @@ class Items(Iterator[T]):
         return self._pages.held.popleft()
 
     def page(self) -> Page[T]:
-        """All items that are left, up to the limit, with the cursor of what follows them."""
+        """All remaining items, up to the limit, with the cursor of the items after them."""
         return Page(items=tuple(self), next_cursor=self._pages.next_cursor)
 
 
@@ -110,7 +110,7 @@ class AsyncItems(AsyncIterator[T]):
         return self._pages.held.popleft()
 
     async def page(self) -> Page[T]:
-        """All items that are left, up to the limit, with the cursor of what follows them."""
+        """All remaining items, up to the limit, with the cursor of the items after them."""
         items = [item async for item in self]
         return Page(items=tuple(items), next_cursor=self._pages.next_cursor)
 

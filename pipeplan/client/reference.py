@@ -45,7 +45,7 @@ _AGAIN = """## What is sent again
 | DELETE; PUT with a version, or only if new | if it was not sent | yes |
 
 Pauses begin with 0.2 s and double up to 5 s. They are not shorter than `Retry-After`, and nothing is sent after
-`patience_s`: what came last is then the error.
+`patience_s`: the last failure is then raised.
 """
 
 
@@ -54,7 +54,10 @@ def written() -> str:
     parts = [_OPENING]
     kinds = (Client, AsyncClient)
     parts += [f"## {kind.__name__}\n\n{_signed(kind.__name__, kind)}\n\n{inspect.getdoc(kind)}\n" for kind in kinds]
-    parts += [_AGAIN, "## Operations\n\nAs `Client` has them. `AsyncClient`'s are awaited, or read with `async for`.\n"]
+    parts += [
+        _AGAIN,
+        "## Operations\n\nThese are `Client`'s. `AsyncClient` has the same, to be awaited or read with `async for`.\n",
+    ]
     for name, method in _own(Client):
         parts.append(f"### {name}\n\n{_signed(name, method)}\n\n{inspect.getdoc(method)}\n")
     parts.append(f"## Lists\n\n{inspect.getdoc(Items)}\n")

@@ -114,8 +114,9 @@ class Level:
         own = self.device_bandwidth_bytes_per_s
         if own is not None:
             require_amount("device_bandwidth_bytes_per_s", own, positive=True)
-            rule = f"must be at most bandwidth_bytes_per_s ({self.bandwidth_bytes_per_s:g}), which a unit has together"
-            require(own <= self.bandwidth_bytes_per_s, "device_bandwidth_bytes_per_s", rule, own)
+            most = self.bandwidth_bytes_per_s
+            rule = f"must be at most bandwidth_bytes_per_s ({most:g}), which all devices of a unit share"
+            require(own <= most, "device_bandwidth_bytes_per_s", rule, own)
 
     @property
     def transfer_bytes_per_s(self) -> float:
@@ -198,7 +199,7 @@ class Cluster:
             require(self.device in (None, first), "device", "must be the first group's, or left out", self.device)
             object.__setattr__(self, "device", first)
             names = sorted(device.name for device in {group.device for group in self.groups})
-            require_unique("groups", "must describe devices of one name in one way", names)
+            require_unique("groups", "must describe devices of the same name in the same way", names)
         require(self.device is not None, "device", "is required where there are no groups", None)
 
     @property

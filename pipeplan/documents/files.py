@@ -286,6 +286,6 @@ def _meant(unknown: ErrorDetails, findings: Sequence[ErrorDetails]) -> str:
     stem = key.partition("_")[0]
     same = [name for name in missing if "_" in key and name.partition("_")[0] == stem]
     if same:
-        return f": {same[0]} is meant, in the unit that its name ends with"
+        return f": {same[0]} is meant, in the unit at the end of its name"
     near = get_close_matches(key, missing, n=1)
     return f": {near[0]} is meant" if near else ""

@@ -135,7 +135,7 @@ class FormMeasurement:
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field))
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
-        require(both, "backward_input_s", "comes together with backward_weight_s", self.backward_input_s)
+        require(both, "backward_input_s", "must be given together with backward_weight_s", self.backward_input_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

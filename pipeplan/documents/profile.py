@@ -133,7 +133,7 @@ class Measurement:
             rule = f"must be at most activation_bytes, {self.activation_bytes}, of which it is a part"
             require(self.shared_bytes <= self.activation_bytes, "shared_bytes", rule, self.shared_bytes)
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
-        require(both, "backward_input_s", "comes together with backward_weight_s", self.backward_input_s)
+        require(both, "backward_input_s", "must be given together with backward_weight_s", self.backward_input_s)
         share = self.deferred_share
         if share is not None:
             require(0 <= share <= 1, "deferred_share", "must be from 0 to 1", share)
@@ -270,11 +270,11 @@ class Profile:
             rule = f"must measure the same microbatch sizes as the first block, {list(sizes)}"
             require(_sizes(block) == sizes, f"blocks.{i}.measurements", rule, list(_sizes(block)))
         for source, reader in self.edges or ():
-            rule = f"must join two of the {len(self.blocks)} blocks, the later one reading the earlier one"
+            rule = f"must join two of the {len(self.blocks)} blocks, from an earlier one to a later one that reads it"
             require(0 <= source < reader < len(self.blocks), "edges", rule, (source, reader))
         require_unique("edges", "must not hold an edge twice", self.edges or ())
         for i, block in enumerate(self.blocks if self.edges is not None else ()):
-            rule = "must not be there in a graph (edges), where the block before is not one block"
+            rule = "must be left out in a graph (edges), where a block may follow several others"
             shared = [m.shared_bytes for m in block.measurements if m.shared_bytes is not None]
             require(not shared, f"blocks.{i}.measurements.shared_bytes", rule, shared)
         require_unique("forms", "must not hold a form twice", [each.form for each in self.forms])

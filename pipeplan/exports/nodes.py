@@ -101,7 +101,7 @@ def require_chain(source: ExportSource) -> None:
     plan = source.plan
     require_engine(source, "executed by pipeplan-agent", OUR_RUNTIME)
     if plan.order not in (None, tuple(range(plan.stages[-1].stop))):
-        rule = "cannot be executed: the executor runs chains, and this plan's stages take a graph's blocks in an order"
+        rule = "cannot be executed: the executor runs chains, and this plan's stages have an order of their own"
         raise InvalidInputError("format", rule, list(plan.order or ()))
 
 
@@ -111,7 +111,9 @@ def nodes_of(source: ExportSource) -> int:
     if workers <= a_node:
         return 1
     if workers % a_node:
-        rule = f"cannot be started by torchrun: it starts as many processes on every node, and nodes have {a_node}"
+        rule = (
+            f"cannot be started by torchrun, which starts as many processes on every node: nodes have {a_node} devices"
+        )
         raise InvalidInputError("format", rule, f"{workers} workers")
     return workers // a_node
 

@@ -95,7 +95,7 @@ def layers_of(source: ExportSource) -> tuple[tuple[Layers, ...], list[str]]:
     )
     missing = [what for what, there in (("embedding", embedding), ("head", head)) if not there]
     assumed = [
-        f"The profile has no block that is named as the {what}: every block there counts as a transformer layer."
+        f"The profile has no block with the name of the {what}: every block there counts as a transformer layer."
         for what in missing
     ]
     return layers, assumed

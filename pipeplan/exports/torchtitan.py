@@ -24,8 +24,8 @@ _RESHARD = {"weights": "always", "gradients": "never"}
 _SCHEDULES = {"gpipe": "GPipe", "1f1b-interleaved": "Interleaved1F1B"}
 
 _SHARDED = (
-    "Beside a pipeline torchtitan's replicas share the weights' states out (FSDP); the plan's hold them whole: expect"
-    " another throughput and another use of memory than predicted.",
+    "With a pipeline torchtitan's replicas shard the weights' states (FSDP); the plan's replicas hold them whole: "
+    "expect another throughput and another use of memory than predicted.",
 )
 
 _GRADIENTS = (
@@ -189,7 +189,7 @@ def write_python(source: ExportSource) -> str:
 def _job(source: ExportSource) -> _Job:
     width = require_grid(source, "torchtitan", "fsdp")
     plan, sharded = source.plan, source.plan.engine == "fsdp"
-    rule = "cannot be torchtitan: it recomputes layers or much of them, and this plan attention's core alone"
+    rule = "cannot be torchtitan: it recomputes layers or most of them, and this plan only attention's core"
     require(not source.recomputes_attention, "format", rule, "attention")
     rule = "cannot be torchtitan: it has no setting that leaves activations to the host, and this plan does"
     require(not offloads_activations(plan.offload), "format", rule, plan.offload)

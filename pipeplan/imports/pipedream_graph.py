@@ -220,7 +220,9 @@ def _blocks_in_order(graph: ParsedGraph) -> list[Node]:
     edges = [(number[s], number[node.name]) for node in kept for s in graph.reads[node.name] if s in number]
     numbered = graph_of(len(kept), edges)
     for index in on_or_behind_a_cycle(numbered):
-        raise InvalidInputError(f"line {kept[index].line}", "must not be on a cycle, or behind one", kept[index].name)
+        raise InvalidInputError(
+            f"line {kept[index].line}", "must not be on a cycle, or downstream of one", kept[index].name
+        )
     return [kept[index] for index in line_of(numbered, [node.output_bytes for node in kept]).order]
 
 

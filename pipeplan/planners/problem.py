@@ -149,7 +149,7 @@ class Options:
         if unit in (None, RECOMPUTE_UNITS[0]):
             return
         require(
-            self.memory != "paper", "recompute_unit", "must be stage with memory paper: the papers know no other", unit
+            self.memory != "paper", "recompute_unit", "must be stage with memory paper: the papers have no other", unit
         )
         splits = self.schedule is not None and schedule_named(self.schedule).splits_backward
         rule = "must be stage where the backward is split: by block it is done as a whole"
@@ -298,17 +298,19 @@ def warning(profile: Profile, device: Device, *, as_if: bool) -> str | None:
         return None
     profiled, present = shown(profile.device.name), shown(device.name)
     if is_unknown(profile.device.name):
-        return f"the profile does not name its device: its figures count as those of the cluster's, {present}"
+        return (
+            f"the profile does not name its device: its figures are taken as those of the cluster's device, {present}"
+        )
     if is_unknown(device.name):
-        return f"the cluster does not name its device, which counts as the profile's, {profiled}"
+        return f"the cluster does not name its device: it is taken to be the profile's, {profiled}"
     if as_if:
         return (
             f"planned as if {present} were {profiled}: the figures are of {profiled}, the profile's device; "
-            "links and memory limits alone are the cluster's"
+            "only links and memory limits are the cluster's"
         )
     return (
         f"the profile is of {profiled}, the cluster of {present}: the figures are of {profiled}, "
-        "and hold only where both are names of one type"
+        "and valid only if both names mean the same type"
     )
 
 
@@ -347,8 +349,8 @@ def require_stages(problem: PlanningProblem) -> None:
     stages = problem.options.stages
     if stages is not None:
         blocks, devices = len(problem.profile.blocks), problem.cluster.devices
-        require(stages <= blocks, "stages", f"must not be more stages than blocks ({blocks})", stages)
-        require(stages <= devices, "stages", f"must not be more stages than devices ({devices})", stages)
+        require(stages <= blocks, "stages", f"must not exceed the number of blocks ({blocks})", stages)
+        require(stages <= devices, "stages", f"must not exceed the number of devices ({devices})", stages)
 
 
 def require_few_blocks(problem: PlanningProblem) -> None:

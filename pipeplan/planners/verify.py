@@ -78,7 +78,7 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
 def _costs(plan: Plan, problem: PlanningProblem) -> Finding:
     """Whether the profile and the cluster give the plan's costs again; for other engines all of its stages as well."""
     if len(problem.cluster.types) > 1:
-        detail = "not computed again: the plan does not hold which devices between its own stay idle"
+        detail = "not computed again: the plan does not say which devices between its own stay idle"
         return Finding(what="costs", holds=True, detail=detail)
     corrected = problem.corrected
     base = with_whole_backward(plan.schedule)

@@ -33,7 +33,7 @@ class Registration(WireModel):
     version: Text = Field(description="of pipeplan")
     allow: tuple[Text, ...] = Field(default=(), max_length=1000, description="the factories that jobs may name")
     shared_folder: Text | None = Field(
-        default=None, description="names the folder that it shares with others; runs over several nodes need one"
+        default=None, description="names the folder that it shares with other agents; runs over several nodes need one"
     )
 
 

@@ -169,7 +169,7 @@ class RunTask(WireModel):
         default=None, description="what its statistics are of"
     )
     autocast: Literal["bfloat16", "float16"] | None = Field(default=None, description="by default the plan's own")
-    loss_scale: float | None = Field(default=None, gt=0, description="where a dynamic scale begins")
+    loss_scale: float | None = Field(default=None, gt=0, description="the first value of a dynamic scale")
     checkpoint_every: int = Field(default=0, ge=0)
     concatenate: bool = Field(default=False, description="2BP: weight gradients of several microbatches as one product")
     nodes: int = Field(default=1, ge=1, le=1024, description="must divide the plan's workers")
@@ -218,7 +218,9 @@ class Job(WireModel):
     attempts: int
     agent: str | None = None
     agents: tuple[str, ...] = Field(default=(), description="those of a run over several nodes, by node rank")
-    fence: int = Field(default=0, description="counts the leases ever given on it: of two owners the higher is right")
+    fence: int = Field(
+        default=0, description="counts the leases given on it: of two owners, the one with the higher number holds it"
+    )
     lease_expires_at: datetime | None = None
     not_before: datetime | None = Field(default=None, description="when it may be tried again")
     waiting_for: str | None = Field(default=None, description="why no agent takes it now, where that is known")
@@ -328,7 +330,7 @@ class PartResult(WireModel):
 
 ReportId = Annotated[
     str | None,
-    Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names a report: one that was taken is not taken twice"),
+    Field(pattern=r"^[A-Za-z0-9_-]{8,64}$", description="names a report: the same report is accepted only once"),
 ]
 AgentResult = ProfileResult | EstimateResult | LinksResult | RunResult | PartResult
 

@@ -74,7 +74,7 @@ class IdQuery(WireModel):
     """Which ids: those of a noun that begin so."""
 
     noun: Noun
-    prefix: str = Field(pattern=r"^[0-9a-f]{4,32}$", description="the head of an id")
+    prefix: str = Field(pattern=r"^[0-9a-f]{4,32}$", description="the beginning of an id")
 
 
 class Matches(WireModel):

@@ -266,5 +266,5 @@ def is_plan_id(name: str) -> bool:
 
 
 def is_short_id(name: str) -> bool:
-    """Whether the text may be the head of an id, which stands for it where no other begins so."""
+    """Whether the text may be the beginning of an id, which stands for it where no other begins so."""
     return _SHORT_ID.fullmatch(name) is not None

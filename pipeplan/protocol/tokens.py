@@ -87,7 +87,7 @@ class NewToken(BaseModel):
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$",
-        description="who or what it is for; it stands in histories and logs",
+        description="who or what it is for; histories and logs show it",
         examples=["ci"],
     )
     scopes: tuple[Scope, ...] = Field(min_length=1, max_length=len(SCOPES), examples=[["plan"]])
@@ -129,7 +129,7 @@ class Whoami(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    scopes: tuple[Scope, ...] = Field(description="everything that is allowed, what others include among it")
+    scopes: tuple[Scope, ...] = Field(description="all that is allowed, with the scopes that others include")
     token: Token | None
 
 

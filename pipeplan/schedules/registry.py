@@ -49,7 +49,7 @@ def register(schedule: Schedule) -> Schedule:
     rule = f"must name a schedule by at most {MOST_CHARACTERS} letters, digits, '-', '_' and '.'"
     require(plain, "schedule", rule, name)
     known = _KNOWN.setdefault(name, schedule)
-    require(type(known) is type(schedule), "schedule", f"must have a name of its own: {known!r} is there", name)
+    require(type(known) is type(schedule), "schedule", f"must have a name of its own: {known!r} exists already", name)
     return known
 
 

@@ -216,7 +216,7 @@ def require_scopes(app: FastAPI) -> None:
     for route in iter_route_contexts(app.routes):
         path = route.path or ""
         if not demands_of(route) and not is_public(path) and path + "/" != PUBLIC_FOLDER:
-            raise PipeplanError(f"the route {path or route.original_route!r} does not say which scope it asks for")
+            raise PipeplanError(f"the route {path or route.original_route!r} does not declare its scope")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +272,9 @@ class Admission:
         if identity is None and self.demanded:
             self.failures.take(caller_address(request))
         if identity is not None and request["method"] not in SAFE_METHODS and not from_own_page(headers):
-            raise ForbiddenError("what changes something must be sent from a page of this service, or with a token")
+            raise ForbiddenError(
+                "a request that changes something must come from a page of this service, or with a token"
+            )
         return identity
 
     def _require_patience(self, request: AsgiScope) -> None:
@@ -307,7 +309,7 @@ class Door:
             acts_as(scope[KEY])
         except ServiceError as error:
             # Whoever asks is not known, and must not learn what the database is called and where it is.
-            LOG.warning("nobody can be let in: %s", error)
+            LOG.warning("no token can be looked up: %s", error)
             unknown = UnavailableError("the service cannot look up tokens now; ask again", RETRY_AFTER_S)
             await self._refusal(Request(scope), unknown)(scope, receive, send)
             return

@@ -190,7 +190,7 @@ def _take(context: Context, connection: Connection, key: Key, held: timedelta) -
         return None
     entry = stored_key(connection, key.name)
     if entry is None:
-        raise InFlightError(f"the {FIELD} {key.name[1]!r} is just being let go", retry_after_s=RETRY_AFTER_S)
+        raise InFlightError(f"the {FIELD} {key.name[1]!r} is just being released", retry_after_s=RETRY_AFTER_S)
     if entry.expires_at <= now:
         renew_key(connection, key.name, key.fingerprint, until, expires)
         return None

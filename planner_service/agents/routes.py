@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/agents", tags=["agents"], route_class=WritingRout
     "",
     dependencies=[scope("agent"), takes(MEBIBYTE)],
     status_code=201,
-    responses={200: {"model": Agent, "description": "An agent of this name was there before"}},
+    responses={200: {"model": Agent, "description": "An agent of this name was registered before"}},
 )
 def register_agent(
     services: Services,

@@ -24,7 +24,7 @@ class Expected:
             if self.present or self.versions is not None:
                 raise PreconditionFailedError(f"there is no alias {name}")
         elif self.absent:
-            raise PreconditionFailedError(f"alias {name} is there already: it points at {alias.plan_id}")
+            raise PreconditionFailedError(f"alias {name} exists already: it points at {alias.plan_id}")
         elif self.versions is not None and str(alias.version) not in self.versions:
             told = f"it points at {alias.plan_id} and has version {alias.version}"
             raise PreconditionFailedError(f"alias {name} has been moved in the meantime: {told}")

@@ -75,7 +75,7 @@ def places(app: FastAPI) -> tuple[WritingPlace, ...]:
         for method in sorted(set(route.methods or ()) - SAFE):
             action = ROUTES.get((method, route.path or ""))
             if action is None:
-                raise PipeplanError(f"the route {method} {route.path} does not say what it is an attempt at")
+                raise PipeplanError(f"the route {method} {route.path} does not declare its action")
             found.append(WritingPlace(method=method, path=route.path_regex, action=action))
     return tuple(found)
 
@@ -119,10 +119,10 @@ class Audited:
         identity: Identity = scope.get(KEY, NOBODY)
         caller = identity.token_id or caller_address(scope)
         try:
-            self._refusals.require(caller, "too many attempts that came to nothing")
+            self._refusals.require(caller, "too many attempts without effect")
             self._refusals.take(caller)
             names = tuple(found[1].groupdict().values())
             await in_writer(audit.note_refusal, self._context, found[0].action, names[0] if names else None, status)
         except PipeplanError as error:
             self._context.metrics.count_unaudited()
-            LOG.warning("an attempt at %s that came to nothing is not in the audit log: %s", found[0].action, error)
+            LOG.warning("an attempt at %s without effect is not in the audit log: %s", found[0].action, error)

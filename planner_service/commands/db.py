@@ -67,14 +67,17 @@ def downgrade(
 @app.command()
 def prune(
     older_than: Annotated[
-        str | None, typer.Option(help="Everything older goes: a number and s, m, h, d, w or y, as in 90d.")
+        str | None, typer.Option(help="Remove everything older: a number and s, m, h, d, w or y, as in 90d.")
     ] = None,
-    keep: Annotated[int | None, typer.Option(min=0, help="Of each noun all but the newest so many go.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=0, help="Keep this many of each noun, the newest, and remove the others.")
+    ] = None,
     only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(KEPT)}; may be repeated.")] = None,
     abandoned: Annotated[
-        bool, typer.Option("--abandoned", help="Runs too that failed, died or were cancelled: they could be resumed.")
+        bool,
+        typer.Option("--abandoned", help="Also remove runs that failed, died or were cancelled, and could be resumed."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be removed.")] = False,
     database: DatabaseUrl = None,
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,

@@ -29,9 +29,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Option(help="Who or what it is for; it stands in histories and logs.")],
+    name: Annotated[str, typer.Option(help="Who or what it is for; histories and logs show it.")],
     scope: Annotated[list[str], typer.Option(help=f"What it allows: {', '.join(SCOPES)}; may be repeated.")],
-    expires: Annotated[str, typer.Option(help="After how long: 12h, 90d, 1y, or never.")] = "90d",
+    expires: Annotated[str, typer.Option(help="The time until it expires: 12h, 90d, 1y, or never.")] = "90d",
     database: DatabaseUrl = None,
     config: Config = None,
     as_json: AsJson = False,
@@ -89,7 +89,9 @@ def list_tokens(
 
 @app.command()
 def revoke(
-    token: Annotated[str, typer.Argument(metavar="ID|NAME", help="The token's id; its name where no other has it.")],
+    token: Annotated[
+        str, typer.Argument(metavar="ID|NAME", help="The token's id, or its name if no other token has it.")
+    ],
     database: DatabaseUrl = None,
     config: Config = None,
     as_json: AsJson = False,

@@ -29,7 +29,7 @@ PIPED_WIDTH = 120
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the service up at the end.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="The service's port; 0: a free one.")] = 0,
-    training_s: Annotated[float, typer.Option(min=0, help="Aim to train for so long; 30 to 120 steps.")] = 60.0,
+    training_s: Annotated[float, typer.Option(min=0, help="Seconds to train, about; 30 to 120 steps.")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Profiles, plans and trains a GPT-2 model on this machine.

@@ -41,7 +41,7 @@ GZIP = r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))"
 READERS = 4
 VERSION = version("pipeplan")
 
-UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "It is what the caller has (If-None-Match)"}}
+UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (If-None-Match)"}}
 """What routes that answer with entity tags add to their OpenAPI description."""
 
 Answer = Callable[[Context], bytes]

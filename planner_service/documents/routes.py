@@ -37,7 +37,7 @@ cluster_router = APIRouter(prefix="/v1/clusters", tags=["clusters"], route_class
     "",
     dependencies=[scope("plan"), takes(GENERAL_LIMIT)],
     status_code=201,
-    responses={200: {"model": ProfileSummary, "description": "It was there before"}},
+    responses={200: {"model": ProfileSummary, "description": "It was stored before"}},
 )
 def create_profile(
     services: Services, profile: Annotated[PackedProfile, Depends(sent(profiles.read))], response: Response
@@ -87,7 +87,7 @@ def get_profile_chart(
     "",
     dependencies=[scope("plan"), takes(MEBIBYTE)],
     status_code=201,
-    responses={200: {"model": ClusterSummary, "description": "It was there before"}},
+    responses={200: {"model": ClusterSummary, "description": "It was stored before"}},
 )
 def create_cluster(
     services: Services, cluster: Annotated[PackedCluster, Depends(sent(clusters.read))], response: Response

@@ -262,7 +262,7 @@ def retry(context: Context, job_id: str) -> Job:
         if job.state in ("queued", "leased"):
             return job
         if job.state == "succeeded":
-            raise ConflictError(f"job {job_id} has succeeded: there is nothing to try again")
+            raise ConflictError(f"job {job_id} has succeeded: there is nothing to retry")
         storage.retry(connection, job_id, now)
         trail.record(connection, "job.retry", job_id, now)
         return _told(connection, job_id, now)
@@ -300,7 +300,7 @@ def _settle(context: Context, connection: Connection, now: datetime) -> None:
         context.metrics.count_lease_expiry(job.task.kind)
         late = gangs.late(connection, job, now) or f"agent {job.agent}"
         heard = (job.lease_expires_at or now) - timedelta(seconds=context.lease_s)
-        _again(context, connection, job, f"{late} was the last to let its lease run out", now, since=heard)
+        _again(context, connection, job, f"{late} was the last whose lease expired", now, since=heard)
         _told(connection, job.id, now)
 
 
@@ -359,4 +359,4 @@ def _require_running(hold: Hold) -> None:
     if hold.job.state == "leased" or (hold.job.state == "queued" and hold.member is None):
         return
     state = "another attempt waits" if hold.job.state == "queued" else hold.job.state
-    raise LeaseLostError(f"job {hold.job.id} has ended ({state}): nothing more is taken for it")
+    raise LeaseLostError(f"job {hold.job.id} has ended ({state}): no further report on it is accepted")

@@ -238,7 +238,7 @@ def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
     both = {"oneOf": [_reference("PlanAnswer"), _reference("NoPlanAnswer")]}
     created, got = paths["/v1/plans"]["post"], paths["/v1/plans/{plan_id}"]["get"]
     created["responses"]["201"] = _response("A new plan", _reference("PlanAnswer"))
-    created["responses"]["200"] = _response("The plan was there before, or no plan fits", both)
+    created["responses"]["200"] = _response("The plan was stored before, or no plan fits", both)
     pointed = paths["/v1/aliases/{name}/plan"]["get"]
     for operation in (got, pointed):
         operation["responses"]["200"] = _response("The plan", _reference("PlanDocument"))

@@ -89,7 +89,7 @@ def _newest(context: Context, state: JobState) -> tuple[Job, ...]:
 
 
 MOST_IDS = 10
-"""The most ids that are named to whoever asks by the head of one."""
+"""The most ids that an answer to a prefix names."""
 
 
 def ids(context: Context, query: IdQuery) -> Matches:

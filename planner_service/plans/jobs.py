@@ -160,7 +160,7 @@ class PlanRunner:
         self._tasks.discard(task)
         self._new.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            LOG.error("a plan job failed in a way that the service does not know", exc_info=error)
+            LOG.error("a plan job failed in an unforeseen way", exc_info=error)
 
     async def _work(self, lease: Lease) -> None:
         release = partial(jobs.release, self._context, lease.job.id, Release(token=lease.token))

@@ -78,4 +78,4 @@ def _ended(memory_bytes: int, end: End, how: str) -> SolverError:
     if end is End.OUT_OF_MEMORY and memory_bytes:
         allowed = f"the {memory_bytes:,} bytes that a solver may have (PIPEPLAN_SOLVER_MEMORY_BYTES)"
         return SolverError(f"the search needed more memory than {allowed}")
-    return SolverError(f"the solver's process ended {how} and gave no answer; the service's log has what it said")
+    return SolverError(f"the solver's process ended {how} and gave no answer; the service's log has its output")

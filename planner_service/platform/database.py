@@ -87,12 +87,12 @@ def reporting(database: str, secret: str | None) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        detail = f"all connections to the database {database} stayed busy; too many ask at once"
+        detail = f"all connections to the database {database} stayed busy: there are too many requests at once"
         raise UnavailableError(detail, BUSY_RETRY_S) from error
     except IntegrityError as error:
         if _constraint(error) not in DANGLING:
             raise
-        raise ConflictError("what this names was removed, or named, by somebody else meanwhile; ask again") from error
+        raise ConflictError("another request has removed or taken what this one names; try again") from error
     except DBAPIError as error:
         # The driver's words on one line, without the statement and its parameters, and never with the password.
         cause = " ".join(str(error.orig or error).split())
@@ -112,7 +112,9 @@ def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:
     """What an error of the driver becomes; None for one that is not the database's fault."""
     code = getattr(error.orig, "sqlstate", None) or ""
     if code in NO_SUCH_TABLE or (isinstance(error.orig, sqlite3.OperationalError) and "no such" in str(error.orig)):
-        return ServiceError(f"{detail}; are its tables this version's? `pipeplan db upgrade` brings them up to date")
+        return ServiceError(
+            f"{detail}; are its tables those of this version? `pipeplan db upgrade` brings them up to date"
+        )
 
     if isinstance(error.orig, sqlite3.Error):
         reason = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF

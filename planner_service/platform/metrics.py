@@ -58,7 +58,7 @@ class Metrics:
         )
         self._solve_s = Histogram(
             "pipeplan_solve_duration_seconds",
-            "What planners took to answer.",
+            "The time that planners took to answer.",
             ("planner",),
             registry=registry,
             buckets=SOLVE_BUCKETS_S,
@@ -70,7 +70,10 @@ class Metrics:
             buckets=ERROR_BUCKETS,
         )
         self._lease_expiries = Counter(
-            "pipeplan_lease_expiries", "Leases that ran out and were dealt with here.", ("kind",), registry=registry
+            "pipeplan_lease_expiries",
+            "Leases that expired, by the process that found them.",
+            ("kind",),
+            registry=registry,
         )
         self._database_errors = Counter(
             "pipeplan_database_errors", "Statements that the database refused.", ("error",), registry=registry
@@ -79,16 +82,19 @@ class Metrics:
             "pipeplan_retention_removed", "Rows that retention removed.", ("noun",), registry=registry
         )
         self._chores = Counter(
-            "pipeplan_chores", "Turns of upkeep that ended so.", ("chore", "outcome"), registry=registry
+            "pipeplan_chores", "Turns of upkeep, by how they ended.", ("chore", "outcome"), registry=registry
         )
         self._chore_done = Gauge(
-            "pipeplan_chore_done_timestamp_seconds", "When this process last did it.", ("chore",), registry=registry
+            "pipeplan_chore_done_timestamp_seconds",
+            "When this process last completed it.",
+            ("chore",),
+            registry=registry,
         )
         self._unaudited = Counter(
-            "pipeplan_audit_left_out", "Attempts that came to nothing and are not in the audit log.", registry=registry
+            "pipeplan_audit_left_out", "Attempts without effect that are not in the audit log.", registry=registry
         )
         self._pool_in_use = Gauge(
-            "pipeplan_database_connections_in_use", "Connections that are taken from the pool.", registry=registry
+            "pipeplan_database_connections_in_use", "Connections of the pool that are in use.", registry=registry
         )
         build = Info("pipeplan_build", "What is running.", registry=registry)
         build.info({"version": version("pipeplan"), "python": platform.python_version()})
@@ -166,7 +172,7 @@ class _StoredCollector(Collector):
         for labels, count in sorted(stored.jobs.items()):
             jobs.add_metric(labels, count)
         yield jobs
-        yield GaugeMetricFamily("pipeplan_agents_alive", "Agents heard of lately.", stored.agents_alive)
+        yield GaugeMetricFamily("pipeplan_agents_alive", "Agents that reported in the last 90 s.", stored.agents_alive)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: the registry need not read the database to learn the names."""

@@ -121,7 +121,9 @@ def _verify(file: Path, revision: str | None) -> None:
     """Raises ServiceError unless the file is a whole database, at the revision of what it was copied from."""
     with closing(sqlite3.connect(file)) as copied:
         found = [str(row[0]) for row in copied.execute("PRAGMA integrity_check(5)")]
-        found += [f"a row of {row[0]} refers to none" for row in copied.execute("PRAGMA foreign_key_check")][:5]
+        found += [
+            f"a row of {row[0]} refers to a row that is missing" for row in copied.execute("PRAGMA foreign_key_check")
+        ][:5]
         (kept,) = copied.execute("SELECT version_num FROM alembic_version").fetchone()
     if found != ["ok"] or kept != revision:
         raise ServiceError(f"the backup of revision {revision} is not whole ({kept}): {'; '.join(found)}")

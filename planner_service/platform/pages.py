@@ -144,7 +144,9 @@ async def _own_page(request: Request) -> None:
     """Raises ForbiddenError unless the browser says that a page of this service sent the form."""
     origin, host = request.headers.get("origin"), request.headers.get("host", "")
     if origin is None or origin.partition("://")[2].lower() != host.lower():
-        raise ForbiddenError("what changes something must be sent from a page of this service; programs have the API")
+        raise ForbiddenError(
+            "a request that changes something must come from a page of this service; programs use the API"
+        )
 
 
 OwnPage = Depends(_own_page)

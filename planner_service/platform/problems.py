@@ -64,8 +64,8 @@ def install(app: FastAPI, page: Page) -> None:
         return answer(request, _problem(HTTPStatus.BAD_REQUEST, "the body ended before it was whole"))
 
     def unforeseen(request: Request, error: Exception) -> Response:
-        LOG.error("a request failed in a way that the service does not know", exc_info=error)
-        detail = "the service failed in a way that it does not know; its log has the details under the request's id"
+        LOG.error("a request failed in an unforeseen way", exc_info=error)
+        detail = "the service failed in an unforeseen way; its log has the details under the request's id"
         return answer(request, _problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail))
 
     app.add_exception_handler(PipeplanError, ours)

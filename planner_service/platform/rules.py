@@ -64,11 +64,11 @@ def parse_rules(texts: Iterable[str]) -> Mapping[str, Rule]:
         older_than_s = age_s(bound)
         known = rules.get(noun, Rule())
         if older_than_s is not None:
-            require(known.older_than_s is None, "", f"must have one age of {noun}", text)
+            require(known.older_than_s is None, "", f"must give one age for {noun}", text)
             rules[noun] = replace(known, older_than_s=older_than_s)
         else:
             rule = "must give an age such as 90d (s, m, h, d, w or y), or a number of rows"
             require(_NUMBER.fullmatch(bound) is not None, "", rule, text)
-            require(known.most is None, "", f"must have one number of {noun}", text)
+            require(known.most is None, "", f"must give one number for {noun}", text)
             rules[noun] = replace(known, most=int(bound))
     return rules

@@ -80,7 +80,7 @@ class Settings(BaseSettings):
         ge=0,
         le=60,
         allow_inf_nan=False,
-        description="how long a request waits for one of them before it is answered 503",
+        description="how long a request waits for a connection before the answer is a 503",
     )
     host: str = Field(default="127.0.0.1", description="the address to listen on")
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="the port to listen on; 0 takes a free one")
@@ -91,18 +91,24 @@ class Settings(BaseSettings):
         default=3, ge=1, le=100, description="how often a job is given to an agent before it is given up"
     )
     solver_processes: int = Field(
-        default_factory=lambda: min(os.cpu_count() or 1, 4), ge=1, le=256, description="plans that are made at once"
+        default_factory=lambda: min(os.cpu_count() or 1, 4),
+        ge=1,
+        le=256,
+        description="plans that are made at the same time",
     )
-    solver_queue: int = Field(default=32, ge=0, le=10_000, description="plans that may wait for one of them")
+    solver_queue: int = Field(default=32, ge=0, le=10_000, description="plans that may wait for a solver process")
     solver_memory_bytes: int = Field(
-        default=4 * 2**30, ge=2**28, le=2**50, description="what the search for one plan may take of it"
+        default=4 * 2**30,
+        ge=2**28,
+        le=2**50,
+        description="the memory that the search for one plan, or its play, may take",
     )
     solve_deadline_s: float = Field(
         default=50.0,
         gt=0,
         le=3600,
         allow_inf_nan=False,
-        description="how long a request waits for its plan before it is answered 504",
+        description="how long a request waits for its plan before the answer is a 504",
     )
     plan_job_deadline_s: float = Field(
         default=3600.0, gt=0, le=864_000, allow_inf_nan=False, description="how long a plan that is a job may take"
@@ -111,42 +117,48 @@ class Settings(BaseSettings):
         default=10_000_000,
         ge=0,
         le=10**12,
-        description="how many instructions are played, beside other work, for a plan without a price; 0: none are",
+        description="how many instructions the service plays, beside other work, for a plan without a price; 0: none",
     )
     parser_processes: int = Field(
-        default_factory=lambda: min(os.cpu_count() or 1, 2), ge=1, le=64, description="large documents read at once"
+        default_factory=lambda: min(os.cpu_count() or 1, 2),
+        ge=1,
+        le=64,
+        description="large documents that are read at the same time",
     )
     parser_queue: int = Field(default=8, ge=0, le=1000, description="large documents that may wait to be read")
     parser_memory_bytes: int = Field(
-        default=2 * 2**30, ge=2**28, le=2**50, description="what it may take of it to read one document"
+        default=2 * 2**30, ge=2**28, le=2**50, description="the memory that reading one document may take"
     )
     parser_cpu_s: float = Field(
         default=30.0,
         gt=0,
         le=3600,
         allow_inf_nan=False,
-        description="how much processor time it may take to read one document",
+        description="the processor time that reading one document may take",
     )
-    event_streams: int = Field(default=500, ge=1, le=100_000, description="streams of events that are followed at once")
+    event_streams: int = Field(
+        default=500, ge=1, le=100_000, description="event streams that are open at the same time"
+    )
     require_tokens: bool = Field(
-        default=False, description="every request needs a token on this machine, too; beyond it each always does"
+        default=False,
+        description="whether requests from this machine need a token, too; requests from others always do",
     )
     token_key: str | None = Field(
         default=None,
         min_length=32,
         repr=False,
         json_schema_extra=SECRET,
-        description="what tokens are hashed under, at least 32 characters; default: a random key in the database",
+        description="the key of the tokens' hashes, at least 32 characters; default: a random key in the database",
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
         default=(), description="names under which the service is reached beyond this machine, separated by commas"
     )
     base_path: Annotated[str, AfterValidator(_base_path)] = Field(
-        default="", description="the path of a shared host under which a proxy has the service, such as /pipeplan"
+        default="", description="the path of a shared host under which a proxy serves it, such as /pipeplan"
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_networks)] = Field(
         default=("127.0.0.1",),
-        description="addresses and networks of proxies whose X-Forwarded-For and -Proto are believed, by commas",
+        description="proxies whose X-Forwarded-For and -Proto are trusted: addresses and networks, separated by commas",
     )
     requests_per_s: float = Field(
         default=0.0,
@@ -168,13 +180,17 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="larger bodies are refused with 413")
     retention: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_rules)] = Field(
         default=(),
-        description="what is removed as it grows old or many, by commas, as runs=90d, jobs=10000; default: nothing",
+        description="what is removed by age or number, such as runs=90d,jobs=10000; default: nothing",
     )
     retention_interval_s: float = Field(
-        default=3600.0, ge=1, le=31_536_000, allow_inf_nan=False, description="how often that is looked for"
+        default=3600.0,
+        ge=1,
+        le=31_536_000,
+        allow_inf_nan=False,
+        description="how often retention looks for something to remove",
     )
     backup_folder: Annotated[Path | None, AfterValidator(_for_sqlite)] = Field(
-        default=None, description="where backups of a SQLite database are written on a schedule; default: none are"
+        default=None, description="where backups of a SQLite database are written; default: none are made"
     )
     backup_interval_s: float = Field(
         default=86_400.0, ge=1, le=31_536_000, allow_inf_nan=False, description="how often a backup is written"

@@ -197,7 +197,7 @@ class Turns:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _no_turn(self) -> UnavailableError:
-        detail = f"no turn to write to {self._name} came up within {self._patience_s:g} s"
+        detail = f"no turn to write to {self._name} came within {self._patience_s:g} s"
         return UnavailableError(detail, RETRY_AFTER_S)
 
 

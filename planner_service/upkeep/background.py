@@ -50,5 +50,5 @@ class Upkeep:
                 try:
                     await asyncio.to_thread(work)
                 except PipeplanError as error:  # the database is away, as a rule: what waits there waits
-                    LOG.warning("upkeep goes on later: %s", error)
+                    LOG.warning("upkeep continues later: %s", error)
             await asyncio.sleep(LOOK_S)

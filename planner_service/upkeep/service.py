@@ -137,7 +137,7 @@ def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop:
         sweep(turn, rules, removed)
         done = True
     except _StoppedError as error:
-        LOG.info("retention goes on later: %s", error)
+        LOG.info("retention continues later: %s", error)
     finally:
         for noun, count in removed.items():
             context.metrics.count_removed(noun, count)
@@ -211,4 +211,4 @@ def _remove(turn: Turn, kept: Retained, bounds: OldRows, places: tuple[int, ...]
             continue
         turn.rest(time.monotonic() - start_s)
         return count
-    raise UnavailableError("what is to be removed is used again all the time; try again when less is going on")
+    raise UnavailableError("rows to be removed are used again and again; try again when the service is less busy")

@@ -103,7 +103,7 @@ class NodeAgent:
         try:
             self._client.present(self._settings.name, Presence(instance=self._instance, draining=True))
         except PipeplanError as error:
-            self._log(f"the service does not hear that this agent drains: {error}")
+            self._log(f"the service could not be told that this agent drains: {error}")
 
     def _work(self, lease: Lease) -> None:
         """Does one job and reports its end. Whatever happens to the job, the agent goes on.
@@ -125,7 +125,7 @@ class NodeAgent:
             try:
                 self._client.release(lease)
             except PipeplanError as error:
-                self._log(f"job {lease.job.id}: goes back when its lease runs out: {error}")
+                self._log(f"job {lease.job.id}: goes back when its lease expires: {error}")
         except StoppedError as error:
             self._fail(lease, str(error), retry=True)
         except PipeplanError as error:

@@ -129,7 +129,7 @@ class JobProcess:
             return f"the job's process was killed by {signal.Signals(-self.process.returncode).name}"
         # torch and Python itself may still warn on standard error after our own last word
         said = [line for line in self.errors if line.startswith(_ERROR)] or self.errors
-        return said[-1].removeprefix(_ERROR) if said else "the job's process said nothing"
+        return said[-1].removeprefix(_ERROR) if said else "the job's process gave no reason"
 
     def finish_reading(self) -> None:
         """Reads the rest of the output after the process has ended; its children may hold the pipes a little longer."""

@@ -109,7 +109,9 @@ class LeasedWork:
             _require_wanted(heart)
             if shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s:
                 child.kill()
-                raise CancelledError("cut off from the service until its lease ran out: stopped, others may have it")
+                raise CancelledError(
+                    "the service was out of reach until the lease expired: stopped, as another agent may have the job"
+                )
 
             urgency = self.urgency()
             if urgency == "now":

@@ -39,7 +39,7 @@ def blocks(
     ]
     show_table(("Block", "Weights", "Hands on"), rows)
     if found.own:
-        typer.echo("\nTo begin blocks elsewhere, set the names of modules in the factory, in this form:\n")
+        typer.echo("\nTo begin blocks at other modules, set their names in the factory, in this form:\n")
         typer.echo(f"    model.cuts = {json.dumps(list(found.names))}")
 
 

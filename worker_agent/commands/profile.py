@@ -68,11 +68,11 @@ def profile(
         int | None, typer.Option(help="Tokens a sequence of hf: models' random data; default: at most 512.")
     ] = None,
     forms: Annotated[
-        bool, typer.Option("--forms", help="With --analytic: add what a device does of blocks that several share.")
+        bool, typer.Option("--forms", help="With --analytic: add forms, in which several devices share blocks.")
     ] = False,
-    tensor_degree: Annotated[int | None, typer.Option("--tensor", help="Forms with this degree alone.")] = None,
-    context_degree: Annotated[int | None, typer.Option("--context", help="Forms with this degree alone.")] = None,
-    expert_degree: Annotated[int | None, typer.Option("--expert", help="Forms with this degree alone.")] = None,
+    tensor_degree: Annotated[int | None, typer.Option("--tensor", help="Only forms with this degree.")] = None,
+    context_degree: Annotated[int | None, typer.Option("--context", help="Only forms with this degree.")] = None,
+    expert_degree: Annotated[int | None, typer.Option("--expert", help="Only forms with this degree.")] = None,
     most_tensor: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 8,
     most_context: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,
     most_expert: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,

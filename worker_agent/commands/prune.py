@@ -13,17 +13,17 @@ from pipeplan.errors import require
 
 def prune(
     older_than_days: Annotated[
-        float | None, typer.Option(min=0, help="Folders to which nothing was written for so many days go.")
+        float | None, typer.Option(min=0, help="Remove folders to which nothing was written for this many days.")
     ] = None,
-    keep: Annotated[int | None, typer.Option(min=0, help="At most so many folders of ended jobs stay.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(min=0, help="They take at most so many bytes together.")] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="Keep at most this many folders of ended jobs.")] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=0, help="Keep at most this many bytes of such folders.")] = None,
     abandoned: Annotated[
         bool,
         typer.Option(
-            "--abandoned", help="Also of jobs that failed, were cancelled, or that the service does not know."
+            "--abandoned", help="Also remove those of jobs that failed, were cancelled, or are unknown to the service."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be removed.")] = False,
     url: Annotated[str | None, typer.Option(help="The service. [PIPEPLAN_AGENT_URL]")] = None,
     work_dir: Annotated[
         Path | None, typer.Option(help="Where jobs keep their files. [PIPEPLAN_AGENT_WORK_DIR]")

@@ -47,12 +47,12 @@ def run(
         str, typer.Option(help="The model: hf:FAMILY?key=value&..., hf:config.json or package.module:factory?...")
     ],
     data: Annotated[str, typer.Option(help="The data: preset:NAME?... or package.module:factory?key=value&...")],
-    steps: Annotated[int, typer.Option(help="Batches to train, those before a resumed checkpoint included.")],
+    steps: Annotated[int, typer.Option(help="Batches to train, including those before a resumed checkpoint.")],
     out: Annotated[Path, typer.Option(help="The run's folder: run.json, trace.json, checkpoints, logs.")],
     seed: Annotated[int, typer.Option(help="For the weights, the dropout and the data's order.")] = 0,
     loss: Annotated[str | None, typer.Option(help="The loss: package.module:function.")] = None,
     learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", "--lr", help=f"The largest one; default: {DESCRIBED_RATES}.")
+        float | None, typer.Option("--learning-rate", "--lr", help=f"The largest rate; default: {DESCRIBED_RATES}.")
     ] = None,
     lr_schedule: Annotated[
         str, typer.Option(help="How the learning rate decays after the warm-up: constant, linear or cosine.")
@@ -95,11 +95,14 @@ def run(
         int, typer.Option(min=1, help="Nodes that run this command together, with one --out that all of them see.")
     ] = 1,
     node_rank: Annotated[int, typer.Option(min=0, help="This node's number among them.")] = 0,
-    master_addr: Annotated[str | None, typer.Option(help="Where the others reach node 0.")] = None,
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The port that node 0 offers them.")] = 29500,
+    master_addr: Annotated[str | None, typer.Option(help="The address of node 0, for the others.")] = None,
+    master_port: Annotated[int, typer.Option(min=1, max=65535, help="The port of node 0, for the others.")] = 29500,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     transport: Annotated[
-        str, typer.Option(help="Of GPUs' tensors: nccl, host (by gloo; ranks may then share a GPU), or auto: nccl.")
+        str,
+        typer.Option(
+            help="How GPUs exchange tensors: nccl, host (by gloo; ranks may then share a GPU), or auto: nccl."
+        ),
     ] = "auto",
     timeout_s: Annotated[float, typer.Option(help="Seconds that a rank waits for another one.")] = 300.0,
     concatenate: Annotated[

@@ -21,10 +21,8 @@ def start(
     devices: Annotated[
         int | None, typer.Option(min=1, help="How many ranks it takes at once; default: its GPUs, or any number.")
     ] = None,
-    address: Annotated[str | None, typer.Option(help="Where other nodes reach this one.")] = None,
-    rendezvous_port: Annotated[
-        int | None, typer.Option(help="The port that it offers them; default: a free one.")
-    ] = None,
+    address: Annotated[str | None, typer.Option(help="The address of this node, for others.")] = None,
+    rendezvous_port: Annotated[int | None, typer.Option(help="Its port, for others; default: a free one.")] = None,
     shared_dir: Annotated[
         Path | None, typer.Option(help="A folder that several nodes see, for runs over them.")
     ] = None,

@@ -60,7 +60,7 @@ def measure_cluster(folder: Path, task: LinksTask, place: Place | None) -> Clust
         kind = RunFailedError if place is None else OtherNodeError
         # the last line that a process wrote to its standard error: of a traceback, the error itself
         texts = [log.read_text(errors="replace").strip() for log in sorted(folder.glob("logs/**/stderr.log"))]
-        said = next((text.splitlines()[-1].strip() for text in texts if text), "the processes said nothing")
+        said = next((text.splitlines()[-1].strip() for text in texts if text), "the processes gave no reason")
         raise kind(f"measuring links failed: {said}; log: {folder / 'logs'}") from error
     if place is not None and place.node_rank > 0:
         return None

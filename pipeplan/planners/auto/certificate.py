@@ -40,7 +40,7 @@ def check_search(held: Certificate, simulated: Simulated | None, spaces: Sequenc
     Raises PipeplanError if the certificate claims nothing, or more than the numbers show.
     """
     if simulated is None or held.bound <= 0:
-        raise PipeplanError("the plan's streams cannot be played" if simulated is None else "its bound says nothing")
+        raise PipeplanError("the plan's streams cannot be played" if simulated is None else "its bound is not above 0")
     value = 1 / simulated.throughput_samples_per_s
     if abs(held.value - value) > ROUNDING * value:
         raise PipeplanError(f"the certificate says {held.value:.6g} s a sample; the plan plays {value:.6g} s")

@@ -51,7 +51,7 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
         errors = [error for _, error in asked.refused]
         unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
         if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
-            rule = "is an option that no planner has a use for here"
+            rule = "is an option that no planner uses here"
             raise InvalidInputError(unused[0].field, rule, unused[0].value)
         telling = [
             e for e in errors if e not in unused and not (isinstance(e, InvalidInputError) and e.field == "schedule")
@@ -156,7 +156,7 @@ def _infeasible(
         for each in over
     ]
     left_out = [
-        Reason(rule="a planner must be able to respect what is asked", detail=f"{proposer}: {error}")
+        Reason(rule="a planner must support the options that are asked for", detail=f"{proposer}: {error}")
         for proposer, error in asked.refused
     ]
     if searched and not played and not reasons:

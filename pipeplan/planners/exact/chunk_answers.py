@@ -27,7 +27,7 @@ def chunked(problem: PlanningProblem, schedule: str, limit: float, observe: Obse
     search = ChunkedSearch(problem=problem, schedule=schedule, limit=limit, observe=observe)
     search.run()
     if search.best is None:
-        rule = "must be longer: no plan was found in this time, nor was it proven that none fits"
+        rule = "must be longer: in this time no plan was found, and no proof that none fits"
         require(search.decided, "time_limit_s", rule, limit)
         return infeasible(search)
     place, stops = search.most_even()

@@ -80,7 +80,7 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
     result = search.run()
     if result.best is None:
-        rule = "must be longer: no plan was found in this time, nor was it proven that none fits"
+        rule = "must be longer: in this time no plan was found, and no proof that none fits"
         require(result.decided, "time_limit_s", rule, limit)
         return infeasible(NAME, problem, search)
 

@@ -115,7 +115,7 @@ def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
     asked, options = problem.options.offload, problem.options
     if asked in (None, OFFLOADS[0]):
         return
-    rule = "must say what a device has of it, to offload: memory_bytes, bandwidth_bytes_per_s and update_bytes_per_s"
+    rule = "must give a device's share of it, to offload: memory_bytes, bandwidth_bytes_per_s and update_bytes_per_s"
     require(problem.cluster.host is not None, "cluster.host", rule, None)
     if asked == ANY_OFFLOAD:
         return

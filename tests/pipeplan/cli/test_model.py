@@ -220,9 +220,9 @@ MEGATRON = ("--model", "hf:gpt2", "--engine", "megatron")
         (("--model", "nonsense"), "model: must be hf:FAMILY?key=value"),
         (("--model", "hf:gpt2", "--profile", "P.json"), "model: must not be given beside --profile"),
         ((), "profile: is required, unless there is a --model to estimate"),
-        (("--profile", "P.json", "--dtype", "bfloat16"), "dtype: belongs to --model"),
-        (("--profile", "P.json", "--sequence-length", "8"), "sequence_length: belongs to --model"),
-        (("--profile", "P.json", "--no-cache"), "no_cache: belongs to --model"),
+        (("--profile", "P.json", "--dtype", "bfloat16"), "dtype: is an option of --model"),
+        (("--profile", "P.json", "--sequence-length", "8"), "sequence_length: is an option of --model"),
+        (("--profile", "P.json", "--no-cache"), "no_cache: is an option of --model"),
         (("--model", "hf:gpt2", "--batch-size", "0"), "batch_size: must be a whole number of at least 1"),
         (("--model", "hf:gpt2", "--cluster", "cpu.json"), "cluster.device.name: must be a device with a datasheet"),
         (

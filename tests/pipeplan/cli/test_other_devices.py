@@ -57,9 +57,8 @@ def test_free_and_unknown_names_are_planned_with_a_warning(tmp_path: Path, comma
     free = ask(tmp_path, command, "gpu", "cpu")
     assert "warning: the profile is of 'gpu', the cluster of 'cpu': the figures are of 'gpu'" in free.out
     unknown = ask(tmp_path, command, "unknown", H100)
-    assert f"warning: the profile does not name its device: its figures count as those of the cluster's, '{H100}'" in (
-        unknown.out
-    )
+    said = f"the profile does not name its device: its figures are taken as those of the cluster's device, '{H100}'"
+    assert f"warning: {said}" in unknown.out
 
 
 def test_the_plans_of_the_questions_say_it_too(tmp_path: Path) -> None:

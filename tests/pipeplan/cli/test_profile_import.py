@@ -126,7 +126,10 @@ def test_the_stages_of_a_partitioned_graph_are_left_aside() -> None:
         ([line("a", size="x")], "line 1: activation_size must be a finite number of at least 0, got 'x'"),
         ([line("a") + ", colour=3"], "line 1: must be one of forward_compute_time"),
         (["a -- b -- forward_compute_time=1"], "line 1: must give backward_compute_time"),
-        ([line("a"), line("b"), "\ta -- b", "\tb -- a"], "line 1: must not be on a cycle, or behind one, got 'a'"),
+        (
+            [line("a"), line("b"), "\ta -- b", "\tb -- a"],
+            "line 1: must not be on a cycle, or downstream of one, got 'a'",
+        ),
         (["", "  "], "file: must hold at least one node"),
         ([line("a", "Input")], "file: must hold at least one node besides its inputs, got 'a'"),
     ],

@@ -143,7 +143,7 @@ def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_word
             ("--planner", "gpipe", "--batch-size", "1" + 400 * "0"),
             "batch_size: must be at most 9223372036854775807, got",
         ),
-        (("--planner", "gpipe", "--batch-size", "8", "--stages", "9"), "stages: must not be more stages than blocks"),
+        (("--planner", "gpipe", "--batch-size", "8", "--stages", "9"), "stages: must not exceed the number of blocks"),
         (("--planner", "pipedream", "--batch-size", "8"), "--microbatch-size"),
         (("--planner", "pipedream-2bw", "--batch-size", "7", "--microbatch-size", "2"), "batch_size: must be a mult"),
         (("--planner", "gpipe", "--batch-size", "8", "--recompute-factor", "nan"), "recompute_factor: must be a fin"),

@@ -138,8 +138,8 @@ def test_the_fastest_of_the_measured_sizes_is_taken_and_the_others_named() -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(stages=3), r"stages: must not be more stages than blocks \(2\), got 3"),
-        (Options(stages=2), r"stages: must not be more stages than devices \(1\), got 2"),
+        (Options(stages=3), r"stages: must not exceed the number of blocks \(2\), got 3"),
+        (Options(stages=2), r"stages: must not exceed the number of devices \(1\), got 2"),
         (Options(synchronisation="all-reduce"), "synchronisation: is not an option of the planner gpipe"),
         (Options(schedule="1f1b"), "schedule: must be one of gpipe for the planner gpipe, got '1f1b'"),
     ],

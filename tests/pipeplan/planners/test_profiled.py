@@ -66,21 +66,25 @@ def test_one_type_in_two_spellings_is_planned_without_a_word(profiled: str, pres
         (
             "unknown",
             H100,
-            f"the profile does not name its device: its figures count as those of the cluster's, {H100!r}",
+            f"the profile does not name its device: its figures are taken as those of the cluster's device, {H100!r}",
         ),
-        ("", "gpu", "the profile does not name its device: its figures count as those of the cluster's, 'gpu'"),
-        (V100, "unknown", f"the cluster does not name its device, which counts as the profile's, {V100!r}"),
+        (
+            "",
+            "gpu",
+            "the profile does not name its device: its figures are taken as those of the cluster's device, 'gpu'",
+        ),
+        (V100, "unknown", f"the cluster does not name its device: it is taken to be the profile's, {V100!r}"),
         (
             "gpu",
             H100,
-            f"the profile is of 'gpu', the cluster of {H100!r}: the figures are of 'gpu', and hold only where both are "
-            "names of one type",
+            f"the profile is of 'gpu', the cluster of {H100!r}: the figures are of 'gpu', and valid only if both "
+            "names mean the same type",
         ),
         (
             H100,
             "H100",
-            f"the profile is of {H100!r}, the cluster of 'H100': the figures are of {H100!r}, and hold only where both "
-            "are names of one type",
+            f"the profile is of {H100!r}, the cluster of 'H100': the figures are of {H100!r}, and valid only if both "
+            "names mean the same type",
         ),
     ],
 )
@@ -92,7 +96,7 @@ def test_what_may_not_be_the_clusters_device_is_a_warning(profiled: str, present
 def test_as_if_allows_it_and_says_whose_figures_they_are(profiled: str) -> None:
     assert problem(profiled, H100, as_if=True).warnings == (
         f"planned as if {H100!r} were {profiled!r}: the figures are of {profiled!r}, the profile's device; links and "
-        "memory limits alone are the cluster's",
+        "memory limits are the cluster's",
     )
 
 
@@ -146,7 +150,7 @@ def test_a_profile_without_a_device_takes_the_type_that_is_left() -> None:
     asked = mixed("unknown", V100, types=(V100, H100))
     assert asked.profile_on(H100).device.name == "unknown"
     assert asked.warnings == (
-        f"the profile does not name its device: its figures count as those of the cluster's, {H100!r}",
+        f"the profile does not name its device: its figures are taken as those of the cluster's device, {H100!r}",
     )
 
 

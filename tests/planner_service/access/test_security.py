@@ -205,7 +205,7 @@ def test_a_route_that_declares_no_scope_keeps_the_service_from_starting_and_is_c
     assert isinstance(app, FastAPI)
     require_scopes(app)
     slip(app)
-    with pytest.raises(PipeplanError, match="does not say which scope"):
+    with pytest.raises(PipeplanError, match="does not declare its scope"):
         require_scopes(app)
     assert guarded.get("/v1/slipped").status_code == 401
 

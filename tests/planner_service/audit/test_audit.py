@@ -189,7 +189,7 @@ def test_every_route_that_changes_something_says_what_it_is_an_attempt_at(app: F
     def something() -> None:
         """A route that nobody thought of."""
 
-    with pytest.raises(PipeplanError, match="POST /v1/something does not say"):
+    with pytest.raises(PipeplanError, match="POST /v1/something does not declare"):
         middleware.places(app)
 
 

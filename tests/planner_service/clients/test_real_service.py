@@ -68,7 +68,7 @@ def test_a_plan_is_found_by_id_alias_and_the_head_of_its_id(url: str) -> None:
         plan_id = ids[0]
         assert {service.plan_id(plan_id[:length]) for length in (10, 31, 32)} == {plan_id}
         service.set_alias(plan_id[:10], ids[1])
-        assert service.plan_id(plan_id[:10]) == ids[1], "an alias goes before the head of an id"
+        assert service.plan_id(plan_id[:10]) == ids[1], "an alias goes before the beginning of an id"
         service.delete_alias(plan_id[:10])
         for unknown in ("0000000", "nothing", "abc", "A" * 32, "../x"):
             with pytest.raises(NotFoundError, match=f"there is no plan {unknown}"):
@@ -81,7 +81,9 @@ def test_heads_of_several_ids_are_refused_with_their_names() -> None:
     for more, end in ((False, "got 'abcd'"), (True, ", and more")):
         matches = httpx.Response(200, json={"ids": ["abcd1", "abcd2"], "more": more})
         ask = asked_of(Client, Scripted(problem(404, "not-found"), matches), Time())
-        with pytest.raises(InvalidInputError, match="the head of one plan's id, and is that of abcd1, abcd2") as caught:
+        with pytest.raises(
+            InvalidInputError, match="the prefix of one plan's id, and is that of abcd1, abcd2"
+        ) as caught:
             ask("plan_id", "abcd")
         assert end in str(caught.value)
 

@@ -194,7 +194,7 @@ def no_amount(document: dict[str, Any]) -> None:
         (two_lines, "alias: must hold no control character"),
         (cut, "plan: is required"),
         (unknown, "more: is not a known key"),
-        (no_ids, "ids: must be hashes"),
+        (no_ids, "ids: must give a hash, or null"),
         (no_amount, "profile.blocks.0.weight_bytes: must be a finite number"),
     ],
 )
@@ -236,7 +236,7 @@ def test_options_of_a_plan_are_refused_beside_a_lock(run: Run, lock: Path) -> No
     for option in (("--stages", "2"), ("--batch-size", "4")):
         status, _, stderr = run("check", str(lock), *option)
         assert status == 2
-        assert "must be left out: a lock holds those that the plan was asked with" in stderr
+        assert "must be left out: a lock holds the options of its plan" in stderr
 
 
 def test_a_plan_is_printed_for_scripts(run: Run, lock: Path, tmp_path: Path) -> None:

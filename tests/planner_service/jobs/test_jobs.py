@@ -173,7 +173,7 @@ def test_a_job_whose_agents_vanish_fails_after_the_last_attempt_and_says_why(con
     assert jobs.lease(context, ANY_WORK) is None
     job = jobs.get(context, lease.job.id)
     assert (job.state, job.attempts) == ("dead", 3)
-    assert job.error == "given up after 3 attempts: agent node-1 was the last to let its lease run out"
+    assert job.error == "given up after 3 attempts: agent node-1 was the last whose lease expired"
     with pytest.raises(LeaseLostError, match="ended"):
         _complete(context, lease)
     assert profiles.newest(context, Cut()).items == ()

@@ -72,7 +72,7 @@ def test_a_copy_that_is_not_whole_gets_no_name(stored: Context, tmp_path: Path) 
         opened.execute("PRAGMA foreign_keys=OFF")
         opened.execute("DELETE FROM clusters")
         opened.commit()
-    with pytest.raises(ServiceError, match=r"not whole.*plans refers to none"):
+    with pytest.raises(ServiceError, match=r"not whole.*plans refers to a row that is missing"):
         backup(stored.database, tmp_path / "backup.sqlite3")
     assert not list(tmp_path.glob("*backup*"))
 

@@ -367,8 +367,8 @@ def test_no_write_is_much_longer_than_it_should_be(context: Context) -> None:
         ("runs=1.5d", "age such as 90d"),
         ("run=90d", "runs, abandoned-runs, jobs"),
         ("=90d", "runs, abandoned-runs, jobs"),
-        ("runs=1d,runs=2d", "one age of runs"),
-        ("runs=1,runs=2", "one number of runs"),
+        ("runs=1d,runs=2d", "one age for runs"),
+        ("runs=1,runs=2", "one number for runs"),
     ],
 )
 def test_a_rule_that_cannot_be_read_is_named(rule: str, reason: str) -> None:

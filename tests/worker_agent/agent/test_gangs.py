@@ -148,7 +148,7 @@ def test_a_node_that_is_cut_off_stops_before_its_job_is_given_to_others(tmp_path
             process.send_signal(signal.SIGCONT)
         logs = [tmp_path / f"{name}.{name}.log" for name in NODES]
         # Where one node stops a moment before the other, the other's ranks may end first, for want of their peers.
-        wait_until(lambda: any("cut off from the service" in log.read_text() for log in logs))
+        wait_until(lambda: any("the service was out of reach" in log.read_text() for log in logs))
         assert site.service.job(job.id).state not in ("failed", "dead")
         site.service.cancel_job(job.id)
 

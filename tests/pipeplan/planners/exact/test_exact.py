@@ -187,7 +187,7 @@ def test_time_that_is_up_before_there_is_an_answer_is_not_called_infeasible() ->
     options = Options(schedule="pipedream", time_limit_s=1e-6)
     machines = cluster((8, 1.0), memory_bytes=40)
     problem = PlanningProblem(profile=profile(uneven(16)), cluster=machines, batch_size=1, options=options)
-    with pytest.raises(InvalidInputError, match="no plan was found in this time, nor was it proven that none fits"):
+    with pytest.raises(InvalidInputError, match="in this time no plan was found, and no proof that none fits"):
         exact(problem)
 
 

@@ -265,7 +265,7 @@ def test_a_batch_that_no_measured_size_divides_is_refused() -> None:
 
 
 def test_more_stages_than_blocks_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"stages: must not be more stages than blocks \(2\), got 3"):
+    with pytest.raises(InvalidInputError, match=r"stages: must not exceed the number of blocks \(2\), got 3"):
         answer_for([Cell()] * 2, cluster((4, 1.0)), 4, Options(stages=3))
 
 
