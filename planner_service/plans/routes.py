@@ -272,7 +272,7 @@ def get_plan(services: Services, request: Request, plan_id: str) -> Response:
 
 @router.get("/{plan_id}/request", dependencies=[scope("read")])
 def get_plan_request(services: Services, plan_id: str) -> PlanRequest:
-    """What was asked for when the plan was stored: the first request that gave it."""
+    """The request with which the plan was first stored."""
     return plans.request(services, plan_id)
 
 

@@ -135,7 +135,7 @@ def get(context: Context, plan_id: str) -> Plan:
 
 
 def request(context: Context, plan_id: str) -> PlanRequest:
-    """What was asked for when the plan was stored. Raises NotFoundError."""
+    """The request with which the plan was first stored. Raises NotFoundError."""
     with context.database.read() as connection:
         return found("plan", plan_id, storage.request(connection, plan_id))
 

@@ -87,7 +87,7 @@ def content(connection: Connection, plan_id: str) -> str | None:
 
 
 def request(connection: Connection, plan_id: str) -> PlanRequest | None:
-    """What was asked for when the plan was stored."""
+    """The request with which the plan was first stored."""
     text = connection.execute(select(plans.c.request).where(plans.c.id == plan_id)).scalar_one_or_none()
     return None if text is None else read_stored(_REQUEST, text)
 

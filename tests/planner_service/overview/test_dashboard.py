@@ -138,7 +138,7 @@ def test_a_plan_of_auto_shows_its_front_its_memory_and_what_is_proven(http: Test
     page = _page(http, f"/plans/{content_id(plan)}")
     assert page.count("<circle") == len(plan.pareto)
     assert page.count('class="dot chosen"') == 1
-    assert "Memory a worker, by what it is" in page
+    assert "Memory a worker, by item" in page
     for stage in plan.stages:
         assert stage.memory is not None
         assert formats.size(stage.memory.weights) in page

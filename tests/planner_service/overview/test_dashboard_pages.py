@@ -203,7 +203,7 @@ def test_a_failed_runs_page_leads_to_its_job(http: TestClient, context: Context)
     run_id = failed_run(context, store_plan(context), "rank 1 ran out of memory at F3")
     page = _page(http, f"/runs/{run_id}")
     assert "rank 1 ran out of memory at F3" in page.text
-    assert "Try it again" in _page(http, _link(page, "/jobs/")).text
+    assert "Retry" in _page(http, _link(page, "/jobs/")).text
 
 
 @pytest.fixture
