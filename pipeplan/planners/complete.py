@@ -4,6 +4,7 @@ Streams are played with the plan's costs as far as that takes less than a second
 ones are played, and what they give is extrapolated.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import lcm
@@ -19,12 +20,14 @@ from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.programs.instructions import ReduceGradients, Update
 from pipeplan.programs.pipeline import Pipeline
+from pipeplan.programs.program import Program
 from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.timeline import Timeline, flushed_batch_s, steady_batch_s
-from pipeplan.schedules.registry import build, schedule_named
+from pipeplan.schedules.registry import BUILT_IN, build, schedule_named
 from pipeplan.simulation.play import simulate
-from pipeplan.simulation.predict import predict, with_exchanges
+from pipeplan.simulation.predict import program_of, with_exchanges
 from pipeplan.simulation.split_backward import split_backward
+from pipeplan.simulation.total import total
 
 SIMULATED_INSTRUCTIONS = 250_000
 """What is played of an answer at most, for its price: it takes less than a second."""
@@ -131,8 +134,13 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     Replicas of equal width do the same at the same time: what one sends stands for what all send, and passes all their
     ports. Where the stages' replicas differ, and where they take turns (ASP), all workers are played.
     """
+    return simulate(_program(plan, batches), plan.costs, _devices(plan))
+
+
+def _program(plan: Plan, batches: int, *, implied: bool = False) -> Program:
+    """The streams of one pipeline that stands for all, or of all workers; their transfers may be `implied`."""
     if not _stands_for_all(plan):
-        return predict(plan, batches=batches)
+        return program_of(plan, batches=batches, implied=implied)
     pipeline = Pipeline(
         replicas=(1,) * plan.depth,
         microbatches=plan.microbatches,
@@ -141,8 +149,7 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
         recompute_units=tuple(stage.recompute_unit for stage in plan.stages),
         chunks=plan.chunks,
     )
-    devices = ranks_by_stage(plan.placement)
-    program = build(plan.schedule, pipeline)
+    program = build(plan.schedule, pipeline, implied=implied)
     if plan.replicas[0] > 1:  # a stage exchanges the gradients of all the replicas for which it stands
         streams = []
         for stream in program.streams:
@@ -153,8 +160,13 @@ def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
             streams.append(replace(stream, instructions=tuple(chain.from_iterable(exchanging))))
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
-        program = split_backward(program, plan.costs, devices, half_way=plan.split_backward_half_way)
-    return simulate(with_exchanges(program, plan), plan.costs, devices)
+        program = split_backward(program, plan.costs, _devices(plan), half_way=plan.split_backward_half_way)
+    return with_exchanges(program, plan)
+
+
+def _devices(plan: Plan) -> Sequence[Sequence[int]]:
+    """Those of the ranks that are played."""
+    return ranks_by_stage(plan.placement) if _stands_for_all(plan) else ()
 
 
 def _laws(plan: Plan) -> Schedule:
@@ -178,15 +190,16 @@ class _Played:
 
     @classmethod
     def of(cls, plan: Plan, batches: int) -> "_Played":
-        timeline = one_pipeline(plan, batches=batches)
-        flushes = _laws(plan).flushes
-        batch_s = flushed_batch_s(timeline) if flushes else steady_batch_s(timeline, plan.optimal_in_flight)
+        # 2BP looks at the whole streams, and others' schedules are checked on them.
+        implied = plan.schedule in BUILT_IN and not plan.split_backward
+        played = total(_program(plan, batches, implied=implied), plan.costs, _devices(plan), implied=implied)
+        ends_s, flushes = played.batch_ends_s, _laws(plan).flushes
         return cls(
             batches=batches,
-            batch_s=batch_s,
-            span_s=timeline.makespan_s,
-            busy_s=tuple(lane.busy_s for lane in timeline.lanes),
-            peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
+            batch_s=flushed_batch_s(ends_s) if flushes else steady_batch_s(ends_s, plan.optimal_in_flight),
+            span_s=played.span_s,
+            busy_s=played.busy_s,
+            peak_bytes=played.peak_bytes,
             plan=plan,
         )
 

@@ -50,16 +50,43 @@ def communicate(
     *,
     in_turn: bool = False,
 ) -> Iterator[Instruction]:
-    """A worker's stream with its sends and receives, and its exchanges among replicas.
+    """A worker's stream with its sends and receives, and its exchanges among replicas."""
+    exchanging = with_exchanges(instructions, pipeline, worker, ranks, in_turn=in_turn)
+    return with_transfers(exchanging, pipeline, worker, ranks)
+
+
+def with_exchanges(
+    instructions: Iterable[Instruction],
+    pipeline: Pipeline,
+    worker: Worker,
+    ranks: Mapping[Worker, int],
+    *,
+    in_turn: bool = False,
+) -> Iterator[Instruction]:
+    """The stream with its exchanges among replicas.
+
+    A version is made from the gradients of all replicas, or, `in_turn`, from those of one replica after the other.
+    """
+    replicas = pipeline.replicas[worker.stage]
+    for instruction in instructions:
+        if replicas > 1 and isinstance(instruction, Update):
+            version = instruction.version
+            source = ranks[Worker(stage=worker.stage, replica=(version - 1) % replicas)] if in_turn else None
+            yield ReduceGradients(version, instruction.chunk, source)
+        yield instruction
+
+
+def with_transfers(
+    instructions: Iterable[Instruction], pipeline: Pipeline, worker: Worker, ranks: Mapping[Worker, int]
+) -> Iterator[Instruction]:
+    """The stream with its sends and receives.
 
     Receives stand right before the compute that needs them, sends right after the compute that makes them. The peer of
     a microbatch is the replica of the neighbouring stage that computes it, in both directions. Between two stages of
-    one rank nothing is sent: the tensors are there. A version is made from the gradients of all replicas, or,
-    `in_turn`, from those of one replica after the other.
+    one rank nothing is sent: the tensors are there.
     """
     stages = [pipeline.stage_of(worker.stage, chunk) for chunk in range(pipeline.chunks)]
     neighbours = [[_ranks(pipeline, worker, stage + step, ranks) for step in (-1, 1)] for stage in stages]
-    replicas = pipeline.replicas[worker.stage]
     chunk, (before, after), several = 0, neighbours[0], pipeline.chunks > 1
     for instruction in instructions:
         if several:
@@ -80,10 +107,6 @@ def communicate(
             if before:
                 yield SendGradient(k, before[(k - 1) % len(before)], chunk)
         else:
-            if replicas > 1 and isinstance(instruction, Update):
-                version = instruction.version
-                source = ranks[Worker(stage=worker.stage, replica=(version - 1) % replicas)] if in_turn else None
-                yield ReduceGradients(version, chunk, source)
             yield instruction
 
 

@@ -4,7 +4,7 @@ A timeline gives the rates: seconds a batch, samples a second. A summary holds a
 too long for a timeline, the summary is all that is known.
 """
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
@@ -114,38 +114,38 @@ def batch_s(timeline: Timeline) -> float:
     flush's whole bubble counts. The first batch fills the pipeline and is left out where there is more than one. The
     median, as in profiles, leaves out what other programs took from a few batches.
     """
-    ends_s = _ends_s(timeline)
+    ends_s = batch_ends_s(timeline)
     if len(ends_s) == 1:
         start_s = min(lane.start_s[0] for lane in timeline.lanes)
         return ends_s[0] - start_s
     return median(later - earlier for earlier, later in pairwise(ends_s))
 
 
-def steady_batch_s(timeline: Timeline, period: int) -> float:
-    """The mean time between two batches' ends, of a play of four batches at least.
+def steady_batch_s(ends_s: Sequence[float], period: int) -> float:
+    """The mean time between two batches' ends (`batch_ends_s`), of a play of four batches at least.
 
     Batches may take more and less time in turn; the median would be one of these times. They may repeat after `period`
     batches: the mean is over that many or a multiple of it, if there are as many. The batches that fill the pipeline
     (the first one and the first eighth) and those that drain it (the last two and the last eighth) are left out.
     """
-    ends_s = _ends_s(timeline)
     last = len(ends_s) - 1 - max(len(ends_s) // 8, 2)
     counted = last - len(ends_s) // 8
     counted -= counted % period if counted > period else 0
     return (ends_s[last] - ends_s[last - counted]) / counted
 
 
-def flushed_batch_s(timeline: Timeline) -> float:
-    """The time between the ends of the first two batches, of a schedule with a flush.
+def flushed_batch_s(ends_s: Sequence[float]) -> float:
+    """The time between the ends of the first two batches (`batch_ends_s`), of a schedule with a flush.
 
     The pipeline is empty between batches, so all are alike but the first and, where exchanges run beside the compute,
     the last of three or more. If exchanges do not, two batches are enough.
     """
-    first_s, second_s, *_ = _ends_s(timeline)
+    first_s, second_s, *_ = ends_s
     return second_s - first_s
 
 
-def _ends_s(timeline: Timeline) -> list[float]:
+def batch_ends_s(timeline: Timeline) -> list[float]:
+    """When the batches end, on the input stage's first replica."""
     first = next(lane for lane in timeline.lanes if lane.stage == 0 and lane.replica == 0)
     columns = zip(first.instructions, first.end_s, strict=True)
     updated_s = [end_s for instruction, end_s in columns if isinstance(instruction, Update)]

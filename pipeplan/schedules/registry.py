@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pipeplan.documents.plan import Worker
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.check import check, check_claims
-from pipeplan.programs.communicate import communicate
+from pipeplan.programs.communicate import communicate, with_exchanges
 from pipeplan.programs.instructions import Backward, BackwardInput, Instruction, Recompute
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream, checkpoint, pipelines_in_a_row
@@ -152,14 +152,20 @@ def _made(found: object, reference: str) -> Schedule:
 
 
 def build(
-    schedule: Schedule | str, pipeline: Pipeline, placement: Sequence[Worker] = (), *, checkpoint_every: int = 0
+    schedule: Schedule | str,
+    pipeline: Pipeline,
+    placement: Sequence[Worker] = (),
+    *,
+    checkpoint_every: int = 0,
+    implied: bool = False,
 ) -> Program:
     """Generates the streams of a schedule, or of the one of this name, for a pipeline.
 
     `placement` lists the workers by rank (default: pipeline after pipeline, stage by stage). With `checkpoint_every` n,
-    every stage writes a checkpoint after each n-th batch and after the last. Raises InvalidInputError for a schedule
-    that does not exist or does not fit the pipeline, and ScheduleError where the streams of a schedule that is not ours
-    break a law.
+    every stage writes a checkpoint after each n-th batch and after the last. With `implied` the streams of one of our
+    schedules do not list their transfers, which follow from the compute: a price needs no more (`simulation.total`).
+    Raises InvalidInputError for a schedule that does not exist or does not fit the pipeline, and ScheduleError where
+    the streams of a schedule that is not ours break a law.
     """
     known = schedule_named(schedule) if isinstance(schedule, str) else schedule
     equal = len(set(pipeline.replicas)) == 1
@@ -182,7 +188,8 @@ def build(
             compute = _recompute(compute, pipeline, worker.stage)
         if checkpoint_every:
             compute = checkpoint(compute, known, pipeline, worker.stage, checkpoint_every)
-        instructions = tuple(communicate(compute, pipeline, worker, ranks, in_turn=known.update == "replica"))
+        complete = with_exchanges if implied else communicate
+        instructions = tuple(complete(compute, pipeline, worker, ranks, in_turn=known.update == "replica"))
         return Stream(rank=rank, stage=worker.stage, replica=worker.replica, instructions=instructions)
 
     program = Program(

@@ -1,17 +1,20 @@
 """Compile: a program's streams as columns, the form in which the engine (`play`) plays them.
 
-A column has one row for each instruction: its own seconds, and the workers that it waits for. Two workers meet at an
-edge (a send and its receive). Several meet at an exchange.
+Streams may list their transfers, or leave them to be `implied` by their compute (`programs.communicate`): the columns
+are the same, and take a third of the time to make.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from math import lcm
+from operator import add
+from typing import NamedTuple, TypeVar
 
+from pipeplan.documents.plan import Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import ScheduleError
+from pipeplan.programs.communicate import with_transfers
 from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
@@ -29,39 +32,24 @@ from pipeplan.programs.instructions import (
     SendGradient,
     StartReduce,
     Update,
+    microbatches_of,
 )
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
+from pipeplan.simulation.columns import Column, Edge, Exchange, ExchangeLine, Handed, Meet
 from pipeplan.simulation.network import Route
 
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _SENDS = (SendActivation, SendGradient)
 _GRADIENTS = (SendGradient, RecvGradient)
 _COMPLETING = (Backward, BackwardWeight)
+_PASSING = (Forward, Backward, BackwardInput)
 
+T = TypeVar("T")
 
-class Meet(Enum):
-    """How a worker meets others at an instruction."""
+_Row = tuple[float, Meet | None, Edge | None]
+"""An instruction's own seconds, how it meets others, and its edge."""
 
-    RECEIVE = "waits for a tensor on an edge"
-    SEND = "hands a tensor to an edge, and goes on"
-    EXCHANGE = "waits for all members of an exchange, and for its end"
-    AWAIT = "waits for an exchange that was begun earlier"
-    COMPLETE = "completes, with its backward's end, the gradients of an exchange, and goes on"
-
-
-class Handed(IntEnum):
-    """What is handed over, in the order in which ports take it at the same instant."""
-
-    ACTIVATION = 0
-    GRADIENT = 1
-    EXCHANGE = 2
-    PART = 3
-    """What an exchange sends between units, after what it does inside them."""
-
-
-Group = tuple[int, Handed]
-"""What is handed over at the same instant goes by stage, then by what it is; equal groups share a port."""
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 """What tells exchanges apart: the stage whose replicas take part, or the replica whose stages do; the instruction."""
@@ -79,71 +67,6 @@ class _Port(NamedTuple):
     own: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class Edge:
-    """The tensors that one worker sends to another in one direction: first in, first out."""
-
-    number: int
-    sender: int
-    receiver: int
-    group: Group
-    seconds: float
-    latency_s: float
-    route: Route | None
-    free_s: float = 0.0
-    sent: list[int] = field(default_factory=list)
-    received: list[int] = field(default_factory=list)
-    arrival_s: list[float] = field(default_factory=list)
-    taken: int = 0
-    awaited: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class ExchangeLine:
-    """A stage's exchanges: one is under way on the route, and others wait for its end."""
-
-    route: Route
-    busy: bool = False
-    waiting: deque["Exchange"] = field(default_factory=deque)
-
-
-@dataclass(slots=True, eq=False)
-class Exchange:
-    """An exchange among replicas or among stages: how many workers are still missing, and when the last one arrived.
-
-    It takes `inside_s` within units of devices, then `seconds` on its line's route, or without one. `tail_s` is what is
-    left of an exchange that runs beside a backward once that backward has ended.
-    """
-
-    number: int
-    group: Group
-    seconds: float
-    missing: int
-    line: ExchangeLine | None
-    inside_s: float = 0.0
-    tail_s: float = 0.0
-    waiting: list[int] = field(default_factory=list)
-    reached_s: float = 0.0
-    end_s: float | None = None
-
-    @property
-    def alone_s(self) -> float:
-        """How long it takes where nothing else is on its way."""
-        return self.inside_s + self.seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A stream: for every instruction its own seconds, how it meets others (or None), and its edge or exchange."""
-
-    rank: int
-    overhead_s: float
-    own_s: list[float]
-    meets: list[Meet | None]
-    edges: list[Edge | None]
-    exchanges: dict[int, Exchange]
-
-
 class Compiler:
     """Streams to columns.
 
@@ -152,7 +75,9 @@ class Compiler:
     sent.
     """
 
-    def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]], *, implied: bool = False
+    ) -> None:
         self._program = program
         self._costs = costs
         self._devices = devices
@@ -160,8 +85,10 @@ class Compiler:
         self._exchanges: dict[_Meeting, Exchange] = {}
         self._lines: dict[int, ExchangeLine] = {}
         self._ports: dict[_Port, int] = {}
+        self._ranks = {Worker(stage=s.stage, replica=s.replica): s.rank for s in program.streams}
         self.routes: list[Route] = []
-        self.columns = [self._column(stream) for stream in program.streams]
+        column = self._implied if implied else self._column
+        self.columns = [column(stream) for stream in program.streams]
         self._leave_out_ports()
         for edge in self._edges.values():
             for sent, received in zip(edge.sent, edge.received, strict=False):
@@ -188,24 +115,9 @@ class Compiler:
 
     def _column(self, stream: Stream) -> Column:
         """One worker's stream. `met` keeps the edge of a kind, peer and chunk: most streams meet few, many times."""
-        pipeline = self._program.pipeline
-        stages = [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
-        every = [self._costs[stage] for stage in stages]
-        # What a backward takes to run blocks again.
-        within_s = [own.recompute_s * pipeline.recomputes_by_block(s) for own, s in zip(every, stages, strict=True)]
-        tables: list[dict[type[Instruction], float]] = [
-            {
-                Forward: costs.forward_s + costs.instruction_s,
-                Recompute: costs.recompute_s + costs.instruction_s,
-                Backward: costs.backward_s + again_s + costs.instruction_s,
-                BackwardInput: costs.backward_input_s + costs.instruction_s,
-                Update: costs.update_s,
-                Checkpoint: 0.0,
-            }
-            for costs, again_s in zip(every, within_s, strict=True)
-        ]
+        tables = self._seconds(stream)
+        stages, column = self._stages(stream), self._empty(stream)
         seconds, several = tables[0], len(tables) > 1
-        column = Column(stream.rank, self._costs[stream.stage].instruction_s, [], [], [], {})
         begun: set[int] = set()
         met: dict[tuple[type[Instruction], int, int], tuple[Meet, Edge, list[int]]] = {}
         for index, instruction in enumerate(stream.instructions):
@@ -223,13 +135,12 @@ class Compiler:
                 taken_s = 0.0
                 microbatches.append(instruction.microbatch)
             elif isinstance(instruction, BackwardWeight):
-                own = self._costs[stages[instruction.chunk]]
-                taken_s = len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
+                taken_s = self._weights_s(stages, instruction)
             elif isinstance(instruction, ReduceTied | ReduceNorm):
                 taken_s, meet = 0.0, Meet.EXCHANGE
                 column.exchanges[index] = self._among_stages(stream, instruction)
             elif isinstance(instruction, StartReduce | ReduceGradients):
-                taken_s, meet = 0.0, self._among_replicas(column, stream, index, begun)
+                taken_s, meet = 0.0, self._among_replicas(column.exchanges, stream, index, begun)
             if taken_s is None:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
             if index in column.exchanges and kind in _COMPLETING:
@@ -238,6 +149,90 @@ class Compiler:
             column.meets.append(meet)
             column.edges.append(edge)
         return column
+
+    def _implied(self, stream: Stream) -> Column:
+        """One worker's stream without its transfers: an instruction has the rows of those around it as well.
+
+        Instructions of one kind, chunk and peer have equal rows, but for those that exchange.
+        """
+        instructions, keys, column = stream.instructions, self._alike(stream), self._empty(stream)
+        rows = {key: self._rows(stream, instructions[keys.index(key)]) for key in dict.fromkeys(keys)}
+        column.own_s.extend(_repeated(keys, {key: [own_s for own_s, _, _ in each] for key, each in rows.items()}))
+        column.meets.extend(_repeated(keys, {key: [meet for _, meet, _ in each] for key, each in rows.items()}))
+        column.edges.extend(_repeated(keys, {key: [edge for _, _, edge in each] for key, each in rows.items()}))
+        before = {key: sum(meet is Meet.RECEIVE for _, meet, _ in each) for key, each in rows.items()}
+        lengths = {key: len(each) for key, each in rows.items()}
+        firsts = accumulate(map(lengths.__getitem__, keys), initial=0)
+        column.places.extend(map(add, firsts, map(before.__getitem__, keys)))
+
+        begun, exchanges = set[int](), dict[int, Exchange]()
+        for index, instruction in enumerate(instructions):
+            if isinstance(instruction, StartReduce | ReduceGradients):
+                column.meets[column.places[index]] = self._among_replicas(exchanges, stream, index, begun)
+        for index, exchange in exchanges.items():
+            place = column.places[index]
+            column.exchanges[place] = exchange
+            if isinstance(instructions[index], _COMPLETING):
+                column.meets[place] = Meet.COMPLETE
+        return column
+
+    def _alike(self, stream: Stream) -> Sequence[Hashable]:
+        """For each instruction what it has in common with those that have equal rows."""
+        instructions, replicas = stream.instructions, self._program.pipeline.replicas
+        kinds: list[type[Instruction]] = [type(instruction) for instruction in instructions]
+        turns = lcm(*replicas[max(stream.stage - 1, 0) : stream.stage + 2])
+        if turns == 1 and self._program.pipeline.chunks == 1 and BackwardWeight not in kinds:
+            return kinds
+        return [
+            (kind, each.chunk, each.microbatch % turns if isinstance(each, _PASSING) else len(microbatches_of(each)))
+            for kind, each in zip(kinds, instructions, strict=True)
+        ]
+
+    def _rows(self, stream: Stream, instruction: Instruction) -> list[_Row]:
+        """The instruction's row, and those of its transfers. What is exchanged is no part of it."""
+        stages, rows = self._stages(stream), list[_Row]()
+        worker = Worker(stage=stream.stage, replica=stream.replica)
+        for each in with_transfers([instruction], self._program.pipeline, worker, self._ranks):
+            if isinstance(each, _TRANSFER):
+                meet, edge, _ = self._met(stream.rank, type(each), each.peer, stages[each.chunk])
+                rows.append((0.0, meet, edge))
+            elif isinstance(each, BackwardWeight):
+                rows.append((self._weights_s(stages, each), None, None))
+            elif isinstance(each, StartReduce | ReduceGradients):
+                rows.append((0.0, None, None))
+            else:
+                rows.append((self._seconds(stream)[each.chunk][type(each)], None, None))
+        return rows
+
+    def _weights_s(self, stages: Sequence[int], instruction: BackwardWeight) -> float:
+        own = self._costs[stages[instruction.chunk]]
+        return len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
+
+    def _empty(self, stream: Stream) -> Column:
+        return Column(rank=stream.rank, overhead_s=self._costs[stream.stage].instruction_s)
+
+    def _stages(self, stream: Stream) -> list[int]:
+        pipeline = self._program.pipeline
+        return [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
+
+    def _seconds(self, stream: Stream) -> list[dict[type[Instruction], float]]:
+        """How long the kinds of instructions take that wait for nobody, by chunk."""
+        pipeline = self._program.pipeline
+        stages = self._stages(stream)
+        every = [self._costs[stage] for stage in stages]
+        # What a backward takes to run blocks again.
+        within_s = [own.recompute_s * pipeline.recomputes_by_block(s) for own, s in zip(every, stages, strict=True)]
+        return [
+            {
+                Forward: costs.forward_s + costs.instruction_s,
+                Recompute: costs.recompute_s + costs.instruction_s,
+                Backward: costs.backward_s + again_s + costs.instruction_s,
+                BackwardInput: costs.backward_input_s + costs.instruction_s,
+                Update: costs.update_s,
+                Checkpoint: 0.0,
+            }
+            for costs, again_s in zip(every, within_s, strict=True)
+        ]
 
     def _met(self, rank: int, kind: type[Instruction], peer: int, stage: int) -> tuple[Meet, Edge, list[int]]:
         """How a transfer meets, its edge, and where the edge lists its microbatches.
@@ -298,7 +293,9 @@ class Compiler:
             )
         return self._exchanges[key]
 
-    def _among_replicas(self, column: Column, stream: Stream, index: int, begun: set[int]) -> Meet | None:
+    def _among_replicas(
+        self, exchanges: dict[int, Exchange], stream: Stream, index: int, begun: set[int]
+    ) -> Meet | None:
         """Enters an exchange of a stage's replicas where the worker meets it; returns how, None where it goes on.
 
         All replicas exchange with each other, or a `source` sends to the others.
@@ -327,11 +324,11 @@ class Compiler:
         if begins:
             begun.add(exchange.number)
             if source in (None, stream.rank):
-                column.exchanges[index + 1] = exchange
+                exchanges[index + 1] = exchange
             return None
         if exchange.number in begun and source == stream.rank:
             return None
-        column.exchanges[index] = exchange
+        exchanges[index] = exchange
         return Meet.AWAIT if exchange.number in begun else Meet.EXCHANGE
 
     def _line(self, stage: int) -> ExchangeLine:
@@ -380,3 +377,8 @@ class Compiler:
                 full.remove(port)
         for route in self.routes:
             route.ports = tuple(each for each in route.ports if each[0] in full)
+
+
+def _repeated(keys: Sequence[Hashable], parts: Mapping[Hashable, Sequence[T]]) -> Iterator[T]:
+    """The parts of these keys, one after another."""
+    return chain.from_iterable(map(parts.__getitem__, keys))

@@ -15,6 +15,7 @@ The engine plays columns (`compile`). Every worker runs ahead as far as it can. 
 time advances to its next event; no later send can start before that event.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -26,24 +27,35 @@ from pipeplan.programs.footprint import first_versions, held_counts
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline
-from pipeplan.simulation.compile import Column, Compiler, Edge, Exchange, Group, Handed, Meet
+from pipeplan.simulation.columns import Column, Edge, Exchange, Group, Handed, Meet
+from pipeplan.simulation.compile import Compiler
 from pipeplan.simulation.network import Network
 
 
 class Engine:
-    """Plays a program. `start_s` and `end_s` have a list for every rank, with an entry for every instruction."""
+    """Plays a program. `end_s` has a list for every rank, with an entry for every row of its column.
 
-    def __init__(self, program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]]) -> None:
-        compiled = Compiler(program, costs, devices)
+    An instruction starts when the one before it ends. Streams may leave their transfers to be `implied`.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        costs: Sequence[StageCosts],
+        devices: Sequence[Sequence[int]] = (),
+        *,
+        implied: bool = False,
+    ) -> None:
+        compiled = Compiler(program, costs, devices or [(s.rank,) for s in program.streams], implied=implied)
         ranks = range(len(program.streams))
         self._program = program
-        self._columns = compiled.columns
+        self._implied = implied
+        self.columns = compiled.columns
         self._edges = compiled.edges
         self._exchanges = compiled.exchanges
         self._network = Network(compiled.routes, compiled.ports)
         self._requests: list[tuple[float, Group, int]] = []
         self._ready = deque(ranks)
-        self.start_s: list[list[float]] = [[] for _ in ranks]
         self.end_s: list[list[float]] = [[] for _ in ranks]
 
     def play(self) -> None:
@@ -54,12 +66,9 @@ class Engine:
             if not self._carry():
                 break
 
-        blocked = [column.rank for column in self._columns if len(self.end_s[column.rank]) < len(column.own_s)]
+        blocked = [column.rank for column in self.columns if len(self.end_s[column.rank]) < len(column.own_s)]
         if blocked:
-            streams = self._program.streams
-            next_ones = [(rank, streams[rank].instructions[len(self.end_s[rank])]) for rank in blocked[:4]]
-            waits = "; ".join(f"rank {rank} waits at {format_instruction(one)}" for rank, one in next_ones)
-            raise ScheduleError(f"deadlock: {waits}")
+            raise ScheduleError(f"deadlock: {'; '.join(map(self._waits, blocked[:4]))}")
         for edge in self._edges:
             if len(edge.sent) > len(edge.received):
                 raise ScheduleError(
@@ -67,9 +76,15 @@ class Engine:
                     "which never receives it"
                 )
 
+    def _waits(self, rank: int) -> str:
+        """Where a worker waits."""
+        done, instructions = len(self.end_s[rank]), self._program.streams[rank].instructions
+        place = bisect_left(self.columns[rank].places, done) if self._implied else done
+        return f"rank {rank} waits at {format_instruction(instructions[place])}"
+
     def _advance(self, rank: int) -> None:
         """Plays one worker as far as it can go."""
-        column, starts, ends = self._columns[rank], self.start_s[rank], self.end_s[rank]
+        column, ends = self.columns[rank], self.end_s[rank]
         own_s, meets, edges, send = column.own_s, column.meets, column.edges, Meet.SEND
         now_s = ends[-1] if ends else 0.0
         for index in range(len(ends), len(own_s)):
@@ -95,7 +110,6 @@ class Engine:
             else:  # the tensor is yet to be sent: its arrival wakes the worker
                 edge.awaited = True
                 break
-            starts.append(now_s)
             ends.append(end_s)
             now_s = end_s
 
@@ -188,7 +202,7 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Se
     replicas that all do the same. Takes O(n) for n instructions where no ports are shared. Raises ScheduleError if the
     streams cannot all be played to their end.
     """
-    engine = Engine(program, costs, devices or [(rank,) for rank in range(len(program.streams))])
+    engine = Engine(program, costs, devices)
     engine.play()
     return Timeline(
         lanes=tuple(
@@ -197,18 +211,18 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Se
                 stage=stream.stage,
                 replica=stream.replica,
                 instructions=tuple(stream.instructions),
-                start_s=tuple(start_s),
+                start_s=(0.0, *end_s[:-1])[: len(end_s)],
                 end_s=tuple(end_s),
-                memory_bytes=_held_bytes(program, stream, costs),
+                memory_bytes=held_bytes(program, stream, costs),
             )
-            for stream, start_s, end_s in zip(program.streams, engine.start_s, engine.end_s, strict=True)
+            for stream, end_s in zip(program.streams, engine.end_s, strict=True)
         ),
         batch_size=program.pipeline.batch_microbatches * costs[0].microbatch_size,
         batches=program.pipeline.batches,
     )
 
 
-def _held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
+def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
     """What the rank holds after each of its instructions, all its stages together (`programs.footprint`)."""
     parts, pipeline = program.stage_streams(stream), program.pipeline
     by_chunk, left_by_chunk = [], []

@@ -28,13 +28,15 @@ def program_of(
     first_batch: int = 0,
     checkpoint_every: int = 0,
     among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+    implied: bool = False,
 ) -> Program:
     """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one.
 
-    Exchanges among replicas overlap with what else there is to do, where the plan's engine lets them.
+    Exchanges among replicas overlap with what else there is to do, where the plan's engine lets them. Transfers may be
+    `implied` (`schedules.registry.build`), unless the backward is split.
     """
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
-    program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every)
+    program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every, implied=implied)
     if plan.split_backward:
         program = split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
     return with_exchanges(exchange_among_stages(program, among_stages), plan)

@@ -20,7 +20,7 @@ from pipeplan.planners.complete import one_pipeline, play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
-from pipeplan.programs.timeline import steady_batch_s
+from pipeplan.programs.timeline import batch_ends_s, steady_batch_s
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.properties import examples
 
@@ -33,7 +33,7 @@ MANY = 400
 
 def long_samples_per_s(plan: Plan) -> float:
     """The steady rate of a long play."""
-    batch_s = steady_batch_s(one_pipeline(plan, batches=MANY), plan.optimal_in_flight)
+    batch_s = steady_batch_s(batch_ends_s(one_pipeline(plan, batches=MANY)), plan.optimal_in_flight)
     return plan.microbatch_size * plan.microbatches * lcm(*plan.replicas) / batch_s
 
 

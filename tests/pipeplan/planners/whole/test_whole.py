@@ -21,7 +21,7 @@ from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.space import PlacedDegrees
-from pipeplan.programs.timeline import flushed_batch_s
+from pipeplan.programs.timeline import batch_ends_s, flushed_batch_s
 from tests.pipeplan.model_forms import transformer
 from tests.properties import examples
 
@@ -142,7 +142,7 @@ def test_the_bound_knows_that_a_rank_of_several_stages_exchanges_for_one_after_t
 @given(problems)
 def test_two_batches_say_what_three_do_where_exchanges_follow_the_backward(asked: PlanningProblem) -> None:
     for _, plan in islice(every_plan(asked), 12):
-        two, three = (flushed_batch_s(one_pipeline(plan, batches=batches)) for batches in (2, 3))
+        two, three = (flushed_batch_s(batch_ends_s(one_pipeline(plan, batches=batches))) for batches in (2, 3))
         assert two == pytest.approx(three, rel=1e-9)
 
 

@@ -1,0 +1,105 @@
+"""Columns: a program's streams in the form in which the engine (`play`) plays them.
+
+A column has one row for each instruction: its own seconds, and the workers that it waits for. Two workers meet at an
+edge (a send and its receive). Several meet at an exchange.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+
+from pipeplan.simulation.network import Route
+
+
+class Meet(Enum):
+    """How a worker meets others at an instruction."""
+
+    RECEIVE = "waits for a tensor on an edge"
+    SEND = "hands a tensor to an edge, and goes on"
+    EXCHANGE = "waits for all members of an exchange, and for its end"
+    AWAIT = "waits for an exchange that was begun earlier"
+    COMPLETE = "completes, with its backward's end, the gradients of an exchange, and goes on"
+
+
+class Handed(IntEnum):
+    """What is handed over, in the order in which ports take it at the same instant."""
+
+    ACTIVATION = 0
+    GRADIENT = 1
+    EXCHANGE = 2
+    PART = 3
+    """What an exchange sends between units, after what it does inside them."""
+
+
+Group = tuple[int, Handed]
+"""What is handed over at the same instant goes by stage, then by what it is; equal groups share a port."""
+
+
+@dataclass(slots=True, eq=False)
+class Edge:
+    """The tensors that one worker sends to another in one direction: first in, first out."""
+
+    number: int
+    sender: int
+    receiver: int
+    group: Group
+    seconds: float
+    latency_s: float
+    route: Route | None
+    free_s: float = 0.0
+    sent: list[int] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    arrival_s: list[float] = field(default_factory=list)
+    taken: int = 0
+    awaited: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ExchangeLine:
+    """A stage's exchanges: one is under way on the route, and others wait for its end."""
+
+    route: Route
+    busy: bool = False
+    waiting: deque["Exchange"] = field(default_factory=deque)
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """An exchange among replicas or among stages: how many workers are still missing, and when the last one arrived.
+
+    It takes `inside_s` within units of devices, then `seconds` on its line's route, or without one. `tail_s` is what is
+    left of an exchange that runs beside a backward once that backward has ended.
+    """
+
+    number: int
+    group: Group
+    seconds: float
+    missing: int
+    line: ExchangeLine | None
+    inside_s: float = 0.0
+    tail_s: float = 0.0
+    waiting: list[int] = field(default_factory=list)
+    reached_s: float = 0.0
+    end_s: float | None = None
+
+    @property
+    def alone_s(self) -> float:
+        """How long it takes where nothing else is on its way."""
+        return self.inside_s + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A stream: for every row its own seconds, how it meets others (or None), and its edge or exchange.
+
+    A row is an instruction. Where transfers are implied, they have rows of their own, and `places` are those of the
+    instructions.
+    """
+
+    rank: int
+    overhead_s: float
+    own_s: list[float] = field(default_factory=list)
+    meets: list[Meet | None] = field(default_factory=list)
+    edges: list[Edge | None] = field(default_factory=list)
+    exchanges: dict[int, Exchange] = field(default_factory=dict)
+    places: list[int] = field(default_factory=list)
