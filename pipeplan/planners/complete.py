@@ -6,7 +6,6 @@ ones are played, and what they give is extrapolated.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import lcm
 
 from pipeplan.costs.estimate import estimate
@@ -18,7 +17,7 @@ from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import CutGraph, PlanningProblem
-from pipeplan.programs.instructions import ReduceGradients, Update
+from pipeplan.programs.instructions import Instruction, ReduceGradients, Update
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program
 from pipeplan.programs.schedule import Schedule
@@ -153,11 +152,12 @@ def _program(plan: Plan, batches: int, *, implied: bool = False) -> Program:
     if plan.replicas[0] > 1:  # a stage exchanges the gradients of all the replicas for which it stands
         streams = []
         for stream in program.streams:
-            each = stream.instructions
-            exchanging = (
-                (ReduceGradients(one.version, one.chunk), one) if isinstance(one, Update) else (one,) for one in each
-            )
-            streams.append(replace(stream, instructions=tuple(chain.from_iterable(exchanging))))
+            exchanging: list[Instruction] = []
+            for one in stream.instructions:
+                if isinstance(one, Update):
+                    exchanging.append(ReduceGradients(one.version, one.chunk))
+                exchanging.append(one)
+            streams.append(replace(stream, instructions=tuple(exchanging)))
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
         program = split_backward(program, plan.costs, _devices(plan), half_way=plan.split_backward_half_way)

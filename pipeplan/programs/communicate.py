@@ -68,8 +68,11 @@ def with_exchanges(
     A version is made from the gradients of all replicas, or, `in_turn`, from those of one replica after the other.
     """
     replicas = pipeline.replicas[worker.stage]
+    if replicas == 1:
+        yield from instructions
+        return
     for instruction in instructions:
-        if replicas > 1 and isinstance(instruction, Update):
+        if isinstance(instruction, Update):
             version = instruction.version
             source = ranks[Worker(stage=worker.stage, replica=(version - 1) % replicas)] if in_turn else None
             yield ReduceGradients(version, instruction.chunk, source)

@@ -7,7 +7,11 @@ Each chunk counts its own versions and microbatches.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
+
+KEPT = 2**14
+"""So many instructions of a kind are kept for other streams. To make one takes seven times as long as to find it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +186,38 @@ class Checkpoint:
     chunk: int = 0
 
 
+@lru_cache(maxsize=KEPT)
+def forward(microbatch: int, version: int = 0, chunk: int = 0) -> Forward:
+    """A Forward, which the streams of all stages share."""
+    return Forward(microbatch, version, chunk)
+
+
+@lru_cache(maxsize=KEPT)
+def backward(microbatch: int, version: int = 0, chunk: int = 0) -> Backward:
+    """A Backward, which the streams of all stages share."""
+    return Backward(microbatch, version, chunk)
+
+
+@lru_cache(maxsize=KEPT)
+def recompute(microbatch: int, version: int = 0, chunk: int = 0) -> Recompute:
+    """A Recompute, which the streams of all stages share."""
+    return Recompute(microbatch, version, chunk)
+
+
 Compute: TypeAlias = Forward | Recompute | Backward | BackwardInput | BackwardWeight
 Transfer: TypeAlias = SendActivation | RecvActivation | SendGradient | RecvGradient
 Exchange: TypeAlias = StartReduce | ReduceGradients | ReduceTied | ReduceNorm
 Instruction: TypeAlias = Compute | Transfer | Exchange | Update | Checkpoint
 
-_COMPUTE = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
+COMPUTE = frozenset({Forward, Recompute, Backward, BackwardInput, BackwardWeight})
+"""Forward and backward work: what the papers' bubbles count as busy."""
+
 _TRANSFERS = frozenset({SendActivation, RecvActivation, SendGradient, RecvGradient})
 
 
 def is_compute(instruction: Instruction) -> bool:
-    """Whether the instruction is forward or backward work: what the papers' bubbles count as busy."""
-    return isinstance(instruction, _COMPUTE)
+    """Whether the instruction is forward or backward work."""
+    return type(instruction) in COMPUTE
 
 
 def is_transfer(instruction: Instruction) -> bool:

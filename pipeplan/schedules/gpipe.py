@@ -8,7 +8,7 @@ stage 2         F1 F2 F3 B3 B2 B1 U1
 from collections.abc import Iterator
 
 from pipeplan.documents.plan import Worker
-from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.instructions import Instruction, Update, backward, forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 
@@ -28,8 +28,8 @@ class GPipe(Schedule):
         """Batch t runs on version t; the pipeline is empty between batches."""
         for batch in pipeline.batch_range():
             numbers = pipeline.microbatches_of(worker, batch)
-            yield from (Forward(k, batch) for k in numbers)
-            yield from (Backward(k, batch) for k in reversed(numbers))
+            yield from (forward(k, batch) for k in numbers)
+            yield from (backward(k, batch) for k in reversed(numbers))
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:

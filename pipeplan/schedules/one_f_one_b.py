@@ -8,7 +8,7 @@ stage 2         F1 B1 F2 B2 F3 B3 F4 B4 U1
 from collections.abc import Iterator, Sequence
 
 from pipeplan.documents.plan import Worker
-from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.instructions import Instruction, Update, backward, forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 
@@ -28,8 +28,8 @@ class OneFOneB(Schedule):
         """Batch t runs on version t; at most depth - stage microbatches are in flight; empty between batches."""
         limit = pipeline.in_flight_limit(worker.stage)
         for batch in pipeline.batch_range():
-            for k, forward in alternate(pipeline.microbatches_of(worker, batch), limit):
-                yield Forward(k, batch) if forward else Backward(k, batch)
+            for k, there in alternate(pipeline.microbatches_of(worker, batch), limit):
+                yield forward(k, batch) if there else backward(k, batch)
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:

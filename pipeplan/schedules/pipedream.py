@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import gcd
 
 from pipeplan.documents.plan import Worker
-from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.instructions import Instruction, Update, backward, forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.one_f_one_b import alternate
@@ -97,9 +97,9 @@ def _newest_version(pipeline: Pipeline, stage: int, k: int) -> int:
 def _stashing(pipeline: Pipeline, worker: Worker, version_of: Callable[[int], int]) -> Iterator[Instruction]:
     """1F1B over all minibatches, each on its version, with an update after every backward."""
     numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
-    for k, forward in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
-        if forward:
-            yield Forward(k, version_of(k))
+    for k, there in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
+        if there:
+            yield forward(k, version_of(k))
         else:
-            yield Backward(k, version_of(k))
+            yield backward(k, version_of(k))
             yield Update((k - 1) // pipeline.replicas[worker.stage] + 1)

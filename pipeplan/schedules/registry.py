@@ -14,7 +14,7 @@ from pipeplan.documents.plan import Worker
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.check import check, check_claims
 from pipeplan.programs.communicate import communicate, with_exchanges
-from pipeplan.programs.instructions import Backward, BackwardInput, Instruction, Recompute
+from pipeplan.programs.instructions import Backward, BackwardInput, Instruction, recompute
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, Stream, checkpoint, pipelines_in_a_row
 from pipeplan.programs.schedule import Schedule
@@ -34,6 +34,8 @@ GROUP = "pipeplan.schedules"
 """The entry-point group of other packages' schedules: a schedule's name = its class."""
 
 MOST_CHARACTERS = 32
+
+_BACKWARD = (Backward, BackwardInput)
 
 _KNOWN: dict[str, Schedule] = {}
 """By name."""
@@ -208,6 +210,6 @@ def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_st
     stages = [pipeline.stage_of(first_stage, chunk) for chunk in range(pipeline.chunks)]
     recomputes = [pipeline.recomputes(stage) and not pipeline.recomputes_by_block(stage) for stage in stages]
     for instruction in instructions:
-        if isinstance(instruction, Backward | BackwardInput) and recomputes[instruction.chunk]:
-            yield Recompute(instruction.microbatch, instruction.version, instruction.chunk)
+        if isinstance(instruction, _BACKWARD) and recomputes[instruction.chunk]:
+            yield recompute(instruction.microbatch, instruction.version, instruction.chunk)
         yield instruction

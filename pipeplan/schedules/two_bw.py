@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from pipeplan.documents.plan import Worker
 from pipeplan.errors import require
-from pipeplan.programs.instructions import Backward, Forward, Instruction, Update
+from pipeplan.programs.instructions import Instruction, Update, backward, forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.one_f_one_b import alternate
@@ -33,10 +33,11 @@ class TwoBW(Schedule):
         require(pipeline.microbatches >= pipeline.depth, "microbatches", rule, pipeline.microbatches)
         last = {pipeline.microbatches_of(worker, batch)[-1]: batch for batch in pipeline.batch_range()}
         numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
-        for k, forward in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
-            version = max(pipeline.batch_of(k) - 1, 0)
-            yield Forward(k, version) if forward else Backward(k, version)
-            if not forward and k in last:
+        a_batch = pipeline.batch_microbatches
+        for k, there in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
+            version = max((k - 1) // a_batch - 1, 0)
+            yield forward(k, version) if there else backward(k, version)
+            if not there and k in last:
                 yield Update(last[k] + 1)
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:

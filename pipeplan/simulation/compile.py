@@ -5,7 +5,7 @@ are the same, and take a third of the time to make.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import lcm
 from operator import add
@@ -43,6 +43,7 @@ _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _SENDS = (SendActivation, SendGradient)
 _GRADIENTS = (SendGradient, RecvGradient)
 _COMPLETING = (Backward, BackwardWeight)
+_AMONG_REPLICAS = frozenset({StartReduce, ReduceGradients})
 _PASSING = (Forward, Backward, BackwardInput)
 
 T = TypeVar("T")
@@ -166,9 +167,8 @@ class Compiler:
         column.places.extend(map(add, firsts, map(before.__getitem__, keys)))
 
         begun, exchanges = set[int](), dict[int, Exchange]()
-        for index, instruction in enumerate(instructions):
-            if isinstance(instruction, StartReduce | ReduceGradients):
-                column.meets[column.places[index]] = self._among_replicas(exchanges, stream, index, begun)
+        for index in [i for i, each in enumerate(instructions) if type(each) in _AMONG_REPLICAS]:
+            column.meets[column.places[index]] = self._among_replicas(exchanges, stream, index, begun)
         for index, exchange in exchanges.items():
             place = column.places[index]
             column.exchanges[place] = exchange
@@ -176,10 +176,10 @@ class Compiler:
                 column.meets[place] = Meet.COMPLETE
         return column
 
-    def _alike(self, stream: Stream) -> Sequence[Hashable]:
+    def _alike(self, stream: Stream) -> Sequence[object]:
         """For each instruction what it has in common with those that have equal rows."""
         instructions, replicas = stream.instructions, self._program.pipeline.replicas
-        kinds: list[type[Instruction]] = [type(instruction) for instruction in instructions]
+        kinds = [type(instruction) for instruction in instructions]
         turns = lcm(*replicas[max(stream.stage - 1, 0) : stream.stage + 2])
         if turns == 1 and self._program.pipeline.chunks == 1 and BackwardWeight not in kinds:
             return kinds
@@ -379,6 +379,6 @@ class Compiler:
             route.ports = tuple(each for each in route.ports if each[0] in full)
 
 
-def _repeated(keys: Sequence[Hashable], parts: Mapping[Hashable, Sequence[T]]) -> Iterator[T]:
+def _repeated(keys: Sequence[object], parts: Mapping[object, Sequence[T]]) -> Iterator[T]:
     """The parts of these keys, one after another."""
     return chain.from_iterable(map(parts.__getitem__, keys))

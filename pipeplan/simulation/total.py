@@ -10,7 +10,7 @@ from itertools import compress
 from operator import sub
 
 from pipeplan.documents.stage_costs import StageCosts
-from pipeplan.programs.instructions import Update, is_compute
+from pipeplan.programs.instructions import COMPUTE, Update
 from pipeplan.programs.program import Program
 from pipeplan.simulation.play import Engine, held_bytes
 
@@ -41,7 +41,7 @@ def total(
     for stream, column, end_s in zip(program.streams, engine.columns, engine.end_s, strict=True):
         instructions, start_s = stream.instructions, [0.0, *end_s]
         places = column.places if implied else range(len(end_s))
-        computed = list(compress(places, map(is_compute, instructions)))
+        computed = list(compress(places, map(COMPUTE.__contains__, map(type, instructions))))
         busy_s.append(sum(map(sub, map(end_s.__getitem__, computed), map(start_s.__getitem__, computed))))
         if stream.stage == 0 and stream.replica == 0:
             updates = [place for place, one in zip(places, instructions, strict=True) if isinstance(one, Update)]
