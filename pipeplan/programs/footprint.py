@@ -7,6 +7,7 @@ from operator import add
 from typing import get_args
 
 from pipeplan.programs.instructions import (
+    COMPUTE,
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -19,7 +20,6 @@ from pipeplan.programs.instructions import (
     is_transfer,
 )
 
-_ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
 _OF_GRADIENTS = frozenset({StartReduce, Backward, BackwardInput, BackwardWeight, Update})
 
 
@@ -53,10 +53,8 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
     last: dict[int, int] = {}
     newest = 0
     for index, instruction in enumerate(instructions):
-        if is_transfer(instruction):
-            continue
-        if isinstance(instruction, _ON_A_VERSION):
-            last[instruction.version] = index
+        if type(instruction) in COMPUTE:
+            last[instruction.version] = index  # type: ignore[union-attr]  # compute is on a version
         elif isinstance(instruction, Update):
             last[instruction.version - 1] = index
             newest = max(newest, instruction.version)

@@ -4,12 +4,12 @@ Streams may list their transfers, or leave them to be `implied` by their compute
 are the same, and take a third of the time to make.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from math import lcm
 from operator import add
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from pipeplan.documents.plan import Worker
 from pipeplan.documents.stage_costs import StageCosts
@@ -56,16 +56,10 @@ _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 """What tells exchanges apart: the stage whose replicas take part, or the replica whose stages do; the instruction."""
 
 
-class _Port(NamedTuple):
-    """Outwards or inwards, how many devices share it, and the number of their unit.
-
-    `own`: a device's own link, on its way to the port that so many devices share.
-    """
-
-    out: bool
-    devices: int
-    unit: int
-    own: bool = False
+_Port = tuple[bool, int, int, bool]
+"""Outwards or inwards, how many devices share it, and the number of their unit; whether it is a device's own link, on
+its way to the port that so many devices share. Clusters have thousands: plain tuples are made quickly.
+"""
 
 
 class Compiler:
@@ -250,15 +244,7 @@ class Compiler:
             seconds = costs.gradient_transfer_s if gradients else costs.activation_transfer_s
             behind_a_port = costs.gradient_port_devices if gradients else costs.activation_port_devices
             share = costs.gradient_device_share if gradients else costs.activation_device_share
-            passed: list[_Port] = []
-            if seconds > 0 and behind_a_port:
-                for each in zip(self._devices[sender], self._devices[receiver], strict=True):
-                    out, into = (device // behind_a_port for device in each)
-                    if out != into:
-                        passed += [_Port(True, behind_a_port, out), _Port(False, behind_a_port, into)]
-                        if share < 1:
-                            passed.append(_Port(True, behind_a_port, each[0], own=True))
-                            passed.append(_Port(False, behind_a_port, each[1], own=True))
+            passed = self._passed(sender, receiver, behind_a_port, share) if seconds > 0 and behind_a_port else {}
             self._edges[key] = Edge(
                 number=len(self._edges),
                 sender=sender,
@@ -266,10 +252,25 @@ class Compiler:
                 group=(stage, Handed.GRADIENT if gradients else Handed.ACTIVATION),
                 seconds=seconds,
                 latency_s=costs.latency_s,
-                route=self._route(Counter(passed), share, share) if passed else None,
+                route=self._route(passed, share, share) if passed else None,
             )
         edge = self._edges[key]
         return (Meet.SEND, edge, edge.sent) if sends else (Meet.RECEIVE, edge, edge.received)
+
+    def _passed(self, sender: int, receiver: int, behind_a_port: int, share: float) -> Mapping[_Port, float]:
+        """The ports that a rank's transfers to another one pass, each with how many pass it side by side."""
+        pairs = list(zip(self._devices[sender], self._devices[receiver], strict=True))
+        passed: dict[_Port, float] = defaultdict(float)
+        for (out, into), count in Counter((a // behind_a_port, b // behind_a_port) for a, b in pairs).items():
+            if out != into:
+                passed[True, behind_a_port, out, False] += count
+                passed[False, behind_a_port, into, False] += count
+        if share < 1:
+            for source, target in pairs:
+                if source // behind_a_port != target // behind_a_port:
+                    passed[True, behind_a_port, source, True] += 1.0
+                    passed[False, behind_a_port, target, True] += 1.0
+        return passed
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
         """The exchange in which these stages wait for one another. It is so small that it takes the latency alone.
@@ -348,17 +349,17 @@ class Compiler:
                 inside = Counter(device // behind_a_port for device in devices)
                 share = min(share * min(inside.values()), 1.0)
                 for out in (True, False):
-                    passed |= {_Port(out, behind_a_port, unit): 1.0 for unit in sorted(inside)}
+                    passed |= {(out, behind_a_port, unit, False): 1.0 for unit in sorted(inside)}
                     if costs.reduce_device_share < 1:
-                        own = [_Port(out, behind_a_port, device, own=True) for device in devices]
-                        passed |= {port: 1.0 / inside[port.unit // behind_a_port] for port in own}
+                        shares = ((device, 1.0 / inside[device // behind_a_port]) for device in devices)
+                        passed |= {(out, behind_a_port, device, True): part for device, part in shares}
             self._lines[stage] = ExchangeLine(self._route(passed, share, costs.reduce_device_share))
         return self._lines[stage]
 
     def _route(self, passed: Mapping[_Port, float], share: float, own: float) -> Route:
         """A route through these ports, of which a device's own link carries the share `own`."""
         ports = [
-            (self._ports.setdefault(port, len(self._ports)), count / own if port.own else float(count))
+            (self._ports.setdefault(port, len(self._ports)), count / own if port[-1] else count)
             for port, count in passed.items()
         ]
         self.routes.append(Route(number=len(self.routes), share=share, ports=tuple(ports)))

@@ -54,7 +54,10 @@ class Engine:
         self._edges = compiled.edges
         self._exchanges = compiled.exchanges
         self._network = Network(compiled.routes, compiled.ports)
-        self._requests: list[tuple[float, Group, int]] = []
+        for edge in compiled.edges:
+            if edge.route is not None and not edge.route.near:  # nothing ever shares its ports: a link of its own
+                edge.seconds, edge.route = edge.seconds / edge.route.alone, None
+        self._requests: list[tuple[float, Group, int, Edge | None]] = []
         self._ready = deque(ranks)
         self.end_s: list[list[float]] = [[] for _ in ranks]
 
@@ -86,6 +89,7 @@ class Engine:
         """Plays one worker as far as it can go."""
         column, ends = self.columns[rank], self.end_s[rank]
         own_s, meets, edges, send = column.own_s, column.meets, column.edges, Meet.SEND
+        requests, overhead_s = self._requests, column.overhead_s
         now_s = ends[-1] if ends else 0.0
         for index in range(len(ends), len(own_s)):
             meet = meets[index]
@@ -97,16 +101,16 @@ class Engine:
                     break
                 end_s = over_s
             elif meet is send:
-                end_s = now_s + column.overhead_s
+                end_s = now_s + overhead_s
                 if edge.route is not None:
-                    heappush(self._requests, (end_s, edge.group, edge.number))
+                    heappush(requests, (end_s, edge.group, edge.number, edge))
                 else:
                     edge.free_s = (edge.free_s if edge.free_s > end_s else end_s) + edge.seconds
                     self._arrive(edge, edge.free_s + edge.latency_s)
             elif edge.taken < len(edge.arrival_s):
                 arrival_s = edge.arrival_s[edge.taken]
                 edge.taken += 1
-                end_s = (arrival_s if arrival_s > now_s else now_s) + column.overhead_s
+                end_s = (arrival_s if arrival_s > now_s else now_s) + overhead_s
             else:  # the tensor is yet to be sent: its arrival wakes the worker
                 edge.awaited = True
                 break
@@ -148,13 +152,13 @@ class Engine:
         if exchange.line is None:
             self._exchanged(exchange, exchange.reached_s + exchange.alone_s)
         else:
-            heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number))
+            heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number, None))
 
     def _begin(self, exchange: Exchange, now_s: float) -> None:
         """It is the exchange's turn on its line: it goes on inside the units first."""
         assert exchange.line is not None
         exchange.line.busy = True
-        heappush(self._requests, (now_s + exchange.inside_s, (exchange.group[0], Handed.PART), exchange.number))
+        heappush(self._requests, (now_s + exchange.inside_s, (exchange.group[0], Handed.PART), exchange.number, None))
 
     def _exchanged(self, exchange: Exchange, end_s: float) -> None:
         exchange.end_s = end_s
@@ -167,32 +171,37 @@ class Engine:
     def _carry(self) -> bool:
         """Lets time pass on the network up to its next moment: things arrive, others start. False where none do."""
         network, requests = self._network, self._requests
-        now_s = network.next_end_s()
+        now_s = next_end_s = network.next_end_s()
         if requests and requests[0][0] < now_s:
             now_s = requests[0][0]
         if now_s == inf:
             return False
-        while network.next_end_s() <= now_s:
+        while next_end_s <= now_s:
             thing, end_s = network.arrived()
             if isinstance(thing, Edge):
                 self._arrive(thing, end_s + thing.latency_s)
             elif isinstance(thing, Exchange):
                 self._exchanged(thing, end_s)
+            next_end_s = network.next_end_s()
         while requests and requests[0][0] <= now_s:
-            _, group, number = heappop(requests)
-            line = self._exchanges[number].line if group[1] >= Handed.EXCHANGE else None
-            if line is None:
-                edge = self._edges[number]
-                assert edge.route is not None
+            _, group, number, edge = heappop(requests)
+            if edge is not None and edge.route is not None:
                 network.start(edge.route, edge, edge.seconds, now_s)
-            elif group[1] is Handed.PART:
-                network.start(line.route, self._exchanges[number], self._exchanges[number].seconds, now_s)
-            elif line.busy:
-                line.waiting.append(self._exchanges[number])
             else:
-                self._begin(self._exchanges[number], now_s)
+                self._hand_on(self._exchanges[number], group[1], now_s)
         network.share_out(now_s)
         return True
+
+    def _hand_on(self, exchange: Exchange, handed: Handed, now_s: float) -> None:
+        """Lets an exchange begin, wait for its turn, or go on between units."""
+        line = exchange.line
+        assert line is not None
+        if handed is Handed.PART:
+            self._network.start(line.route, exchange, exchange.seconds, now_s)
+        elif line.busy:
+            line.waiting.append(exchange)
+        else:
+            self._begin(exchange, now_s)
 
 
 def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = ()) -> Timeline:
