@@ -105,7 +105,7 @@ CASES = (
 )
 
 
-def plan_for(case: Case, trained: Trained, profile: Profile, cluster: Cluster) -> Plan:
+def plan_for(case: Case, trained: Trained, profile: Profile, cluster: Cluster, optimizer: str = OPTIMIZER) -> Plan:
     """The case's plan, with the costs that the profile gives it."""
     cuts, depth = trained.cuts, len(trained.cuts) - 1
     batch_size = trained.microbatch_size * case.microbatches
@@ -126,7 +126,7 @@ def plan_for(case: Case, trained: Trained, profile: Profile, cluster: Cluster) -
         configurations_considered=1,
     )
     problem = PlanningProblem(
-        profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER)
+        profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=optimizer)
     )
     return replace(
         complete(problem, decision),

@@ -33,13 +33,13 @@ from worker_agent.profiler.block_memory import BlockMemory, measure_memory
 from worker_agent.profiler.times import (
     BlockTimes,
     measure_times,
-    measure_update_s_per_byte,
     measure_without_graph,
     nothing_around,
     pass_backward,
     pass_forward,
-    weights_to_update,
+    prepare_gradients,
 )
+from worker_agent.profiler.updates import Updating, measure_updates
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.measured import read_batches
 
@@ -134,12 +134,13 @@ def _update_s_per_byte(trial: Trial, blocks: Sequence[nn.Module], size: int, whe
         microbatch = _microbatch(source, where, getattr(torch, trial.dtype), number)
         pass_backward(pass_forward(blocks, loss, *microbatch, nothing_around), nothing_around)
 
-    return measure_update_s_per_byte(
-        weights_to_update(blocks, optimizer=trial.optimizer, dtype=trial.dtype),
-        rounds=trial.rounds,
-        make_clock=choose_clock("auto", where),
-        before_step=pass_one,
+    clock = choose_clock("auto", where)
+    how = Updating(
+        optimizer=trial.optimizer, dtype=trial.dtype, rounds=trial.rounds, make_clock=clock, before_step=pass_one
     )
+    prepare_gradients(blocks)
+    found = measure_updates(blocks, how)
+    return (sum(found.blocks_s) + found.first_s) / sum(p.nbytes for block in blocks for p in block.parameters())
 
 
 def _device(where: torch.device) -> Device:
@@ -165,7 +166,7 @@ def _block(
                 microbatch_size=size,
                 forward_s=median(times[index].forward_s),
                 backward_s=median(times[index].backward_s),
-                **asdict(memory[index]),
+                **{name: size for name, size in asdict(memory[index]).items() if name != "cast_bytes"},
             )
             for size, (times, memory, _) in sizes.items()
         ),

@@ -7,6 +7,7 @@ from statistics import fmean, median
 from pipeplan.calibration.fit import StageSeconds, block_factors
 from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
 from pipeplan.calibration.samples import sample, steps
+from pipeplan.costs.estimate import update_beyond_bytes_s
 from pipeplan.documents.calibration import BlockFactors, Calibration, Term
 from pipeplan.documents.profile import Measurement, Profile
 from pipeplan.schedules.registry import schedule_named
@@ -152,7 +153,8 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
             plain_s = instruction_s + sum(o.measured[i].forward_s * corrected[i] for i in o.blocks_of(stage))
             after, others = o.stages.get((stage, "forward-after-update")), o.stages.get((stage, "forward"))
             slowed_s = 0.0 if after is None else after.value - (others.value if others else plain_s)
-            s_per_byte = (seen_update.value + slowed_s) / weight_bytes
+            beyond_s = update_beyond_bytes_s(profile, o.blocks_of(stage))
+            s_per_byte = max(seen_update.value + slowed_s - beyond_s, 0.0) / weight_bytes
             copies = schedule_named(o.plan.schedule).keeps_versions(o.plan.replicas, stage)
             (copied if copies else in_place).append(s_per_byte)
     known = profile.overheads

@@ -1,6 +1,6 @@
 """Estimate: the costs for playing a plan's streams, from a profile, a cluster and stages on its devices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -74,6 +74,12 @@ def estimate(
         )
         for index, stage in enumerate(stages)
     )
+
+
+def update_beyond_bytes_s(profile: Profile, blocks: Iterable[int]) -> float:
+    """What an update of these blocks takes beyond a rate for each byte of weights; 0 where nothing is trained."""
+    trained = [profile.blocks[block] for block in blocks if profile.blocks[block].weight_bytes]
+    return sum(block.update_s for block in trained) + (profile.overheads.update_s if trained else 0.0)
 
 
 def backward_follows_forward(schedule: Schedule | None, *, recompute: bool, last: bool) -> bool:
@@ -157,7 +163,8 @@ def _stage_costs(
         backward_input_s=shares.backward * input_s,
         backward_weight_s=weight_s,
         recompute_s=shares.recompute * recompute_s(blocks, recompute_factor),
-        update_s=weight_bytes * shares.update_s_per_byte,
+        update_s=weight_bytes * shares.update_s_per_byte
+        + update_beyond_bytes_s(profile, range(stage.start, stage.stop)),
         reduce_s=exchange.seconds(weight_bytes),
         reduce_tail_s=exchange.tail_s(completed, weight_bytes),
         activation_transfer_s=_transfer_s(boundary.sent_bytes, after),

@@ -156,19 +156,22 @@ class Block:
     """The unit that is profiled and never cut: its weights and its measurements by microbatch size.
 
     `cast_bytes` are those of the copies of 16 bits that autocast makes of its weights, once a version: all microbatches
-    share them.
+    share them. `update_s` is what an update of its weights takes beyond `Overheads.update_s_per_byte` of their bytes:
+    many small tensors take longer than a large one.
     """
 
     name: str
     weight_bytes: int
     measurements: tuple[Measurement, ...]
     cast_bytes: int = 0
+    update_s: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require_name("name", self.name)
         require_amount("weight_bytes", self.weight_bytes)
+        require_amount("update_s", self.update_s)
         require_count("cast_bytes", self.cast_bytes, at_least=0)
         rule = f"must be at most half of weight_bytes, {self.weight_bytes}: 16 bits for each 32"
         require(2 * self.cast_bytes <= self.weight_bytes, "cast_bytes", rule, self.cast_bytes)
@@ -186,7 +189,8 @@ class Block:
 class Overheads:
     """What a step costs beside the blocks, measured.
 
-    `update_s_per_byte` is the time of the optimizer's update for each byte of weights. `version_s_per_byte` is added
+    `update_s_per_byte` is the time of the optimizer's update for each byte of weights, `update_s` what every update
+    of a stage takes on top. `version_s_per_byte` is added
     where the update must leave the version before it intact. `instruction_s` is added to every forward, backward, send
     and receive. `exchange_factor` is the time of a gradient exchange over that of its bytes on the slowest link.
 
@@ -205,11 +209,12 @@ class Overheads:
     recompute: float = 1.0
     backward_after_forward: float = 1.0
     exchange_factor: float = 1.0
+    update_s: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in ("update_s_per_byte", "version_s_per_byte", "instruction_s"):
+        for field in ("update_s_per_byte", "update_s", "version_s_per_byte", "instruction_s"):
             require_amount(field, getattr(self, field))
         for field in ("forward_without_graph", "recompute", "backward_after_forward", "exchange_factor"):
             require_amount(field, getattr(self, field), positive=True)

@@ -155,6 +155,7 @@ def _chain(profile: Profile, order: Sequence[int], places: Sequence[int]) -> Pro
             Block(
                 name=first if len(inside) == 1 else f"{first}..{last}",
                 weight_bytes=sum(block.weight_bytes for block in inside),
+                update_s=sum(block.update_s for block in inside),
                 cast_bytes=sum(block.cast_bytes for block in inside),
                 measurements=measurements,
             )

@@ -16,7 +16,7 @@ class Autocast:
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device, dtype: torch.dtype) -> None:
         self._device_type = device.type
         self._dtype = dtype
-        self._kept: dict[int, Tensor] = {}
+        self._kept: list[dict[int, Tensor]] = [{} for _ in blocks]
         self.casts = tuple(Casts(block.parameters) for block in blocks)
         self.loss_scale = FIRST_LOSS_SCALE if dtype is torch.float16 else 1.0
 
@@ -29,15 +29,15 @@ class Autocast:
         weight = self.casts[block].weight_of(tensor)
         if weight is None or 2 * tensor.untyped_storage().nbytes() > weight.nbytes:
             return False
-        self._kept[id(weight)] = weight
+        self._kept[block][id(weight)] = weight
         return True
 
-    def cast_anew(self) -> None:
+    def cast_anew(self, blocks: Sequence[int]) -> None:
         """What comes with every new version: its weights, as far as `kept_copy` has met them, are cast."""
-        for casts in self.casts:
-            casts.forget()
-        for weight in self._kept.values():
-            weight.detach().to(self._dtype)
+        for block in blocks:
+            self.casts[block].forget()
+            for weight in self._kept[block].values():
+                weight.detach().to(self._dtype)
 
 
 def entering(autocast: Autocast | None, block: int) -> AbstractContextManager[None]:

@@ -40,7 +40,6 @@ from worker_agent.profiler.results import BlockFigures, RankFigures, write_figur
 from worker_agent.profiler.times import (
     measure_split,
     measure_times,
-    measure_update_s_per_byte,
     measure_version_s_per_byte,
     measure_without_graph,
     nothing_around,
@@ -48,8 +47,8 @@ from worker_agent.profiler.times import (
     pass_forward,
     prepare_gradients,
     sampled,
-    weights_to_update,
 )
+from worker_agent.profiler.updates import UpdateTimes, Updating, measure_updates
 
 
 class _How(TypedDict):
@@ -96,7 +95,7 @@ class ProfilingRank:
         described = describe(self.device, dist.get_world_size())
         self.progress.say(f"data: {self.feed.description}")
         sizes = tuple(self._size(microbatch_size) for microbatch_size in self.job.task.microbatch_sizes)
-        update_s_per_byte, version_s_per_byte = self._updates()
+        updates, version_s_per_byte = self._updates()
         self.progress.step("links")
         link = measure_links(self.device)
         handing_over_s, exchanged_bytes, exchange_s = None, 0, None
@@ -114,7 +113,8 @@ class ProfilingRank:
             weight_bytes=self.chain.weight_bytes(),
             sizes=sizes,
             without_graph=tuple(self.without_graph),
-            update_s_per_byte=update_s_per_byte,
+            updates_s=updates.blocks_s,
+            first_update_s=updates.first_s,
             version_s_per_byte=version_s_per_byte,
             handing_over_s=handing_over_s,
             exchanged_bytes=exchanged_bytes,
@@ -165,34 +165,34 @@ class ProfilingRank:
             inputs, targets = source.microbatch(index)
         return moved(inputs, self.device, self.dtype), moved(targets, self.device, self.dtype)
 
-    def _updates(self) -> tuple[float, float]:
-        """Seconds for each byte of an update and of a weight version's copy.
+    def _updates(self) -> tuple[UpdateTimes, float]:
+        """What an update takes, and seconds for each byte of a weight version's copy.
 
         Each update and copy comes after a passage of the smallest microbatch.
         """
-        parameters, task = prepare_gradients(self.blocks), self.job.task
+        parameters, task, autocast = prepare_gradients(self.blocks), self.job.task, self.autocast
         source = self._open(min(task.microbatch_sizes))
-        weights = weights_to_update(self.blocks, optimizer=task.optimizer, dtype=task.dtype)
-        scale = self.autocast.loss_scale if self.autocast else 1.0
-        unscaled = torch.tensor(1.0 / scale, dtype=torch.float64, device=self.device)
 
         def pass_one(number: int) -> None:
             microbatch = self._microbatch(source, number)
-            crossings = pass_forward(self.blocks, self.loss, *microbatch, nothing_around, self.autocast)
-            pass_backward(crossings, nothing_around, self.autocast)
-            weights.scale_gradients(unscaled)
+            crossings = pass_forward(self.blocks, self.loss, *microbatch, nothing_around, autocast)
+            pass_backward(crossings, nothing_around, autocast)
 
-        update_s_per_byte = measure_update_s_per_byte(
-            weights,
+        unscaled = None if autocast is None else torch.tensor(1.0 / autocast.loss_scale, dtype=torch.float64)
+        how = Updating(
+            optimizer=task.optimizer,
+            dtype=task.dtype,
             rounds=task.rounds,
             make_clock=self.make_clock,
             before_step=pass_one,
-            afterwards=self.autocast.cast_anew if self.autocast else lambda: None,
+            afterwards=autocast.cast_anew if autocast else lambda blocks: None,
+            gradient_factor=None if unscaled is None else unscaled.to(self.device),
         )
+        updates = measure_updates(self.blocks, how)
         version_s_per_byte = measure_version_s_per_byte(
             parameters, rounds=task.rounds, make_clock=self.make_clock, before_copy=pass_one
         )
-        return update_s_per_byte, version_s_per_byte
+        return updates, version_s_per_byte
 
 
 def profile_rank(directory: ProfileDirectory) -> None:

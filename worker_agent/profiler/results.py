@@ -41,8 +41,9 @@ class RankFigures:
     """All that one process measured. `sizes` holds the blocks' figures for each microbatch size, in the task's order.
 
     The link is the one to the next rank; the last rank of several has none. `without_graph` holds, for each microbatch
-    size, the time of a forward without a graph as a share of one with a graph. `handing_over_s` is what it costs the
-    first two ranks to send or take a message. All ranks took `exchange_s` to average gradients of `exchanged_bytes`.
+    size, the time of a forward without a graph as a share of one with a graph. `updates_s` is by block, and
+    `first_update_s` comes on top in every stage. `handing_over_s` is what it costs the first two ranks to send or take
+    a message. All ranks took `exchange_s` to average gradients of `exchanged_bytes`.
     `model_spec` names the model without a path, where the task's SPEC has one.
     """
 
@@ -51,7 +52,8 @@ class RankFigures:
     weight_bytes: tuple[int, ...]
     sizes: tuple[tuple[BlockFigures, ...], ...]
     without_graph: tuple[float, ...]
-    update_s_per_byte: float
+    updates_s: tuple[float, ...]
+    first_update_s: float
     version_s_per_byte: float
     handing_over_s: float | None
     exchanged_bytes: int
@@ -85,6 +87,8 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     the ranks and the microbatch sizes.
     """
     first = ranks[0]
+    updates_s = [median(figures.updates_s[index] for figures in ranks) for index in range(len(first.block_names))]
+    update_s_per_byte = least_s_per_byte(updates_s, first.weight_bytes)
     handing_over_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
     return Profile(
         model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
@@ -95,6 +99,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             Block(
                 name=first.block_names[index],
                 weight_bytes=first.weight_bytes[index],
+                update_s=max(updates_s[index] - update_s_per_byte * first.weight_bytes[index], 0.0),
                 cast_bytes=max(size[index].cast_bytes for figures in ranks for size in figures.sizes),
                 measurements=tuple(
                     _measurement(size, [figures.sizes[position][index] for figures in ranks])
@@ -104,7 +109,8 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             for index in range(len(first.block_names))
         ),
         overheads=Overheads(
-            update_s_per_byte=median(figures.update_s_per_byte for figures in ranks),
+            update_s_per_byte=update_s_per_byte,
+            update_s=median(figures.first_update_s for figures in ranks),
             version_s_per_byte=median(figures.version_s_per_byte for figures in ranks),
             instruction_s=fmean(handing_over_s) if handing_over_s else 0.0,
             forward_without_graph=median(share for figures in ranks for share in figures.without_graph),
@@ -118,6 +124,11 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             torch_version=first.torch_version,
         ),
     )
+
+
+def least_s_per_byte(updates_s: Sequence[float], weight_bytes: Sequence[int]) -> float:
+    """What every byte of weights takes: as long as in the block whose update takes least for one."""
+    return min((seconds / size for seconds, size in zip(updates_s, weight_bytes, strict=True) if size), default=0.0)
 
 
 def _exchange_factor(ranks: Sequence[RankFigures]) -> float:

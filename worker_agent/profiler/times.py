@@ -17,18 +17,14 @@ allocates them. Under autocast the copies of weights are there already, as for a
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pipeplan.costs.memory import keeps_master_weights
 from worker_agent.engine.backward import Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.clocks import Clock
-from worker_agent.engine.optimizers import build_optimizer
-from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.models.spec import user_code
@@ -38,8 +34,6 @@ from worker_agent.profiler.autocast import Autocast, entering
 Direction = Literal["forward", "backward"]
 Around = Callable[[Direction, int], AbstractContextManager[None]]
 """A context entered around a block's forward and backward, to take times or to see saved tensors."""
-
-_LEARNING_RATE = 1e-6
 
 SAMPLE_BYTES = 256 * 2**20
 """As many weights are enough to know the cost of a byte."""
@@ -287,48 +281,6 @@ def _split_round(
     )
 
 
-def weights_to_update(blocks: Sequence[nn.Module], *, optimizer: str, dtype: str) -> Weights:
-    """The blocks' weights as a run has them, with a learning rate so small that updates leave the model as it is."""
-    every: list[Tensor] = [parameter for block in blocks for parameter in block.parameters()]
-    names = {parameter: str(place) for place, parameter in enumerate(every)}
-    return Weights(
-        find_slots(blocks, names),
-        lambda handles: build_optimizer(optimizer, handles, _LEARNING_RATE),
-        master_weights=keeps_master_weights(dtype, None),
-        learning_rate=lambda version: _LEARNING_RATE,
-    )
-
-
-def measure_update_s_per_byte(
-    weights: Weights,
-    *,
-    rounds: int,
-    make_clock: Callable[[], Clock],
-    before_step: Callable[[int], None],
-    afterwards: Callable[[], object] = lambda: None,
-) -> float:
-    """Seconds of an update for each byte of weights: the median of some, of version 0 on; 0 where nothing is trained.
-
-    An update is what a run does, the code of its `Weights`, and `afterwards` what comes with it.
-    `before_step` is called untimed with the number of the round. It makes the gradients, as a batch's last backward
-    does: the caches are then as a real step finds them. The first step creates the optimizer's states and the second
-    is the first to read them; neither counts.
-    """
-    if not weights.slots:
-        return 0.0
-
-    def update(version: int) -> None:
-        weights.update(version, keep_base=False)
-        afterwards()
-
-    steps_s = []
-    for number in range(rounds + 2):
-        weights.grade(number)
-        before_step(number)
-        steps_s.append(_timed_s(partial(update, number + 1), make_clock()))
-    return median(steps_s[2:]) / weights.version_bytes
-
-
 def measure_version_s_per_byte(
     parameters: Sequence[nn.Parameter],
     *,
@@ -344,7 +296,7 @@ def measure_version_s_per_byte(
     copies_s = []
     for number in range(rounds + 1):
         before_copy(number)
-        copies_s.append(_timed_s(lambda: torch._foreach_copy_(targets, sources), make_clock()))
+        copies_s.append(timed_s(lambda: torch._foreach_copy_(targets, sources), make_clock()))
     return median(copies_s[1:]) / sum(source.nbytes for source in sources)
 
 
@@ -360,7 +312,8 @@ def sampled(tensors: Sequence[Tensor]) -> list[Tensor]:
     return chosen
 
 
-def _timed_s(work: Callable[[], object], clock: Clock) -> float:
+def timed_s(work: Callable[[], object], clock: Clock) -> float:
+    """The seconds of some work."""
     clock.mark()
     work()
     clock.mark()

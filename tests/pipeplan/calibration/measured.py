@@ -25,7 +25,7 @@ CELLS = [
 ]
 PROFILE = replace(
     profile(CELLS, input_bytes=50),
-    overheads=Overheads(update_s_per_byte=1e-6, version_s_per_byte=5e-7, instruction_s=1e-4),
+    overheads=Overheads(update_s_per_byte=1e-6, version_s_per_byte=5e-7, instruction_s=1e-4, update_s=5e-4),
 )
 CLUSTER = cluster((4, 1e6), latency_s=1e-4)
 BATCHES = 4

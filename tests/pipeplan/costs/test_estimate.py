@@ -40,6 +40,18 @@ def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> Non
     assert second.recompute_s == 10.0
 
 
+def test_an_update_takes_what_its_bytes_its_blocks_and_every_update_take() -> None:
+    """A stage without weights updates nothing."""
+    blocks = tuple(replace(block, update_s=own) for block, own in zip(CHAIN.blocks, (0.5, 0.25, 0.0), strict=True))
+    overheads = Overheads(update_s_per_byte=0.01, update_s=0.125)
+    measured = replace(CHAIN, blocks=blocks, overheads=overheads)
+    costs = estimate(measured, SERVERS, TWO_STAGES, stages_in_a_row((2, 2)), microbatch_size=2, optimizer="sgd")
+    assert [each.update_s for each in costs] == [3.0 + 0.75 + 0.125, 4.0 + 0.125]
+    frozen = replace(measured, blocks=(*blocks[:2], replace(blocks[2], weight_bytes=0)))
+    costs = estimate(frozen, SERVERS, TWO_STAGES, stages_in_a_row((2, 2)), microbatch_size=2, optimizer="sgd")
+    assert costs[1].update_s == 0.0
+
+
 def test_pipelines_in_a_row_send_inside_a_server_and_reduce_between_them() -> None:
     first, _ = estimate(CHAIN, SERVERS, TWO_STAGES, pipelines_in_a_row((2, 2)), microbatch_size=1, optimizer="sgd")
     assert first.activation_transfer_s == 20 / 100.0

@@ -14,7 +14,8 @@ from worker_agent.models.data import Microbatch
 from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.profiler.job import ProfileJob
-from worker_agent.profiler.times import measure_times, measure_update_s_per_byte, weights_to_update
+from worker_agent.profiler.times import measure_times
+from worker_agent.profiler.updates import Updating, measure_updates
 from worker_agent.runtime.stage import StageBlocks
 
 CPU = torch.device("cpu")
@@ -89,14 +90,16 @@ def test_the_copies_of_a_new_version_belong_to_its_update() -> None:
     with keeping_casts():
         measure_memory(blocks, mean, microbatch(0), CPU, autocast)
         with casts:
-            measure_update_s_per_byte(
-                weights_to_update(blocks, optimizer="sgd", dtype="float32"),
+            how = Updating(
+                optimizer="sgd",
+                dtype="float32",
                 rounds=3,
                 make_clock=SquaresClock,
                 before_step=lambda number: None,
                 afterwards=autocast.cast_anew,
             )
-    assert casts.count == 3 + 2  # as many as updates, those that do not count included
+            measure_updates(blocks, how)
+    assert casts.count == 2 * (3 + 2)  # of all blocks together, and one by one; two each that do not count
 
 
 @pytest.mark.parametrize("name", AUTOCASTS)

@@ -2,7 +2,6 @@
 
 from typing import NoReturn
 
-import pytest
 import torch
 from torch import nn
 
@@ -13,11 +12,9 @@ from worker_agent.models.losses import default_loss
 from worker_agent.profiler.times import (
     BlockTimes,
     measure_times,
-    measure_update_s_per_byte,
     measure_version_s_per_byte,
     measure_without_graph,
     sampled,
-    weights_to_update,
 )
 
 CHAIN = "worker_agent.models.presets:mlp?width=4&depth=3"
@@ -86,37 +83,10 @@ def test_backwards_add_to_gradients_that_stay_where_they_are() -> None:
     assert addresses[0] == addresses[1] == addresses[2]
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
-def test_an_update_costs_its_seconds_by_byte_of_all_weights_of_a_stage(name: str) -> None:
-    layer = nn.Linear(4, 3)
-    before = layer.weight.detach().clone()
-    passed: list[int] = []
-    afterwards: list[int] = []
-
-    def backward(number: int) -> None:
-        assert layer.weight.grad is None  # the update before has taken it
-        layer.weight.grad = torch.ones(3, 4)
-        passed.append(number)
-
-    seconds_by_byte = measure_update_s_per_byte(
-        weights_to_update([layer], optimizer=name, dtype="float32"),
-        rounds=3,
-        make_clock=SquaresClock,
-        before_step=backward,
-        afterwards=lambda: afterwards.append(len(passed)),
-    )
-    assert seconds_by_byte == 1 / (15 * 4)
-    assert passed == [0, 1, 2, 3, 4]  # a passage before every step, two of them uncounted
-    assert afterwards == [1, 2, 3, 4, 5]
-    assert 0 < float((layer.weight.detach() - before).abs().max()) < 1e-4
-
-
-def test_a_model_without_gradients_updates_for_nothing() -> None:
+def test_a_model_without_weights_copies_no_version() -> None:
     def never(anything: object) -> NoReturn:
         raise AssertionError
 
-    frozen = weights_to_update([nn.Linear(2, 2).requires_grad_(False)], optimizer="sgd", dtype="float32")
-    assert measure_update_s_per_byte(frozen, rounds=1, make_clock=SquaresClock, before_step=never) == 0.0
     assert measure_version_s_per_byte([], rounds=1, make_clock=SquaresClock, before_copy=never) == 0.0
 
 

@@ -42,7 +42,8 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
         weight_bytes=(40,),
         sizes=((block,),),
         without_graph=(0.8, 0.9),
-        update_s_per_byte=1e-9,
+        updates_s=(40e-9,),
+        first_update_s=3e-6,
         version_s_per_byte=2e-9,
         handing_over_s=None if bandwidth is None else 3e-4,
         exchanged_bytes=1000,
@@ -84,8 +85,10 @@ def test_the_profile_and_the_cluster_are_documents_that_everybody_accepts() -> N
 
 
 def test_overheads_are_medians_over_the_ranks_that_measured_them() -> None:
-    overheads = profile_of(JOB, RANKS).overheads
-    assert (overheads.update_s_per_byte, overheads.version_s_per_byte) == (1e-9, 2e-9)
+    found = profile_of(JOB, RANKS)
+    overheads = found.overheads
+    assert (overheads.update_s_per_byte, overheads.version_s_per_byte) == (40e-9 / 40, 2e-9)
+    assert (overheads.update_s, found.blocks[0].update_s) == (3e-6, 0.0)
     assert overheads.instruction_s == 3e-4
     assert overheads.forward_without_graph == pytest.approx(0.85)
 
