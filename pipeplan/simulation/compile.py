@@ -367,15 +367,16 @@ class Compiler:
 
     def _leave_out_ports(self) -> None:
         """Keeps one of several ports that the same routes pass alike, and none that is never full."""
-        passing: dict[int, list[tuple[int, float]]] = {port: [] for port in self._ports.values()}
-        for route in self.routes:
+        alike, kinds, taken = [0] * len(self._ports), dict[tuple[int, int, float], int](), [0.0]
+        for route in self.routes:  # ports of one kind are passed alike by all routes so far, which take so much of them
             for port, count in route.ports:
-                passing[port].append((route.number, count))
-        kept = {tuple(routes): port for port, routes in reversed(passing.items())}
-        full = set(kept.values())
-        for routes, port in kept.items():
-            if sum(self.routes[number].share * count for number, count in routes) <= 1:
-                full.remove(port)
+                key = alike[port], route.number, count
+                if key not in kinds:
+                    kinds[key] = len(taken)
+                    taken.append(taken[alike[port]] + route.share * count)
+                alike[port] = kinds[key]
+        first = {kind: port for port, kind in reversed(list(enumerate(alike)))}
+        full = {port for kind, port in first.items() if taken[kind] > 1}
         for route in self.routes:
             route.ports = tuple(each for each in route.ports if each[0] in full)
 

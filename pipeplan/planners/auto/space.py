@@ -225,7 +225,9 @@ class PlayedSpace:
         block_s = np.asarray([each.block_s for each in sums])[found.size]
         way_s = np.asarray([each.way_s[-1] for each in sums])[found.size]
         least_s = m * np.maximum(compute_s / depth, block_s)
-        if laws.pipelined and laws.flushes:
+        if not laws.pipelined:  # a microbatch passes all stages before the next one begins (`bound`, 4)
+            least_s = np.maximum(least_s, m * way_s)
+        elif laws.flushes:
             # Stages that each take 1 - 1/m of the one before end together: no others are as fast (`bound`, 3).
             least_s = np.maximum(least_s, way_s / (1.0 - (1.0 - 1.0 / m) ** depth))
         with np.errstate(divide="ignore"):
