@@ -1,6 +1,7 @@
 """Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
 
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import ClassVar
 
 from pipeplan.documents.degrees import DegreeChoice
@@ -9,7 +10,7 @@ from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast
 from pipeplan.documents.stage_costs import StageCosts
-from pipeplan.errors import require, require_amount, require_count
+from pipeplan.errors import InvalidInputError, require, require_amount, require_count
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
@@ -305,10 +306,14 @@ class Plan:
         require_count("chunks", self.chunks)
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         first_stages = self.stages[: self.depth // self.chunks]
-        expected = {(s, r) for s, stage in enumerate(first_stages) for r in range(stage.replicas)}
-        placed = [(w.stage, w.replica) for w in self.placement]
-        rule = f"must place each of the {len(expected)} replicas of the stages once"
-        require(len(placed) == len(expected) and set(placed) == expected, "placement", rule, placed)
+        replicas = [stage.replicas for stage in first_stages]
+        firsts = [0, *accumulate(replicas)]  # plain numbers: there may be thousands of workers
+        spans = range(len(replicas)), [range(count) for count in replicas]
+        known = (w for w in self.placement if w.stage in spans[0] and w.replica in spans[1][w.stage])
+        places = {firsts[worker.stage] + worker.replica for worker in known}
+        if not len(places) == len(self.placement) == firsts[-1]:
+            rule = f"must place each of the {firsts[-1]} replicas of the stages once"
+            raise InvalidInputError("placement", rule, [(w.stage, w.replica) for w in self.placement])
 
     @property
     def throughput_samples_per_s(self) -> float | None:

@@ -206,7 +206,9 @@ class _Played:
     def simulated(self) -> Simulated:
         """The rates and peaks, by rank."""
         plan, span_s = self.plan, self.span_s
-        lanes = [worker.stage if _stands_for_all(plan) else rank for rank, worker in enumerate(plan.placement)]
+        lanes: Sequence[int] = range(len(plan.placement))
+        if _stands_for_all(plan):
+            lanes = [worker.stage for worker in plan.placement]
         total_s = span_s * len(self.busy_s)
         batch = plan.microbatch_size * plan.microbatches * lcm(*plan.replicas)
         return Simulated(

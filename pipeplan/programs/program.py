@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Checkpoint, Instruction, Update
@@ -42,10 +42,9 @@ class Program:
 
 def pipelines_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
     """The placement that numbers replica 0 of every stage first, then replica 1, and so on."""
-    rounds = range(max(replicas))
     return tuple(
-        Worker(stage=stage, replica=replica)
-        for replica in rounds
+        _worker(stage, replica)
+        for replica in range(max(replicas))
         for stage, count in enumerate(replicas)
         if replica < count
     )
@@ -53,9 +52,13 @@ def pipelines_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
 
 def stages_in_a_row(replicas: Sequence[int]) -> tuple[Worker, ...]:
     """The placement that numbers all replicas of stage 0 first, then those of stage 1, and so on."""
-    return tuple(
-        Worker(stage=stage, replica=replica) for stage, count in enumerate(replicas) for replica in range(count)
-    )
+    return tuple(_worker(stage, replica) for stage, count in enumerate(replicas) for replica in range(count))
+
+
+@lru_cache(maxsize=2**14)
+def _worker(stage: int, replica: int) -> Worker:
+    """A worker, which placements share."""
+    return Worker(stage=stage, replica=replica)
 
 
 def checkpoint(
