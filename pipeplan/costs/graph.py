@@ -10,6 +10,7 @@ does not read.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -98,18 +99,20 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
 
     # By main block, how many outputs are read beyond it, and the sum of the numbers of the blocks that these are of:
     # where it is one output, its block.
-    crossing, sum_of_blocks = np.zeros((2, len(main) + 1), dtype=np.int64)
+    crossing, sum_of_blocks = [0] * (len(main) + 1), [0] * (len(main) + 1)
     for block, readers in enumerate(graph.read_by):
         first = max(home[block], 0)
         last = max((home[reader] for reader in readers), default=first)
         if output_bytes[block] > 0 and last > first:
-            crossing[[first, last]] += (1, -1)
-            sum_of_blocks[[first, last]] += (block, -block)
-    alone = np.cumsum(crossing)[:-1] == 1
+            crossing[first] += 1
+            crossing[last] -= 1
+            sum_of_blocks[first] += block
+            sum_of_blocks[last] -= block
+    alone = [outputs == 1 for outputs in accumulate(crossing[:-1])]
 
     # A single output must be of a block after the previous cut.
     places, cut_before = [0], -1
-    for index, block in enumerate(np.cumsum(sum_of_blocks)[:-1].tolist()):
+    for index, block in enumerate(accumulate(sum_of_blocks[:-1])):
         if alone[index] and home[block] > cut_before:
             places.append(ends[index])
             cut_before = index

@@ -33,6 +33,9 @@ from pipeplan.documents.profile import Measurement, Profile
 STATES_AT_MOST = 5000
 """Cuts of a graph that are listed one by one; if there are more, some are chosen (`refine`)."""
 
+_COMPARED_AT_ONCE = 2**20
+"""Pairs of sets: 8 MB."""
+
 ENTRIES_AT_MOST = 50_000_000
 """Entries of the table of workspaces, times the different sizes of workspaces: about a second."""
 
@@ -217,11 +220,6 @@ def states_of(
     sums = [inside @ values for values in _summed(profile, measured)]
     boundary = crossing_by_cut(graph, inside, np.asarray([block.output_bytes for block in measured], dtype=np.float64))
 
-    # [a, b]: b holds all of a, and more: of a nothing is outside b
-    single = inside.astype(np.float32)
-    before = single @ (1 - single).T == 0
-    np.fill_diagonal(before, False)
-
     # [a, b]: the largest workspace of a block in b and not in a
     workspaces = [block.workspace_bytes for block in measured]
     transient_bytes = np.zeros((len(inside),) * 2) if any(workspaces) else None
@@ -237,7 +235,7 @@ def states_of(
             kept_before=sums[2],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
-            before=before,
+            before=_within_others(inside),
             transient_bytes=transient_bytes,
         ),
         blocks_before=np.asarray(inside.sum(axis=1), dtype=np.int64),
@@ -245,6 +243,23 @@ def states_of(
         cuts=tuple(cuts),
         complete=complete,
     )
+
+
+def _within_others(inside: FloatArray) -> BoolArray:
+    """[a, b]: set b holds all of set a, and more.
+
+    The sets are compared 64 blocks at a time. A product of matrices takes several times as long, on several threads.
+    """
+    packed = np.packbits(inside > 0, axis=1)
+    words = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)
+    within = np.ones((len(inside), len(inside)), dtype=bool)
+    at_once = max(_COMPARED_AT_ONCE // len(inside), 1)
+    for first in range(0, len(inside), at_once):
+        rows = slice(first, first + at_once)
+        for word in words.T:
+            within[rows] &= word[rows, None] & ~word == 0
+    np.fill_diagonal(within, False)
+    return within
 
 
 def _summed(profile: Profile, measured: Sequence[Measurement]) -> tuple[FloatArray, FloatArray, FloatArray]:
