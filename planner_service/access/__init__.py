@@ -1,1 +1,1 @@
-"""Access: who calls, what with, and what a request sent again does."""
+"""Access: who calls, with which credential, and what a repeated request does."""

@@ -1,8 +1,8 @@
-"""Auth: who calls, and what every route asks of its caller.
+"""Auth: who calls, and which scope every route demands.
 
-`Door` stands before the routes. It asks `Admission` who sends a request, and `Admission` asks `Identities` whose token
-or session it brings, which keeps what the database knows of them for a moment. `scope` is what a route asks of its
-caller; the service does not start with a route that asks for nothing.
+`Door` runs before the routes. It asks `Admission` who sends a request. `Admission` asks `Identities` whose token or
+session the request carries; `Identities` caches what the database knows of them for a moment. `scope` declares what a
+route demands; the service does not start with a route that demands nothing.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ from planner_service.platform.trail import ATTEMPT
 from planner_service.platform.writers import in_writer
 
 KNOWN_FOR_S = 2.0
-"""How long a process relies on what it has read: a token that another process revoked is valid here for so long."""
+"""How long a process relies on what it has read: a token revoked by another process stays valid here so long."""
 
 HONOURED_S = 300.0
-"""How long a process honours what it has read of a token while the database does not answer."""
+"""How long a process accepts a token that it has read while the database does not answer."""
 
 MAX_KNOWN = 10_000
 RETRY_AFTER_S = 2.0
@@ -69,7 +69,7 @@ class _Read:
 
 
 class Identities:
-    """Finds out whose a token or a session is. It keeps valid ones only: guesses fill no memory.
+    """Finds the owner of a token or a session. It caches only valid ones: guesses fill no memory.
 
     Requests that bring the same credential at the same time share one query.
     """
@@ -82,11 +82,14 @@ class Identities:
         self._noted: dict[str, datetime] = {}
 
     async def of_token(self, text: str, *, may_look: Callable[[], None]) -> Identity | None:
-        """Whose token this is; None unless it is valid. `may_look` may raise before an unknown one is queried."""
+        """The token's owner; None unless the token is valid.
+
+        `may_look` may raise before an unknown token is queried.
+        """
         return await self._of(parse_credential(TOKEN_PREFIX, text), service.known, may_look)
 
     async def of_session(self, text: str, *, may_look: Callable[[], None]) -> Identity | None:
-        """Whose session this is; None unless it is valid."""
+        """The session's owner; None unless the session is valid."""
         return await self._of(parse_credential(SESSION_PREFIX, text), service.known_by_session, may_look)
 
     async def open_session(self, identity: Identity) -> Credential:
@@ -101,7 +104,7 @@ class Identities:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets all that was read before."""
+        """Forgets everything read so far."""
         self._read.clear()
 
     async def note_use(self, identity: Identity) -> None:
@@ -172,7 +175,7 @@ def _within(moment: datetime | None, now: datetime, duration_s: float) -> bool:
 
 
 class Demand:
-    """Lets callers with one of the scopes pass. Raises ForbiddenError for others."""
+    """Lets callers with one of the scopes pass. Raises ForbiddenError for all others."""
 
     def __init__(self, *scopes: Scope) -> None:
         self.scopes = frozenset(scopes)
@@ -200,7 +203,7 @@ Caller = Annotated[Identity, Depends(caller)]
 
 
 def demands_of(route: RouteContext) -> list[frozenset[Scope]]:
-    """What a route asks of its callers: one scope of each set."""
+    """The scopes that a route demands: one of each set."""
     dependant = getattr(route, "dependant", None)
     calls = [] if dependant is None else [dependency.call for dependency in dependant.dependencies]
     return [call.scopes for call in calls if isinstance(call, Demand)]
@@ -212,7 +215,7 @@ def is_public(path: str) -> bool:
 
 
 def require_scopes(app: FastAPI) -> None:
-    """Raises PipeplanError where a route, or what is mounted, could be reached without any scope."""
+    """Raises PipeplanError if a route, or a mounted application, can be reached without any scope."""
     for route in iter_route_contexts(app.routes):
         path = route.path or ""
         if not demands_of(route) and not is_public(path) and path + "/" != PUBLIC_FOLDER:
@@ -221,7 +224,7 @@ def require_scopes(app: FastAPI) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Who is let in: whether a token is demanded, and how often a caller may ask and an address may fail."""
+    """Decides who is let in: whether a token is demanded, how often a caller may ask and an address fail."""
 
     identities: Identities
     demanded: bool
@@ -255,7 +258,7 @@ class Admission:
         return identity
 
     async def of_token(self, request: AsgiScope, text: str) -> Identity:
-        """Whose token it is. An address that failed often has to wait before it may send one that is unknown here."""
+        """The token's owner. An address that failed often must wait before it may send a token that is unknown here."""
         identity = await self.identities.of_token(text, may_look=lambda: self._require_patience(request))
         if identity is None:
             self._require_patience(request)
@@ -264,7 +267,7 @@ class Admission:
         return identity
 
     async def _of_cookie(self, request: AsgiScope, headers: Headers) -> Identity | None:
-        """Whose session the cookie names; None for none that is valid. It changes things from our own pages only."""
+        """The owner of the cookie's session; None without a valid one. It may change things only from our own pages."""
         text = session_text(headers)
         if text is None:
             return None
@@ -282,21 +285,21 @@ class Admission:
 
 
 def acts_as(identity: Identity) -> None:
-    """Notes whose attempt the request is, for the audit log."""
+    """Records whose attempt the request is, for the audit log."""
     attempt = ATTEMPT.get()
     if attempt is not None:
         attempt.actor, attempt.token_id = identity.name, identity.token_id
 
 
 class Door:
-    """Lets nobody in who is not known, whatever path they ask for. The routes look at scopes after that."""
+    """Admits only known callers, whatever path they ask for. After that the routes check scopes."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
         self._admission = admission
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Passes on with the caller in the scope, or answers."""
+        """Passes the request on with its caller, or answers."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -308,7 +311,7 @@ class Door:
             scope[KEY] = await self._admission.identify(scope)
             acts_as(scope[KEY])
         except ServiceError as error:
-            # Whoever asks is not known, and must not learn what the database is called and where it is.
+            # The caller is unknown, and must not learn the database's name and address.
             LOG.warning("no token can be looked up: %s", error)
             unknown = UnavailableError("the service cannot look up tokens now; ask again", RETRY_AFTER_S)
             await self._refusal(Request(scope), unknown)(scope, receive, send)
@@ -320,7 +323,7 @@ class Door:
         await self._admission.identities.note_use(scope[KEY])
 
     def _refusal(self, request: Request, error: PipeplanError) -> Callable[..., Awaitable[None]]:
-        """The login page for a person who is not known, and a problem for anyone else."""
+        """The login page for an unknown person, and a problem for any other caller."""
         wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith(API_PREFIX)
         if wants_page and isinstance(error, UnauthorizedError):
             query = f"?{request.url.query}" if request.url.query else ""
@@ -330,7 +333,7 @@ class Door:
         else:
             response = problem_response(problem_of(error))
         response.headers.update(headers_of(error))
-        # A browser whose session is over forgets its cookie.
+        # A browser whose session has ended deletes its cookie.
         over = isinstance(error, UnauthorizedError) and "authorization" not in request.headers
         if over and session_text(request.headers) is not None:
             response.delete_cookie(COOKIE, path=cookie_path(request), httponly=True, samesite="strict")
@@ -345,14 +348,18 @@ def cookie_path(request: Request) -> str:
 def session_text(headers: Headers) -> str | None:
     """The session's cookie.
 
-    Read here, not by the framework: that takes quadratic time to unquote what others set, and ours is never quoted.
+    It is read here, not by the framework, which takes quadratic time to unquote other sites' cookies. Ours is never
+    quoted.
     """
     pairs = (part.partition("=") for part in headers.get("cookie", "").split(";"))
     return next((value.strip() for name, _, value in pairs if name.strip() == COOKIE), None)
 
 
 def from_own_page(headers: Headers) -> bool:
-    """Whether a browser says that a page of this service sent the request. Other sites' pages cannot say so."""
+    """Whether the browser reports that a page of this service sent the request.
+
+    Other sites' pages cannot forge this.
+    """
     origin = headers.get("origin")
     return origin is not None and same_origin(origin, headers.get("host", ""))
 

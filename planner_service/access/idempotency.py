@@ -1,8 +1,8 @@
-"""Idempotency: a POST that is sent again under its Idempotency-Key has one effect, and gets the same answer again.
+"""Idempotency: a POST repeated under its Idempotency-Key has one effect, and gets the same answer again.
 
 Under each key of a caller the database keeps the request, and its answer once there is one. The answer is stored in the
 transaction of the effect: whatever fails in between, both are there or neither. A request whose effect takes long holds
-its key meanwhile; where the service dies with it, the key becomes free after a while.
+its key in the meantime. If the service dies with it, the key becomes free after a while.
 
 Three parts: the rows (`add_key` to `prune_keys`), what is done once (`perform`, `hold`, `settle`), and the header.
 """
@@ -30,7 +30,7 @@ FIELD = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 MAX_CHARACTERS = 200
 KEPT = timedelta(hours=24)
-"""How long a key is known."""
+"""How long a key is remembered."""
 
 RETRY_AFTER_S = 1.0
 
@@ -49,7 +49,7 @@ KeyHeader = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer as it was given. `body` is None where it held a secret, which is not stored."""
+    """An answer as it was given. `body` is None if it held a secret, which is not stored."""
 
     status: int
     body: str | None
@@ -58,7 +58,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A request under a key. `reply` is None while it is worked on, at the longest until `held_until`."""
+    """A request under a key. `reply` is None while the request is in progress, until `held_until` at the latest."""
 
     fingerprint: str
     reply: Reply | None
@@ -75,7 +75,7 @@ def add_key(connection: Connection, name: Name, fingerprint: str, held_until: da
 
 
 def stored_key(connection: Connection, name: Name) -> Entry | None:
-    """What is stored under a key; nobody else changes it until the transaction ends."""
+    """The record under a key; nobody else changes it until the transaction ends."""
     row = connection.execute(select(table).where(_is(name)).with_for_update()).one_or_none()
     if row is None:
         return None
@@ -84,7 +84,7 @@ def stored_key(connection: Connection, name: Name) -> Entry | None:
 
 
 def renew_key(connection: Connection, name: Name, fingerprint: str, held_until: datetime, expires_at: datetime) -> None:
-    """Stores a request under a key whose former one is over."""
+    """Stores a request under a key whose former request has expired."""
     values: dict[str, Any] = {"status": None, "body": None, "location": None}
     row = update(table).where(_is(name))
     connection.execute(row.values(fingerprint=fingerprint, held_until=held_until, expires_at=expires_at, **values))
@@ -102,7 +102,7 @@ def forget_key(connection: Connection, name: Name) -> None:
 
 
 def prune_keys(connection: Connection, now: datetime) -> int:
-    """Deletes the keys that are over, and gives their number."""
+    """Deletes the expired keys, and returns their number."""
     return connection.execute(delete(table).where(table.c.expires_at <= now)).rowcount
 
 
@@ -113,7 +113,7 @@ def _is(name: Name) -> ColumnElement[bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A caller's key for a request; `fingerprint` tells the request from others."""
+    """A caller's key for a request; `fingerprint` distinguishes the request from others."""
 
     name: Name
     fingerprint: str
@@ -139,9 +139,9 @@ def perform(
 ) -> OnceOutcome:
     """The effect's answer, or the one that was given before under this key; effect and answer are one transaction.
 
-    The effect must do all that it does through the context that it gets. Nothing of a refused one is stored. Where the
-    answer is `secret` its body is not stored, and the same request again is a conflict that says where the result is.
-    Raises InvalidInputError where the key was used for another request.
+    The effect must do all that it does through the context that it gets. Of a refused effect nothing is stored. If the
+    answer is `secret`, its body is not stored, and a repeated request is a conflict that says where the result is.
+    Raises InvalidInputError if the key was used for another request.
     """
     if key is None:
         return OnceOutcome(reply=effect(context))
@@ -155,7 +155,7 @@ def perform(
 
 
 def hold(context: Context, key: Key, duration_s: float) -> OnceOutcome | None:
-    """Holds the key of a request whose effect takes long, or gives the answer that it has had already.
+    """Holds the key of a request whose effect takes long, or returns its stored answer.
 
     Raises InFlightError while another holds it.
     """
@@ -177,13 +177,13 @@ def let_go(context: Context, key: Key) -> None:
 
 
 def prune(context: Context) -> int:
-    """Deletes the keys that are over, and gives their number."""
+    """Deletes the expired keys, and returns their number."""
     with context.database.write() as connection:
         return prune_keys(connection, context.now())
 
 
 def _take(context: Context, connection: Connection, key: Key, held: timedelta) -> Reply | None:
-    """Takes the key for this request and gives None, or gives the answer that it has had already."""
+    """Takes the key for this request and returns None, or returns the stored answer."""
     now = context.now()
     until, expires = now + held, now + KEPT
     if add_key(connection, key.name, key.fingerprint, until, expires):
@@ -211,7 +211,7 @@ def _take(context: Context, connection: Connection, key: Key, held: timedelta) -
 
 async def _of_body(request: Request, caller: Caller, content: Body, idempotency_key: KeyHeader = None) -> Key | None:
     key = partial(_key, request, caller.token_id or caller.name, idempotency_key, content)
-    return key() if len(content) <= SMALL else await run_in_threadpool(key)  # to hash a large body takes long
+    return key() if len(content) <= SMALL else await run_in_threadpool(key)  # hashing a large body takes long
 
 
 async def _of_path(request: Request, caller: Caller, idempotency_key: KeyHeader = None) -> Key | None:

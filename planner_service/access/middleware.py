@@ -1,4 +1,4 @@
-"""Middleware of access: what stands before who calls is asked.
+"""Middleware of access: what runs before the caller is identified.
 
 `Access` gives every request an id, a line in the log and its place in the metrics, whoever answers it. `Guard` keeps
 pages of other sites from reaching the service through a browser that can reach it.
@@ -40,7 +40,7 @@ def assign(headers: Headers) -> str:
 
 
 class Access:
-    """Stands before everything else. It writes a request's route, never its path, which may hold anything."""
+    """Runs before everything else. It logs a request's route, never its path, which may hold anything."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -88,11 +88,11 @@ class Access:
 
 
 class Guard:
-    """Refuses requests under a foreign name (DNS rebinding), and requests that another site's page sends.
+    """Refuses requests under a foreign host name (DNS rebinding), and requests from pages of other sites.
 
-    `hosts` are the service's names besides this machine's own; None allows any. Any name may be allowed only where
-    every request needs a token: a page that was rebound to the service has none. Health checks may ask under any name,
-    and so may what reads the metrics where it needs a token (`tokens`): both know pods by their addresses.
+    `hosts` are the service's names besides this machine's own; None allows any. Any name may be allowed only if every
+    request needs a token: a page that was rebound to the service has none. Health checks may use any name. So may
+    requests for metrics, if they need a token (`tokens`): both reach pods by address.
     """
 
     def __init__(self, app: ASGIApp, *, hosts: tuple[str, ...] | None = (), tokens: bool = False) -> None:
@@ -105,7 +105,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["path"] in HEALTH_PATHS:  # whoever looks after a container asks by its address, and learns little
+        if scope["path"] in HEALTH_PATHS:  # a container's supervisor asks by address, and learns little
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

@@ -49,7 +49,7 @@ def create_token(
 
 @router.get("", dependencies=[scope("admin")])
 def list_tokens(services: Services, page: CutOf) -> PageOf[Token]:
-    """The tokens, newest first; those that are over, too."""
+    """The tokens, newest first, including expired and revoked ones."""
     return tokens.newest(services, page)
 
 
@@ -68,8 +68,8 @@ def get_token(services: Services, token_id: str) -> Token:
 
 @router.post("/{token_id}/revoke", dependencies=[scope("admin")])
 def revoke_token(services: Services, request: Request, token_id: str) -> Token:
-    """Revokes a token for good, and ends its sessions: in this process at once, in others within 2 seconds. It stays
-    to be seen; once more changes nothing.
+    """Revokes a token for good, and ends its sessions: in this process at once, in others within 2 seconds. It stays in
+    the list; revoking it again changes nothing.
     """
     revoked = tokens.revoke(services, token_id)
     request.app.state.admission.identities.forget()
@@ -87,7 +87,7 @@ async def login_page(request: Request) -> Response:
 
 @login_router.post("/login", dependencies=[takes(MAX_FORM_BYTES)])
 async def login(request: Request, fields: Form) -> Response:
-    """Takes a token for a session."""
+    """Exchanges a token for a session."""
     way_back = own_path(fields.get("next", "/"))
     admission = _admission(request)
     try:

@@ -49,7 +49,7 @@ class TokenKey:
 
     @property
     def id(self) -> str:
-        """Tells keys apart without giving them away."""
+        """Distinguishes keys without revealing them."""
         return self._digest(_FINGERPRINTED)[:16]
 
     def hash(self, secret: str) -> str:
@@ -79,7 +79,7 @@ def token_key(context: Context) -> TokenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToken:
-    """What is known of a credential. `identity` is not true before the secret is proven against the hash."""
+    """What is known of a credential. `identity` is not proven until the secret is checked against the hash."""
 
     identity: Identity
     secret_hash: str
@@ -232,7 +232,7 @@ def open_session(context: Context, key: TokenKey, identity: Identity) -> Credent
 
 
 def known_by_session(context: Context, key: TokenKey, session_id: str) -> KnownToken | None:
-    """What is known of a session; None where it is unknown or over, or its token is no longer valid."""
+    """What is known of a session; None if it is unknown or has ended, or its token is no longer valid."""
     now = context.now()
     with context.database.read() as connection:
         session = storage.session(connection, session_id)

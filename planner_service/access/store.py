@@ -63,7 +63,7 @@ def get(connection: Connection, token_id: str) -> StoredToken | None:
 
 
 def page(connection: Connection, cut: Cut, item: Callable[[StoredToken], T]) -> Page[T]:
-    """A page of the tokens, newest first, those that are over among them."""
+    """A page of the tokens, newest first, including expired and revoked ones."""
     return newest(connection, select(tokens), tokens, cut, lambda row: item(_token(row)))
 
 
@@ -79,7 +79,7 @@ def named(connection: Connection, name: str, now: datetime) -> list[StoredToken]
 
 
 def revoke(connection: Connection, token_id: str, now: datetime) -> None:
-    """Revokes a token, and ends the sessions that it opened. The moment of the first time stays."""
+    """Revokes a token, and ends the sessions that it opened. The time of the first revocation stays."""
     ended = update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None)).values(revoked_at=now)
     connection.execute(ended)
     connection.execute(delete(sessions).where(sessions.c.token_id == token_id))
@@ -94,7 +94,7 @@ def touch(connection: Connection, token_id: str, now: datetime, not_after: datet
 def add_session(
     connection: Connection, *, session_id: str, secret_hash: str, token_id: str, now: datetime, expires_at: datetime
 ) -> None:
-    """Stores a session, and deletes those that are over."""
+    """Stores a session, and deletes expired ones."""
     connection.execute(delete(sessions).where(sessions.c.expires_at <= now))
     values = {"id": session_id, "secret_hash": secret_hash, "token_id": token_id}
     connection.execute(insert(sessions).values(**values, created_at=now, expires_at=expires_at))

@@ -17,7 +17,7 @@ NO_NEEDS = ("any", "{}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """So many nodes at once, so many processes on each; only these agents if any are named; these factories allowed."""
+    """How many nodes, with how many processes each; which agents, if any are named; which factories must be allowed."""
 
     nodes: int = 1
     processes: int = 1
@@ -28,7 +28,7 @@ class Needs:
     __pydantic_config__: ClassVar = STRICT
 
     def lacks(self, agent: KnownAgent) -> str | None:
-        """What the agent lacks; None for one that can take part."""
+        """What the agent lacks; None if it can take part."""
         told = agent.told
         if self.agents and agent.name not in self.agents:
             return "is not named"
@@ -70,7 +70,7 @@ def stored(needs: Needs) -> tuple[str, str]:
 
 
 def read(text: str) -> Needs:
-    """The needs that `stored` wrote: nobody sends such a text, and it is not checked for what only a sender does."""
+    """The needs that `stored` wrote. No caller sends such a text, so it is not validated."""
     return _STORED.validate_json(text)
 
 

@@ -1,4 +1,4 @@
-"""The agents: who is there, with what, and what each is at."""
+"""The agents: their state, their devices and their jobs."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse

@@ -1,4 +1,4 @@
-"""Routes of the agents: they register and are heard of; anybody looks."""
+"""Routes of the agents: agents register and report; every caller may read."""
 
 from typing import Annotated
 
@@ -26,8 +26,8 @@ def register_agent(
     told: Annotated[Registration, Depends(document(Registration))],
     response: Response,
 ) -> Agent:
-    """Registers an agent under its name. May be repeated; another `instance` takes the name over, under the same token
-    or once that is over.
+    """Registers an agent under its name. May be repeated. Another `instance` takes the name over, under the same token
+    or after that token has ended.
     """
     agent, new = agents.register(services, told, by=caller)
     mark_created(response, new, f"/v1/agents/{agent.id}")
@@ -50,5 +50,5 @@ def get_agent(services: Services, agent_id: str) -> Agent:
 def agent_is_present(
     services: Services, caller: Caller, agent_id: str, presence: Annotated[Presence, Depends(document(Presence))]
 ) -> Agent:
-    """The agent is there; it may say that it drains. It is named by its id or its name."""
+    """Records that the agent is alive, and whether it drains. The path holds its id or its name."""
     return agents.present(services, agent_id, presence, by=caller)

@@ -20,11 +20,11 @@ from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 
 ASKS_KNOWN = 6
-"""That an agent asks for work is recorded so many times in a lease's length, not at each request."""
+"""How often in a lease's length it is recorded that an agent asks for work; not every request is recorded."""
 
 
 def register(context: Context, told: Registration, *, by: Identity = LOCAL) -> tuple[Agent, bool]:
-    """Stores what an agent says of itself, and says whether its name is new. To repeat it changes only the time.
+    """Stores what an agent reports of itself, and returns whether its name is new. A repetition changes only the time.
 
     A new process of the same name replaces the older one, which is refused from then on. Raises InvalidInputError for
     a text that does not print as one line, ForbiddenError where the name belongs to another's token.
@@ -92,7 +92,7 @@ def asking(connection: Connection, request: LeaseRequest) -> KnownAgent | None:
 
 
 def is_fresh(context: Context, known: KnownAgent | None, now: datetime) -> bool:
-    """Whether it was recorded recently enough that this agent asks for work."""
+    """Whether a request of this agent for work was recorded recently enough."""
     since = now - timedelta(seconds=context.lease_s / ASKS_KNOWN)
     return known is not None and known.asked_at is not None and known.asked_at > since
 

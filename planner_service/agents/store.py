@@ -24,7 +24,7 @@ _GIVEN = (
     .values(asked_at=None, job_id=bindparam("given_id"))
 )
 _SEEN = update(agents).where(agents.c.name == bindparam("agent_name")).values(last_seen_at=bindparam("moment"))
-"""Made once, as the others: every report of an agent, or request for work, executes some of them."""
+"""Made once, like the others: every report of an agent, and every request for work, executes some of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,8 @@ def heard_since(connection: Connection, since: datetime) -> list[KnownAgent]:
 def idle(connection: Connection, since: datetime, *, lock: bool = True) -> list[KnownAgent]:
     """The agents that have asked for work since then and have none, by name, without those that others hold.
 
-    Transactions that choose agents skip each other's and so never wait for each other. Without `lock` they are only
-    looked at.
+    Transactions that choose agents skip each other's agents, so they never wait for each other. Without `lock` it only
+    reads.
     """
     query = select(agents).where(agents.c.asked_at >= since, agents.c.draining.is_(False)).order_by(agents.c.name)
     return [_known(row) for row in connection.execute(query.with_for_update(skip_locked=True) if lock else query)]

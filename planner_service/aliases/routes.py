@@ -35,7 +35,7 @@ CONFLICTS: dict[int | str, dict[str, Any]] = {412: described("It has been moved 
 
 
 def expected(if_match: IfMatch = None) -> Expected:
-    """What a change asks for, from the request's headers."""
+    """The condition of a change, from the request's headers."""
     if if_match is None:
         return Expected()
     tags = [tag.strip() for tag in if_match.split(",")]
@@ -47,7 +47,7 @@ def expected(if_match: IfMatch = None) -> Expected:
 
 
 def expected_or_new(wanted: Annotated[Expected, Depends(expected)], if_none_match: IfNoneMatch = None) -> Expected:
-    """The same, or that there is nothing yet."""
+    """The same, or the condition that there is no such alias yet."""
     if if_none_match is None:
         return wanted
     if if_none_match.strip() != "*":
@@ -112,6 +112,6 @@ def put_alias(
 def delete_alias(
     services: Services, caller: Caller, name: AliasName, wanted: Annotated[Expected, Depends(expected)]
 ) -> Response:
-    """Takes the alias away; its history stays."""
+    """Deletes the alias; its history stays."""
     aliases.delete(services, name, by=caller.name, expected=wanted)
     return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -19,7 +19,7 @@ class Expected:
     absent: bool = False
 
     def check(self, name: str, alias: Alias | None) -> None:
-        """Raises PreconditionFailedError where it does not hold."""
+        """Raises PreconditionFailedError if it does not hold."""
         if alias is None:
             if self.present or self.versions is not None:
                 raise PreconditionFailedError(f"there is no alias {name}")
@@ -34,7 +34,7 @@ ANYTHING = Expected()
 
 
 def put(context: Context, name: str, plan_id: str, *, by: str, expected: Expected = ANYTHING) -> tuple[Alias, bool]:
-    """Points the name at the plan, and says whether the name is new. Where it points there already, nothing changes."""
+    """Points the name at the plan, and returns whether the name is new. If it points there already, nothing changes."""
     require_name(name)
     with context.database.write() as connection:
         now = context.now()
@@ -77,7 +77,7 @@ def history(context: Context, name: str, query: ListQuery) -> Page[AliasMove]:
 
 
 def delete(context: Context, name: str, *, by: str, expected: Expected = ANYTHING) -> None:
-    """Takes the name away. Raises NotFoundError where it is not there."""
+    """Deletes the name. Raises NotFoundError if there is none."""
     require_name(name)
     with context.database.write() as connection:
         alias = storage.locked(connection, name)

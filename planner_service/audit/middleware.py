@@ -26,7 +26,7 @@ from planner_service.platform.writers import SAFE, in_writer
 
 REFUSALS_PER_S = 1.0
 REFUSALS_AT_ONCE = 60.0
-"""How many attempts of one caller that came to nothing are kept."""
+"""How many attempts without effect are kept of one caller."""
 
 LOG = logging.getLogger("pipeplan.audit")
 
@@ -56,7 +56,7 @@ ROUTES: dict[tuple[str, str], Action] = {
     ("POST", "/jobs/{job_id}/cancel"): "job.cancel",
     ("POST", "/jobs/{job_id}/retry"): "job.retry",
 }
-"""What each route that changes something is an attempt at."""
+"""The action of each route that changes something."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class WritingPlace:
 
 
 def places(app: FastAPI) -> tuple[WritingPlace, ...]:
-    """The application's routes that change something. Raises PipeplanError for one that is an attempt at nothing."""
+    """The application's routes that change something. Raises PipeplanError for one without an action."""
     found = []
     for route in iter_route_contexts(app.routes):
         for method in sorted(set(route.methods or ()) - SAFE):
@@ -81,7 +81,7 @@ def places(app: FastAPI) -> tuple[WritingPlace, ...]:
 
 
 class Audited:
-    """Stands before the door: what that refuses is an attempt, too."""
+    """Runs before the door: a request that the door refuses is an attempt, too."""
 
     def __init__(self, app: ASGIApp, context: Context, places: tuple[WritingPlace, ...]) -> None:
         self._app = app
@@ -90,7 +90,7 @@ class Audited:
         self._refusals = Rates(REFUSALS_PER_S, REFUSALS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on; notes what came to nothing."""
+        """Passes on; records attempts without effect."""
         if scope["type"] != "http" or scope["method"] in SAFE:
             await self._app(scope, receive, send)
             return

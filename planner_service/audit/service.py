@@ -14,7 +14,7 @@ def page(context: Context, query: AuditQuery) -> Page[AuditEntry]:
 
 
 def note_refusal(context: Context, action: Action, object_id: str | None, status: int) -> None:
-    """Appends that the present attempt came to nothing."""
+    """Appends that the present attempt had no effect."""
     outcome: Outcome = "failed" if status >= 500 else "refused"
     with context.database.write() as connection:
         trail.record(connection, action, object_id, context.now(), outcome=outcome, status=status)

@@ -1,4 +1,4 @@
-"""`pipeplan serve` and `pipeplan settings`: the service with its dashboard, and what it is set to.
+"""`pipeplan serve` and `pipeplan settings`: the service with its dashboard, and its settings.
 
 `serve` is one process; several on one PostgreSQL behave as one service. `settings` shows every setting, its value, and
 where that comes from.
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 POLL_S = 0.5
-"""Between two looks whether the parent is still there."""
+"""Seconds between two checks whether the parent still runs."""
 
 GRACE_S = 5.0
-"""What the service gets beyond `shutdown_s` before the process ends at once."""
+"""The time beyond `shutdown_s` after which the process ends immediately."""
 
 Config = Annotated[
     Path | None, typer.Option("--config", help="A TOML file of settings, for what nothing else sets. [PIPEPLAN_CONFIG]")
@@ -67,7 +67,7 @@ def serve(
     log_format: FormOfLogs = None,
     exit_with_parent: ExitWithParent = False,
 ) -> None:
-    """Serves the API and the dashboard until it is interrupted. What is under way then ends first."""
+    """Serves the API and the dashboard until it is interrupted. Requests in progress are finished first."""
     require_extra("service")
     from planner_service.platform.settings import load_settings
 
@@ -103,15 +103,15 @@ def settings(
 
 
 def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], None]]":
-    """The server, its database's name, and what ends streams of events and long searches.
+    """The server, its database's name, and a function that ends event streams and long searches.
 
-    The server is not started, but everything that could keep it from starting is done. Streams and searches need that
-    function: they would not end by themselves in time. From here on SIGTERM ends the server in good order, with exit
-    status 0. While the server runs, uvicorn's own handler does that, and calls the handler from here when everything
-    has ended.
+    The server is not started yet, but everything that could fail at its start has been done. Streams and searches would
+    not end by themselves in time, so they need that function. From here on SIGTERM shuts the server down cleanly, with
+    exit status 0. While the server runs, uvicorn's own handler does this, and calls this handler when everything has
+    ended.
     """
-    # Nearly all that is made here stays, and later collections leave it out: a full one would look through it in 0.2 s,
-    # and 64 KiB of empty lists set one off.
+    # Nearly all objects made here stay, and later collections leave them out. A full collection would take 0.2 s to
+    # walk through them, and 64 KiB of empty lists trigger one.
     gc.disable()
     try:
         import uvicorn
@@ -161,7 +161,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _announce(server: "uvicorn.Server", settings: "Settings", url: str, database: str) -> None:
-    """Says where the service is, once it answers: a sentence that scripts wait for; JSON where that is asked for."""
+    """Prints the service's address once it answers: a sentence that scripts wait for, or JSON."""
     while not server.started:
         if server.should_exit:
             return
@@ -173,7 +173,7 @@ def _announce(server: "uvicorn.Server", settings: "Settings", url: str, database
 
 
 def _watch(server: "uvicorn.Server", parent: int | None, shutdown_s: float, stopping: Callable[[], None]) -> None:
-    """Ends the service in good order once its parent is gone; and for certain where its end takes too long."""
+    """Shuts the service down cleanly once its parent has ended; kills it if the shutdown takes too long."""
     while not server.should_exit:
         time.sleep(POLL_S)
         if parent is not None and os.getppid() != parent:

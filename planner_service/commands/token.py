@@ -1,4 +1,7 @@
-"""`pipeplan token`: the tokens in the service's database. It needs no service: the first one is made before it runs."""
+"""`pipeplan token`: the tokens in the service's database.
+
+It needs no running service: the first token is made before.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +39,7 @@ def create(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Makes a token and shows it, this once. The database keeps only its hash."""
+    """Makes a token and shows it once. The database keeps only its hash."""
     new = parse(NewToken, {"name": name, "scopes": list(dict.fromkeys(scope)), "expires_in_s": duration_s(expires)})
     with _context(database, config) as context:
         from planner_service.access import service as tokens
@@ -59,7 +62,7 @@ def list_tokens(
     cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists tokens, newest first, and when each was used last."""
+    """Lists tokens, newest first, with the time of their last use."""
     with _context(database, config) as context:
         from planner_service.access import service as tokens
         from planner_service.platform.listing import Cut
@@ -96,7 +99,7 @@ def revoke(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ends a token for good. Services that run take notice within 2 seconds."""
+    """Revokes a token for good. Running services refuse it within 2 seconds."""
     with _context(database, config) as context:
         from planner_service.access import service as tokens
 
@@ -119,7 +122,7 @@ def duration_s(text: str) -> int | None:
 
 @contextmanager
 def _context(database: str | None, config: Path | None) -> "Iterator[Context]":
-    """What the services need, on the database with the present tables."""
+    """The context that the services need, on a database with the present tables."""
     require_extra("service")
     from pipeplan.planners.solve import solve
     from planner_service.platform.context import Context

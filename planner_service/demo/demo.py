@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from planner_service.demo.main_job import OnProgress
 
 POLL_S = 0.5
-"""Between two looks whether a service that is kept still runs."""
+"""Seconds between two checks whether a kept service still runs."""
 
 PIPED_WIDTH = 120
-"""Columns of a table where standard output is no terminal."""
+"""Columns of a table if standard output is not a terminal."""
 
 
 def demo(
@@ -72,7 +72,7 @@ def demo(
 
 @contextmanager
 def _bars(console: "Console") -> Iterator["OnProgress"]:
-    """A bar a phase on standard error; where that is no terminal, a line a phase."""
+    """A bar for each phase on standard error, or a line if that is not a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.fields[phase]:9}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))

@@ -1,6 +1,6 @@
 """Main job: what the demo does, as a user of the REST API would: profile, plan with every planner, run the best.
 
-The service and the agent are processes of their own, which end with the demo whatever happens.
+The service and the agent are separate processes, which end with the demo whatever happens.
 """
 
 import os
@@ -31,7 +31,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What the main job is done with. `steps` are the fewest and the most."""
+    """The settings of the main job. `steps` are the fewest and the most."""
 
     model: str
     data: str
@@ -58,21 +58,25 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pipedream-2bw", {"schedule": "1f1b", "stages": 2}),
     ("gpipe", {}),
 )
-"""What the planners are asked: each for its best, 2BW's also for two stages without and with a flush. PipeDream's
-takes the largest microbatches."""
+"""The requests to the planners: each for its best plan, 2BW's also for two stages without and with a flush. PipeDream's
+planner takes the largest microbatches.
+"""
 
 _READY = "pipeplan serves "
-"""How the line begins with which the service says that it answers."""
+"""The beginning of the line that the service prints once it answers."""
 
 _START_S = 60.0
 _STOP_S = 15.0
 
 OnProgress = Callable[[str, int, int, str], None]
-"""Called with the phase, the units done, their total, and what is at hand."""
+"""Called with the phase, the units done, their total, and the current unit."""
 
 
 class DemoProcess:
-    """A process, and the lines that it printed on standard error. Settings of other services are not its."""
+    """A process, and the lines that it printed on standard error.
+
+    It does not inherit the settings of other services.
+    """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
@@ -89,7 +93,7 @@ class DemoProcess:
         threading.Thread(target=self._read, name=name, daemon=True).start()
 
     def next_line(self, timeout_s: float) -> str:
-        """The next line. Raises PipeplanError if the process ends instead, or says nothing for so long."""
+        """The next line. Raises PipeplanError if the process ends instead, or prints nothing for this time."""
         try:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
@@ -99,12 +103,12 @@ class DemoProcess:
         return line
 
     def require_running(self) -> None:
-        """Raises PipeplanError if the process has ended, with what it said last."""
+        """Raises PipeplanError with the process's last output if it has ended."""
         if self._process.poll() is not None:
             raise self._ended()
 
     def stop(self) -> None:
-        """Asks the process to end, and sees to it."""
+        """Asks the process to end, and kills it if it does not."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -161,7 +165,7 @@ def agent(folder: Path, url: str) -> Iterator[DemoProcess]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoCandidate:
-    """One planner's answer; `plan_id` is None where nothing fits."""
+    """One planner's answer; `plan_id` is None if no plan fits."""
 
     planner: str
     plan_id: str | None
@@ -170,7 +174,7 @@ class DemoCandidate:
 
     @property
     def throughput_samples_per_s(self) -> float:
-        """What the instruction streams predict; 0 where nothing fits, or nothing was played."""
+        """What the instruction streams predict; 0 if no plan fits, or it was not played."""
         return (self.answer.throughput_samples_per_s or 0.0) if isinstance(self.answer, Plan) else 0.0
 
 
@@ -196,7 +200,7 @@ class DemoOutcome:
 
     @property
     def nearest_miss(self) -> str:
-        """Why the first planner's closest configuration does not fit; empty where one does."""
+        """Why the first planner's closest configuration does not fit; empty if a plan fits."""
         reasons = [c.answer.reasons[0] for c in self.candidates if isinstance(c.answer, Infeasible)]
         return f"{reasons[0].rule}: {reasons[0].detail}" if reasons else ""
 
@@ -210,7 +214,7 @@ def main_job(
     measured = _finished(client, agent, task, "profiling", on_progress)
     profile_id, cluster_id = str(measured.profile_id), str(measured.cluster_id)
 
-    found: dict[object, DemoCandidate] = {}  # by plan: several questions may have one answer
+    found: dict[object, DemoCandidate] = {}  # by plan: several requests may have the same answer
     for number, (planner, chosen) in enumerate(QUESTIONS):
         on_progress("planning", number, len(QUESTIONS), planner)
         if planner == "pipedream":

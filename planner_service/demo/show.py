@@ -60,7 +60,7 @@ def show_candidates(console: Console, outcome: DemoOutcome) -> None:
 
 
 def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:
-    """Predicted against measured, the loss, and where plan and run can be looked at."""
+    """Predicted against measured, the loss, and the pages of plan and run."""
     report = outcome.report
     if report is None or outcome.chosen is None:
         return
