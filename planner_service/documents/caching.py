@@ -1,8 +1,8 @@
 """Caching: entity tags, and the short way to documents and lists.
 
-Documents are stored under their content's id, which is therefore a strong entity tag; a plan that was played after it
-was stored has another one from then on. `document_response` answers with one. `Express` answers for documents and lists
-before any route is looked for, and `Head` answers HEAD as GET.
+Documents are stored under their content's id, which is therefore a strong entity tag. A plan that was played after it
+was stored has another tag from then on. `document_response` answers with a tag. `Express` answers for documents and
+lists before any route is looked up, and `Head` answers HEAD as GET.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from planner_service.platform.requests import may
 from planner_service.platform.stored import Noun, may_change, tag_of
 
 IMMUTABLE = "private, max-age=31536000, immutable"
-"""The Cache-Control of what is named by its content's hash."""
+"""The Cache-Control of content that is addressed by its hash."""
 
 REVALIDATE = "private, no-cache"
-"""The Cache-Control of what may change under its name: to be asked for each time, with the tag that the caller has."""
+"""The Cache-Control of content that may change at its address: the caller asks each time, with the tag that it has."""
 
 JSON = "application/json"
 GZIP = r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))"
-"""What stands in the Accept-Encoding of a caller that takes gzip."""
+"""The Accept-Encoding of a caller that takes gzip."""
 
 READERS = 4
 VERSION = version("pipeplan")
@@ -49,7 +49,7 @@ Answer = Callable[[Context], bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentLane:
-    """A route of documents: their noun, its path and scopes, and what reads one that is not in the cache."""
+    """A route of documents: their noun, its path and scopes, and the function that reads one not in the cache."""
 
     noun: Noun
     path: str
@@ -86,7 +86,7 @@ def packed_response(request: Request, load: Callable[[], bytes], identity: str, 
 
 
 def derived_tag(identity: str, *parameters: object) -> str:
-    """The identity of what this version of ours makes of a document."""
+    """The tag of what this release derives from a document."""
     return ".".join((identity, *map(str, parameters), VERSION))
 
 
@@ -101,7 +101,9 @@ def stored(services: Context, noun: Noun, identity: str, load: Callable[[Context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListLane:
-    """A route of a list: its path and scopes, and what answers its query; None for a query that is the route's."""
+    """A route of a list: its path and scopes, and the function that answers its query; None for a query that the route
+    must answer.
+    """
 
     path: str
     scopes: tuple[TokenScope, ...]
@@ -109,12 +111,12 @@ class ListLane:
 
 
 class Express:
-    """Answers for documents and lists before any route is looked for, which would take longer than the answer.
+    """Answers for documents and lists before any route is looked up, which would take longer than the answer.
 
-    It stands behind everything that checks callers, and asks for the scopes that the route asks for. All else goes to
-    the routes, queries that cannot be read among it. A few threads read: never more than there are connections to the
-    database, and not so many that they wait for one another. Where the database answers at once, this thread reads: to
-    hand the work to another and back takes longer than to read.
+    It runs after everything that checks callers, and demands the route's scopes. All other requests continue to the
+    routes, including queries that cannot be read. A few threads read: never more than there are connections to the
+    database, and not so many that they wait for one another. If the database can answer without waiting, this thread
+    reads: passing the work to another thread and back takes longer than reading.
     """
 
     def __init__(
@@ -178,7 +180,7 @@ class Express:
         await send({"type": "http.response.body", "body": content})
 
     async def _read(self, read: Callable[[], bytes], scope: Scope, receive: Receive, send: Send) -> bytes | None:
-        """What the database gives; None where it failed and the problem is sent already."""
+        """The database's answer; None if it failed and the problem has been sent."""
         try:
             if self._context.database.reads_at_once:
                 return read()
@@ -195,7 +197,7 @@ class Head:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Asks for the content and drops it. What streams it gets a disconnect once the headers are sent."""
+        """Requests the content and drops it. A stream gets a disconnect once its headers are sent."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -217,7 +219,7 @@ class Head:
 
 
 def _matches(if_none_match: str | None, tag: str) -> bool:
-    """Whether the caller has what the tag names, by the weak comparison, as RFC 9110, section 13.1.2, demands."""
+    """Whether the caller has the tagged content, by the weak comparison of RFC 9110, section 13.1.2."""
     if if_none_match is None:
         return False
     tags = (one.strip().removeprefix("W/") for one in if_none_match.split(","))

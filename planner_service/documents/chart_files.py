@@ -19,7 +19,7 @@ Row: TypeAlias = tuple[str | int | float | None, ...]
 STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
 MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
 FORMULAS = ("=", "+", "-", "@", "'")
-"""What begins a formula in a spreadsheet, and the apostrophe, which keeps a text from being one."""
+"""The characters that begin a formula in a spreadsheet, and the apostrophe, which prevents one."""
 
 CONTENT: dict[str, Any] = {media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
 ANSWERS: dict[int | str, dict[str, Any]] = UNCHANGED | {200: {"description": "The chart", "content": CONTENT}}
@@ -41,14 +41,14 @@ def _no_formula(cell: str | int | float | None) -> str | int | float | None:
 
 
 def svg_text(template: str, *, title: str, height: float, **content: object) -> str:
-    """The picture that the template draws, with a title that readers of screens say."""
+    """The picture that the template draws, with a title for screen readers."""
     return templates.get_template(template).render(style=STYLE, title=title, height=height, **content)
 
 
 def chart_response(
     request: Request, identity: str, kind: Format, name: str, make: Callable[[], str], *parameters: object
 ) -> Response:
-    """The chart as a file of this name. `parameters` are what else it depends on: they are in its entity tag."""
+    """The chart as a file of this name. Its entity tag includes `parameters`, on which the chart also depends."""
     tag = derived_tag(identity, name, kind, *parameters)
     response = document_response(request, tag, make, cache_control=REVALIDATE, media_type=MEDIA_TYPES[kind])
     response.headers["Content-Disposition"] = f'attachment; filename="{name}.{kind}"'

@@ -21,7 +21,7 @@ ProfileChart = Literal["times", "memory"]
 
 
 def profile_file(chart: ProfileChart, kind: Format, wanted: str, content: str) -> str:
-    """A chart of the profile that the text holds, at a microbatch size; the parser's process imports it."""
+    """A chart of the profile in the text, at a microbatch size; the parser's process imports this function."""
     profile = parse(Profile, content)
     size = size_of(profile, wanted)
     columns = time_columns(profile, size) if chart == "times" else memory_columns(profile, size)

@@ -17,7 +17,7 @@ HEIGHT = 220.0
 LEFT, RIGHT, TOP, BOTTOM = 84.0, 1150.0, 12.0, 190.0
 MOST_BARS = 240
 GAP = 0.15
-"""The share of a bar's place that stays empty."""
+"""The share of a bar's width that stays empty."""
 
 CLUSTER_WIDTH = 1160.0
 CLUSTER_LEFT = 300.0
@@ -66,7 +66,7 @@ class BlockBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChart:
-    """The bars, the axes, and how many blocks a bar stands for."""
+    """The bars, the axes, and how many blocks each bar represents."""
 
     bars: tuple[BlockBar, ...]
     values: tuple[Tick, ...]
@@ -75,7 +75,7 @@ class BlockChart:
 
 
 def size_of(profile: Profile, wanted: str) -> int:
-    """The microbatch size that is wanted; the largest where none is. Raises InvalidInputError for one not measured."""
+    """The microbatch size asked for, or else the largest. Raises InvalidInputError for one that was not measured."""
     sizes = sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements)
     rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
     require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
@@ -138,7 +138,7 @@ def _chart(
     if not most > 0:
         return None
 
-    # The numbers of blocks stand under the middles of their bars.
+    # The numbers of blocks are centred under their bars.
     place = (RIGHT - LEFT) / len(columns)
     last = max(len(columns) - 1, 1)
     end = LEFT + place * (last + 0.5)
@@ -234,7 +234,7 @@ def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermo
         Box(
             x=CLUSTER_LEFT + index * place + 3,
             width=place - 6,
-            # The text, or its first word, or nothing: what has room.
+            # The text, its first word, or nothing, depending on the room.
             text=next((each for each in (text, text.split(" ")[0]) if LETTER_WIDTH * len(each) + 6 <= place), ""),
             opened=index == 0 and not innermost,
         )

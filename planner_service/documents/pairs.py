@@ -1,7 +1,7 @@
 """Pairs: two profiles side by side, block by block, at a microbatch size that both were measured at.
 
-Blocks belong together by their names, which a profile has once. A block that the other profile does not have stands
-alone.
+Blocks are matched by their names, which are unique in a profile. A block that only one profile has gets a row of its
+own.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ LABELS = ("Forward", "Backward", "Weights", "Activations", "Output")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedCell:
-    """A quantity of both: the second as a multiple of the first, and what each is."""
+    """A quantity of both: the second as a multiple of the first, and both values."""
 
     label: str
     ratio: str
@@ -33,7 +33,7 @@ class PairedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRow:
-    """A block, or several in a row that are equal in both. `only` says which profile alone has it: 1 or 2."""
+    """A block, or several in a row that are equal in both. `only` is the one profile that has it: 1 or 2."""
 
     name: str
     blocks: int
@@ -54,7 +54,7 @@ class ProfilePair:
 
 
 def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
-    """The pair of the profiles that the texts hold. Raises InvalidInputError for a size that not both have.
+    """The pair of the profiles in the texts. Raises InvalidInputError for a size that one of them does not have.
 
     The parser's process imports this by its name.
     """

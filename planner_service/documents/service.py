@@ -1,4 +1,4 @@
-"""Profiles and clusters: stored under their content's id, and never changed."""
+"""Profiles and clusters: they are stored under their content's id, and never change."""
 
 from collections.abc import Callable
 from typing import Generic, Literal, TypeVar
@@ -19,7 +19,7 @@ Document = TypeVar("Document", bound=Profile | Cluster)
 
 
 class StoredDocuments(Generic[Document, Packed, Summary, Query]):
-    """One kind of document. `noun` names it in errors; `pack` makes the form in which it is stored."""
+    """One kind of document. `noun` names it in errors; `pack` prepares it for storage."""
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         self._query = query
 
     def read(self, content: bytes) -> Packed:
-        """The document of a body in the form in which it is stored. Raises InvalidInputError."""
+        """The document of a body, prepared for storage. Raises InvalidInputError."""
         return self._pack(parse_sent(self._kind, content))
 
     def create(self, context: Context, document: Document) -> tuple[Summary, bool]:
-        """Stores a document, and says whether it is new."""
+        """Stores a document, and returns whether it is new."""
         return self.keep(context, self._pack(document))
 
     def keep(self, context: Context, document: Packed) -> tuple[Summary, bool]:
-        """Stores a packed document, and says whether it is new."""
+        """Stores a packed document, and returns whether it is new."""
         with context.database.write() as connection:
             new = self._table.add(connection, document, context.now())
             trail.record(connection, self._stores, document.id, context.now())

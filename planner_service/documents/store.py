@@ -62,13 +62,13 @@ class DocumentTable(Generic[Packed, Summary, Query]):
         self._table = table
         self._summary = summary
         self._filters = filters
-        # Made once: to build a statement takes longer than to execute it.
+        # Made once: building a statement takes longer than executing it.
         self._content = select(table.c.content).where(table.c.id == bindparam("asked_id"))
         self._summaries = select(*(column for column in table.c if column.name != "content"))
         self._listing = Listing(table=table, query=self._summaries, item=summary, sorts=sorts)
 
     def add(self, connection: Connection, document: Packed, now: datetime) -> bool:
-        """Stores the document unless it is there; says whether it is new."""
+        """Stores the document unless it is there; returns whether it is new."""
         if self.summary(connection, document.id) is not None:
             note_use(connection, self._table, document.id, now)
             return False
@@ -91,7 +91,7 @@ class DocumentTable(Generic[Packed, Summary, Query]):
 
 
 def packed_profile(profile: Profile) -> PackedProfile:
-    """Packs a profile. A large one takes a second: to be called outside transactions and off the event loop."""
+    """Packs a profile. A large one takes a second: call it outside transactions and off the event loop."""
     content = canonical_json(profile)
     return PackedProfile(
         id=text_id(content),

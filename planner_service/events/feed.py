@@ -1,8 +1,8 @@
-"""Feed: follows events as they come, for many followers, without a thread or a connection for each.
+"""Feed: passes events on to many followers as they come, without a thread or a connection for each.
 
 A single query every LOOK_S tells which of the followed subjects have new events; these are then read once for all of
-their followers. So it does not matter which process of the service wrote an event, a follower costs nothing while
-nothing happens, and many that follow one run cost what one costs.
+their followers. It therefore does not matter which process of the service wrote an event. A follower costs nothing
+while nothing happens, and many followers of one run cost as much as one.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RETRY_AFTER_S = 5.0
 class _Followed:
     """A subject with followers, and its latest events: a page of them, in their order and without a gap.
 
-    What came before them is read by whoever asks for it.
+    Each follower reads earlier ones itself.
     """
 
     def __init__(self, context: Context, subject: Subject, after: int) -> None:
@@ -31,11 +31,11 @@ class _Followed:
         self._context = context
         self._subject = subject
         self._events: deque[Event] = deque()
-        self._before = after  # the number before the first that is kept
+        self._before = after  # the number before the first kept event
         self._last = after
         self._reading = asyncio.Lock()
         self._hints = 1
-        self._answered = 0  # how many of the hints had come when the events were read last
+        self._answered = 0  # how many hints had come when the events were last read
 
     def hint(self) -> None:
         """The table may have more."""
@@ -61,7 +61,7 @@ class _Followed:
 
 
 class Feed:
-    """The events of the subjects that are followed, for at most so many followers at a time."""
+    """The events of all followed subjects, for a limited number of followers at a time."""
 
     def __init__(self, context: Context, *, followers: int) -> None:
         self._context = context
@@ -74,11 +74,11 @@ class Feed:
 
     @property
     def followers(self) -> int:
-        """How many there are."""
+        """How many followers there are."""
         return sum(len(followed.followers) for followed in self._followed.values())
 
     def require_room(self) -> None:
-        """Raises UnavailableError where there are too many, or the service is stopping."""
+        """Raises UnavailableError if there are too many, or the service is stopping."""
         if self._closed:
             raise UnavailableError("the service is stopping", RETRY_AFTER_S)
         if self.followers >= self._most:
@@ -87,9 +87,11 @@ class Feed:
     async def follow(
         self, subject: Subject, after: int, *, silence_s: float, longest_s: float
     ) -> AsyncGenerator[Event | None, None]:
-        """The events after a number, and None whenever none came for `silence_s`; it ends with the subject's last one.
+        """Yields the events after a number, and None whenever none came for `silence_s`. It ends with the subject's
+        last event.
 
-        It also ends after `longest_s`, or when the service stops: a follower comes back with the last number it has.
+        It also ends after `longest_s`, or when the service stops: a follower reconnects with the last number that it
+        has.
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + longest_s
@@ -133,7 +135,7 @@ class Feed:
             self._loop.call_soon_threadsafe(self._wake)
 
     def hint(self, subject: Subject) -> None:
-        """Wakes the subject's followers: this process has written an event, which need not wait for the next look."""
+        """Wakes the subject's followers: this process has written an event, so they need not wait for the next look."""
         if subject in self._followed:
             self._followed[subject].hint()
 
@@ -144,7 +146,7 @@ class Feed:
 
     @contextmanager
     def _following(self, subject: Subject, after: int) -> Iterator[tuple[_Followed, asyncio.Event]]:
-        """Counts a follower in, and gives what wakes it. The table is looked at only while there are followers."""
+        """Adds a follower, and returns the event that wakes it. The table is read only while there are followers."""
         news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         followed = self._followed.setdefault(subject, _Followed(self._context, subject, after))

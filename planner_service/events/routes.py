@@ -17,10 +17,10 @@ from planner_service.platform.context import Context
 from planner_service.platform.requests import Services
 
 SILENCE_S = 15.0
-"""After so long without an event a comment is sent: nothing between us and the caller takes the connection for dead."""
+"""After this time without an event a comment is sent, to keep proxies from taking the connection for dead."""
 
 LONGEST_S = 900.0
-"""A stream ends after so long, and its caller comes back with a token, which must still be valid."""
+"""A stream ends after this time. Its caller reconnects with a token, which must still be valid."""
 
 RETRY_MS = 1000
 LARGEST_NUMBER = 2**31 - 1
@@ -61,7 +61,7 @@ async def follow_run(
 
 
 async def _stream(request: Request, context: Context, subject: Subject, after: int) -> Response:
-    """Follows a subject; 204 where it has ended and nothing came after the number. Raises NotFoundError."""
+    """Follows a subject; 204 if it has ended and has no event after the number. Raises NotFoundError."""
     feed: Feed = request.app.state.feed
     ended = await run_in_threadpool(events.has_ended, context, subject)
     if ended and not await run_in_threadpool(events.after, context, subject, after):

@@ -56,7 +56,7 @@ def newest(context: Context, subjects: Collection[Subject]) -> dict[Subject, int
 
 
 def has_ended(context: Context, subject: Subject) -> bool:
-    """Whether nothing more will happen. Raises NotFoundError where there is no such job or run."""
+    """Whether the subject has ended. Raises NotFoundError if there is no such job or run."""
     kind, identity = subject
     with context.database.read() as connection:
         return found(kind, identity, storage.state(connection, subject)) in ENDINGS

@@ -1,4 +1,4 @@
-"""Events: appended in the transaction of the change that they report, and read from a number on."""
+"""Events: appended in the transaction of the change that they report, and read from a given number on."""
 
 import json
 from collections.abc import Collection, Mapping

@@ -1,7 +1,8 @@
-"""Beats: the short way for heartbeats, of which a service gets more than of anything else that writes.
+"""Beats: the short way for heartbeats, the most frequent of all requests that write.
 
-To find the route, and what it depends on, takes twice as long as the heartbeat. `Beats` runs after everything that
-checks callers, and answers what the route would answer. Everything unusual goes on to the route: it says what is wrong.
+Finding the route and its dependencies takes twice as long as the heartbeat itself. `Beats` runs after everything that
+checks callers, and answers what the route would answer. Everything unusual continues to the route, which reports what
+is wrong.
 """
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +18,9 @@ from planner_service.platform.requests import may
 from planner_service.platform.writers import in_writer
 
 LARGEST_BYTES = 4096
-"""A body of so many bytes is read in the event loop's own thread: its worst takes less than to hand it to another."""
+"""A body of at most so many bytes is read in the event loop's thread: even the worst one takes less time than passing
+it to another thread.
+"""
 
 SCOPES: tuple[TokenScope, ...] = ("agent",)
 
@@ -29,7 +32,7 @@ class BeatLane:
 
 
 class Beats:
-    """Answers heartbeats before any route is looked for."""
+    """Answers heartbeats before any route is looked up."""
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
         self._app = app

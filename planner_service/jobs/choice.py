@@ -1,10 +1,11 @@
-"""Choice: which jobs of the queue an agent may take. It only reads: `leases` takes one of them in a short write.
+"""Choice: which jobs of the queue an agent may take. This module only reads; `leases` takes one of the jobs in a short
+write.
 
-The work of a look is bounded, however long the queue is. It goes through the oldest JOBS jobs; mostly one of them
-decides. If none does, it steps through an index from need to need, NEEDS of them, however many jobs need the same, and
-looks up the oldest job of each that the agent meets, SUITABLE of them. A queue with more needs is gone through in
-several looks: the next one goes on where the last one ended. So an agent gets the oldest job that it can do, or in a
-queue of more needs the oldest of those looked at.
+The work of a look is bounded, however long the queue is. It first goes through the oldest JOBS jobs; usually one of
+them decides. If none does, it steps through an index from one need to the next, at most NEEDS of them, however many
+jobs share a need. For each need that the agent meets, at most SUITABLE of them, it looks up the oldest job. A queue
+with more needs takes several looks: each continues where the last one ended. An agent thus gets the oldest job that it
+can do, or in a queue with more needs the oldest of those looked at.
 
 An agent that could take part in a waiting job for several nodes takes no job that came after it.
 """
@@ -33,17 +34,17 @@ MAX_AGENTS = 10_000
 REFUSED_AT_ONCE = 20
 
 needs_of = lru_cache(50 * NEEDS)(read)
-"""The needs of a text: every look reads the same ones."""
+"""The needs of a text. It is cached: every look reads the same texts."""
 
 Verdict = Literal["takes", "waits", "cannot"]
-"""May take the job; could take part in it once others are free; cannot do it."""
+"""The agent may take the job; could take part in it once others are free; cannot do it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """Places in the queue that the agent may take, the oldest first; with `gang`, the last is a job of several nodes.
 
-    `refused` are needs that no agent allows. `asks` says whether to record that the agent asks for work.
+    `refused` are needs that no agent allows. `asks`: whether to record that the agent asks for work.
     """
 
     places: tuple[int, ...]
@@ -58,7 +59,7 @@ class Chosen:
 
 
 class Cursors:
-    """Where the next look at a long queue goes on, by agent."""
+    """Where the next look at a long queue continues, by agent."""
 
     def __init__(self) -> None:
         self._after: dict[str, str] = {}
@@ -80,7 +81,7 @@ CURSORS = Cursors()
 
 
 def look(context: Context, connection: Connection, request: LeaseRequest, now: datetime) -> Chosen:
-    """What the agent may take now. Its cost does not grow with the queue."""
+    """What the agent may take now. The cost does not grow with the queue."""
     judge = _Judge(context, connection, request, now)
     oldest = queue.waiting(connection, request.kinds, now, JOBS)
     if not judge.decided_by(oldest) and len(oldest) == JOBS:
@@ -92,7 +93,7 @@ def look(context: Context, connection: Connection, request: LeaseRequest, now: d
 
 @dataclass(slots=True)
 class _Judge:
-    """Goes through the queue for one agent. Every need is judged once, and what the others do is read once."""
+    """Goes through the queue for one agent. Every need is judged once, and the other agents' state is read once."""
 
     context: Context
     connection: Connection
@@ -149,14 +150,14 @@ class _Judge:
         return Chosen(places=tuple(self._places), gang=self._gang, refused=refused, asks=asks)
 
     def _verdict(self, needs_id: str, needs: Needs) -> Verdict:
-        """What the agent makes of these needs; judged once."""
+        """Whether the agent meets these needs; judged once."""
         if needs_id not in self._verdicts:
             self._verdicts[needs_id] = self._judged(needs_id, needs)
         return self._verdicts[needs_id]
 
     def _judged(self, needs_id: str, needs: Needs) -> Verdict:
         agent = self.agent
-        if agent is None:  # It never said what it can do: it takes what is for one node and names no other agents.
+        if agent is None:  # It never reported what it can do: it takes jobs for one node that name no other agents.
             named = not needs.agents or self.request.agent in needs.agents
             return "takes" if needs.nodes == 1 and named and self.request.instance is None else "cannot"
         if needs.lacks(agent) is not None:

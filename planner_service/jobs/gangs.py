@@ -4,10 +4,10 @@
       │               └────lost the others──────▶ lost
       └───its lease runs out: the whole attempt ends
 
-A member that lost the others does not end the attempt at once: the member that was the cause may still report it.
-The attempt ends when all members have ended, or when the lease of one that still works runs out.
+A member that lost the others does not end the attempt immediately: the member that caused the failure may still report
+it. The attempt ends when all members have ended, or when the lease of one that still works expires.
 
-A member belongs to one lease of its job, which the fence names (`leases`). Members of an earlier fence count no more.
+A member belongs to one lease of its job, which the fence names (`leases`). Members of an earlier fence no longer count.
 """
 
 import secrets
@@ -23,10 +23,10 @@ from planner_service.platform.context import Context
 from planner_service.platform.tables import jobs, members
 
 PATIENCE = 6
-"""The others must stop 1/PATIENCE of a lease's length after a member was lost: the cause is reported by then."""
+"""The others must stop 1/PATIENCE of a lease's length after a member was lost; by then the cause has been reported."""
 
 MemberState = Literal["given", "joined", "done", "lost"]
-"""Has not heard of its part yet; works on it; has done it; lost the others, or was lost by them."""
+"""A member has not heard of its part yet; works on it; has done it; has lost the others or was lost by them."""
 
 _PART_OF = (
     select(members)
@@ -92,7 +92,7 @@ def of_job(connection: Connection, job_id: str, fence: int) -> list[Member]:
 
 
 def part_of(connection: Connection, agent: str, instance: str) -> Member | None:
-    """The part that this process was given and has not ended: it asks for work, so it does not know of the part."""
+    """The part that this process was given and has not ended. It asks for work, so it does not know of the part."""
     row = connection.execute(_PART_OF, {"by_agent": agent, "by_instance": instance}).one_or_none()
     return None if row is None else _member(row)
 
@@ -111,7 +111,7 @@ def change(connection: Connection, member: Member, **values: Any) -> None:
 
 
 def member_of(connection: Connection, job: Job, token: str) -> Member | None:
-    """The member of the job's latest lease whose token this is."""
+    """The member of the job's latest lease with this token."""
     if not job.agents:
         return None
     parts = of_job(connection, job.id, job.fence)
@@ -133,13 +133,13 @@ def renew(context: Context, connection: Connection, hold: Hold, now: datetime) -
 
 
 def expires_at(connection: Connection, job: Job) -> datetime | None:
-    """When the first lease of a working member runs out; None where no member works."""
+    """When the first lease of a working member expires; None if no member works."""
     parts = of_job(connection, job.id, job.fence)
     return min((part.expires_at for part in parts if part.working), default=None)
 
 
 def late(connection: Connection, job: Job, now: datetime) -> str | None:
-    """Which members of a gang let their lease run out; None for a job without a gang."""
+    """The members of a gang whose lease expired; None for a job without a gang."""
     if not job.agents:
         return None
     parts = of_job(connection, job.id, job.fence)
@@ -155,7 +155,7 @@ def done(connection: Connection, hold: Hold, now: datetime) -> None:
 
 
 def lost(connection: Connection, hold: Hold, error: str, now: datetime) -> bool:
-    """Ends a member's part as lost. Returns whether the attempt has ended with it: always so for an agent alone."""
+    """Ends a member's part as lost. Returns whether the attempt has ended with it; for a single agent it always has."""
     if hold.member is None:
         return True
     change(connection, hold.member, state="lost", error=error, ended_at=now)

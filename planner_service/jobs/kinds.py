@@ -1,4 +1,4 @@
-"""Kinds: what the queue asks of each kind of job. The queue itself knows neither plans nor runs.
+"""Kinds: what each kind of job must provide for the queue. The queue itself knows neither plans nor runs.
 
 enqueue:   check ──▶ needs ──▶ begin
 complete:  pack ──▶ store ──▶ then    `pack` in a parser's process where the result is large (`platform.parsing`)
@@ -46,7 +46,10 @@ _KINDS: dict[str, JobKind] = {}
 
 
 def register(*kinds: JobKind) -> None:
-    """Makes kinds known to this process's queue. `app` does it. Raises ValueError for a second kind of one name."""
+    """Registers kinds with this process's queue.
+
+    `app` does it. Raises ValueError for a second kind of the same name.
+    """
     for kind in kinds:
         if _KINDS.setdefault(kind.name, kind) is not kind:
             raise ValueError(f"a kind of job is registered as {kind.name!r} already")

@@ -1,12 +1,12 @@
-"""Leases: given to agents that ask for work. What they may take is chosen before (`choice`), in a transaction that
-only reads; here it is taken in one that writes, and others may have been faster.
+"""Leases: given to agents that ask for work. `choice` first finds what they may take, in a transaction that only reads.
+This module takes it in one that writes; other agents may have been faster.
 
 A job for one node goes to the agent that asks for work: it gets the oldest that it can do, by one SQL statement.
 
 A job for several nodes is given to all of its agents at once, when the last of those that it needs asks for work and
 the others have asked lately. No agent holds a part of such a job while it waits for the rest, so two of these jobs
 never wait for each other. An agent that could take part in a waiting job for several nodes takes no job that came after
-it (`choice`). Otherwise that job would wait for ever wherever there is always something smaller to do.
+it (`choice`). Otherwise that job could wait for ever while smaller jobs keep coming.
 
 A lease's fence is a number in the job's row that counts the leases ever given on the job, whoever got them. Every new
 lease raises it by one (`store.take`, `store.give_again`). Of two holders, the one with the higher fence is
@@ -55,9 +55,9 @@ class _Asking:
 def give(
     context: Context, connection: Connection, request: LeaseRequest, choice: Chosen, now: datetime
 ) -> Lease | None:
-    """One of the chosen jobs, under a token of its own; None where others have taken them meanwhile, or there are none.
+    """One of the chosen jobs, under a new token; None if others have taken them in the meantime, or there are none.
 
-    The statements of this do not depend on the queue's length: the writers wait for them.
+    The time of its statements does not depend on the queue's length, because all writers wait for them.
     """
     agent = agents.asking(connection, request)
     expires_at = now + timedelta(seconds=context.lease_s)
@@ -83,7 +83,7 @@ def give(
 
 
 def _given_before(context: Context, connection: Connection, asking: _Asking) -> Lease | None:
-    """What the agent has and does not know of: its part in a gang, or a job whose lease was lost on its way."""
+    """What the agent holds without knowing: its part in a gang, or a job whose lease was lost in transit."""
     if asking.agent is None:
         return None
     name, instance = asking.agent.name, asking.agent.told.instance
@@ -108,7 +108,7 @@ def _given_before(context: Context, connection: Connection, asking: _Asking) -> 
 
 
 def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, now: datetime) -> None:
-    """Ends jobs that name a factory which no agent heard of in the last day allows: nobody will ever take them."""
+    """Ends jobs with a factory that no agent of the last day allows: nobody will ever take them."""
     heard = heard_lately(connection, now) if choice.refused else []
     for needs_id, needs in choice.refused:
         if agent is None or not nobody_allows(needs, heard):
@@ -122,8 +122,8 @@ def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, no
 def _given_to_gang(
     context: Context, connection: Connection, asking: _Asking, agent: KnownAgent, place: int, needs: Needs
 ) -> Lease | None:
-    """Gives the job to all of its agents, if they are still free. Whoever asked has it; the others hear of it when
-    they ask next.
+    """Gives the job to all of its agents, if they are still free. The agent that asked has it; the others learn of it
+    when they next ask.
     """
     since = asking.now - timedelta(seconds=context.lease_s / 3)
     others = needs.others(agent, known_agents.idle(connection, since))[: needs.nodes - 1]

@@ -1,4 +1,4 @@
-"""Measurements: the kinds of jobs that measure a model's profile or the links between devices. Both leave documents."""
+"""Measurements: the kinds of jobs that measure a model's profile or the links between devices. Both store documents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Pages of the jobs: the queue by state, and one job's page with the buttons that end it or try it again."""
+"""Pages of the jobs: the queue by state, and one job's page with the buttons that cancel or retry it."""
 
 from http import HTTPStatus
 from typing import get_args
@@ -32,13 +32,13 @@ def show_job(services: Services, request: Request, job_id: str) -> HTMLResponse:
 
 @router.post("/jobs/{job_id}/cancel", dependencies=[scope("plan"), OwnPage])
 def cancel_job(services: Services, job_id: str) -> Response:
-    """Cancels it, and shows it again."""
+    """Cancels it, and shows it."""
     return _shown(jobs.cancel(services, job_id).id)
 
 
 @router.post("/jobs/{job_id}/retry", dependencies=[scope("plan"), OwnPage])
 def retry_job(services: Services, job_id: str) -> Response:
-    """Puts it back into the queue, and shows it again."""
+    """Puts it back into the queue, and shows it."""
     return _shown(jobs.retry(services, job_id).id)
 
 

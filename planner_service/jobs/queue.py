@@ -1,4 +1,4 @@
-"""Queue: which jobs wait and what they need. It only reads: `store` writes what becomes of them."""
+"""Queue: which jobs wait and what they need. This module only reads; `store` writes changes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class QueuedJob:
 
 
 def waiting(connection: Connection, kinds: Iterable[str], now: datetime, limit: int) -> list[QueuedJob]:
-    """The oldest jobs of these kinds that may be tried now: an index for each kind gives its own."""
+    """The oldest jobs of these kinds that may be tried now. An index finds those of each kind."""
     rows = _of_kinds(connection, _waiting, kinds, {"moment": now, "most": limit})
     found = [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
     return sorted(found, key=lambda one: one.place)[:limit]
 
 
 def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[str, str]]:
-    """So many needs of jobs in the queue, ids and texts, by their ids: a step in an index each, from `after` on."""
+    """At most `limit` needs of queued jobs, ids and texts, by their ids from `after` on: one index search each."""
     rows = connection.execute(_NEEDS[connection.dialect.name], {"after": after, "most": limit})
     return [(row.needs_id, row.needs) for row in rows]
 
@@ -63,7 +63,7 @@ def _of_kinds(
     kinds: Iterable[str],
     values: Mapping[str, object],
 ) -> Sequence[Row[Any]]:
-    """What the statement for so many kinds finds; nothing for none."""
+    """The result of the statement for these kinds; nothing without kinds."""
     each = {f"kind_{index}": kind for index, kind in enumerate(dict.fromkeys(kinds))}
     return connection.execute(made(len(each)), {**values, **each}).all() if each else []
 
@@ -79,7 +79,7 @@ def _oldest(kinds: int) -> CompoundSelect[Any]:
 
 
 def _oldest_first(query: Select[Any], kinds: int, most: ColumnElement[int]) -> CompoundSelect[Any]:
-    """The oldest of what the query finds of each of so many kinds: the first ones of an index. Nothing is sorted."""
+    """The statement of the oldest rows of the query for each kind: the first ones in an index. Nothing is sorted."""
     moment = bindparam("moment", type_=jobs.c.not_before.type)
     found = [
         query.where(jobs.c.state == "queued", jobs.c.kind == bindparam(f"kind_{index}"), due(moment))

@@ -1,4 +1,4 @@
-"""Results: what agents report at a job's end, as it is checked and packed."""
+"""Results: checks and packs what agents report at a job's end."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def read(packers: Packers, content: bytes) -> PackedReport:
 
 
 def report_of(packers: Packers, completion: Completion) -> PackedReport:
-    """Packs a completion; a large one takes seconds. Raises InvalidInputError for what could not be shown."""
+    """Packs a completion; a large one takes seconds. Raises InvalidInputError for a result that cannot be shown."""
     result = completion.result
     return PackedReport(
         token=completion.token,
@@ -42,7 +42,7 @@ def report_of(packers: Packers, completion: Completion) -> PackedReport:
 
 
 def require_whole(hold: Hold, kind: str) -> None:
-    """Raises InvalidInputError unless this is the job's kind of result and its holder is the one that has it."""
+    """Raises InvalidInputError unless the result is of the job's kind and comes from the holder that must report it."""
     require(kind == hold.job.task.kind, "result.kind", f"must be {hold.job.task.kind}", kind)
     first = hold.member is None or hold.member.node_rank == 0
     require(first, "result.kind", "must be part: node rank 0 has the result", kind)

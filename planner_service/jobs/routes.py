@@ -86,7 +86,7 @@ def get_job(services: Services, job_id: str) -> Job:
 def beat(
     services: Services, job_id: str, heartbeat: Annotated[Heartbeat, Depends(document(Heartbeat))]
 ) -> HeartbeatAnswer:
-    """Renews the lease, and tells of progress; the answer says whether to go on."""
+    """Renews the lease, and reports progress; the answer says whether to continue."""
     return jobs.heartbeat(services, job_id, heartbeat)
 
 
@@ -97,29 +97,36 @@ async def _report(services: Services, content: Body) -> PackedReport:
 
 @router.post("/{job_id}/complete", dependencies=[scope("agent"), takes(GENERAL_LIMIT)])
 def complete_job(services: Services, job_id: str, report: Annotated[PackedReport, Depends(_report)]) -> Job:
-    """Ends the job with its result. May be repeated as it was."""
+    """Ends the job with its result. May be repeated unchanged."""
     return jobs.take(services, job_id, report)
 
 
 @router.post("/{job_id}/fail", dependencies=[scope("agent"), takes(SMALL)])
 def fail_job(services: Services, job_id: str, failure: Annotated[Failure, Depends(document(Failure))]) -> Job:
-    """Ends the job with an error. May be repeated as it was."""
+    """Ends the job with an error. May be repeated unchanged."""
     return jobs.fail(services, job_id, failure)
 
 
 @router.post("/{job_id}/release", dependencies=[scope("agent"), takes(SMALL)])
 def release_job(services: Services, job_id: str, release: Annotated[Release, Depends(document(Release))]) -> Job:
-    """Hands a job back that its owner does not finish, because it ends; that is no attempt. May be repeated."""
+    """Hands back a job that its owner cannot finish because the owner ends; this does not count as an attempt. May be
+    repeated.
+    """
     return jobs.release(services, job_id, release)
 
 
 @router.post("/{job_id}/retry", dependencies=[scope("plan")], response_model=Job)
 def retry_job(services: Services, job_id: str, key: OncePathKey) -> Response:
-    """Puts a job back that has failed, died or been cancelled, with all its attempts. May be repeated."""
+    """Puts a job that has failed, died or been cancelled back into the queue, with all its attempts.
+
+    May be repeated.
+    """
     return once_response(perform(services, key, lambda context: model_reply(jobs.retry(context, job_id))))
 
 
 @router.post("/{job_id}/cancel", dependencies=[scope("plan")], response_model=Job)
 def cancel_job(services: Services, job_id: str, key: OncePathKey) -> Response:
-    """Cancels a job that has not ended; its owner hears of it with the next heartbeat, a plan's search ends at once."""
+    """Cancels a job that has not ended. Its owner learns of it with the next heartbeat; a plan's search ends
+    immediately.
+    """
     return once_response(perform(services, key, lambda context: model_reply(jobs.cancel(context, job_id))))

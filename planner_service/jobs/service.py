@@ -6,10 +6,10 @@
       ├──goes on────────┤
       └──handed back────┘                                retry:  failed, dead or cancelled ──▶ queued
 
-A lease that has run out may still be renewed or reported on by its owner, as long as nobody has taken the job since:
-work that is done is not thrown away. Every lease has its own token, and only the job's latest one counts. Every lease
-also has a number, the job's fence (`leases` says where it is compared). A job for several nodes has a lease and a token
-for each; they end together (`gangs`). A job may go on as another task once one is done: an estimate as its plan.
+After a lease has expired, its owner may still renew it or report, as long as nobody else has taken the job: finished
+work is not thrown away. Every lease has its own token, and only the job's latest one counts. Every lease also has a
+number, the job's fence (`leases` says where it is compared). A job for several nodes has a lease and a token for each;
+they end together (`gangs`). A job may go on as another task once one is done: an estimate as its plan.
 """
 
 import secrets
@@ -52,15 +52,15 @@ from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 
 CHOICES = 5
-"""How often an agent's job is chosen anew when others have taken what was chosen."""
+"""How often the choice is repeated when others have taken the chosen jobs."""
 
 FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
-"""The pause from an attempt's last sign of life to the next attempt: the first one, then doubled up to the longest."""
+"""The pause between an attempt's last sign of life and the next attempt: first, and longest. It doubles each time."""
 
 
 def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job:
-    """Appends a job. Raises InvalidInputError for what its kind refuses, as a plan that is not stored."""
+    """Appends a job. Raises InvalidInputError if its kind refuses it, for example because its plan is not stored."""
     kind = kind_of(task.kind)
     if kind.check is not None:
         kind.check(context, task)
@@ -78,7 +78,7 @@ def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job
 
 
 def get(context: Context, job_id: str) -> Job:
-    """The job; one that waits says what for, where that is known. Raises NotFoundError."""
+    """The job; for a waiting one with the reason, if known. Raises NotFoundError."""
     with context.database.read() as connection:
         job = found("job", job_id, storage.get(connection, job_id))
         if job.state != "queued" or kind_of(job.task.kind).by_service:
@@ -101,12 +101,11 @@ def page(context: Context, query: JobQuery) -> Page[Job]:
 
 
 def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> Lease | None:
-    """Gives the agent the oldest job that it can do; None where there is nothing for it.
+    """Gives the agent the oldest job that it can do, or None.
 
-    Raises ForbiddenError where the agent's name belongs to another's token.
+    Raises ForbiddenError if the agent's name belongs to another token.
 
-    What it may take is chosen before it is the writer's turn. Where others took all of that meanwhile, it is chosen
-    anew.
+    The choice is made before the writer's turn. If others have taken all chosen jobs in the meantime, it is repeated.
     """
     now = context.now()
     with _noticing(context):
@@ -131,7 +130,7 @@ def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> L
 
 
 def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer:
-    """Renews the lease. Raises LeaseLostError where it is no longer this owner's."""
+    """Renews the lease. Raises LeaseLostError if it is no longer this owner's."""
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, beat.token, now)
@@ -153,7 +152,7 @@ def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer
 
 
 def complete(context: Context, job_id: str, completion: Completion) -> Job:
-    """Ends the job and stores its result, both or neither. A repetition of what was taken before is taken again."""
+    """Ends the job and stores its result, both or neither. A repetition of an accepted report is accepted again."""
     return take(context, job_id, results.report_of(kinds.packers(), completion))
 
 
@@ -162,7 +161,7 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         known = storage.report_taken(connection, report.report_id)
-        if known == job_id:  # of a job that goes on as another task the token is gone
+        if known == job_id:  # a job that continues as another task no longer has the token
             return found("job", job_id, storage.get(connection, job_id))
         hold = _held(context, connection, job_id, report.token, now)
         if _is_repetition(connection, hold, report.report_id):
@@ -192,7 +191,7 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
 
 
 def fail(context: Context, job_id: str, failure: Failure) -> Job:
-    """Ends the job, or this attempt, with its owner's error. A repetition of what was taken before is taken again."""
+    """Ends the job, or this attempt, with its owner's error. A repetition of an accepted report is accepted again."""
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         hold = _held(context, connection, job_id, failure.token, now)
@@ -206,7 +205,7 @@ def fail(context: Context, job_id: str, failure: Failure) -> Job:
         if not failure.retry:
             storage.end(connection, job_id, state="failed", error=failure.error, now=now)
         elif not gangs.lost(connection, hold, failure.error, now):
-            return hold.job  # others are at it still, and may know the cause
+            return hold.job  # others still work on it, and may know the cause
         else:
             _again(context, connection, hold.job, failure.error, now, since=now)
         return _told(connection, job_id, now)
@@ -223,7 +222,7 @@ def conclude(context: Context, job_id: str, token: str, end: Callable[[Connectio
 
 
 def release(context: Context, job_id: str, handed_back: Release) -> Job:
-    """Puts back a job that its owner does not finish. A repetition of what was taken before is taken again."""
+    """Puts back a job that its owner cannot finish. A repetition of an accepted report is accepted again."""
     now = context.now()
     with _noticing(context), context.database.write() as connection:
         known = storage.report_taken(connection, handed_back.report_id)
@@ -238,7 +237,9 @@ def release(context: Context, job_id: str, handed_back: Release) -> Job:
 
 
 def cancel(context: Context, job_id: str) -> Job:
-    """Ends a job that has not ended. Its owner hears of it with the next heartbeat; what it reports is not taken."""
+    """Cancels a job that has not ended. Its owner learns of it with the next heartbeat; its reports are no longer
+    accepted.
+    """
     now = context.now()
     with context.database.write() as connection:
         _settle(context, connection, now)
@@ -269,9 +270,9 @@ def retry(context: Context, job_id: str) -> Job:
 
 
 def settle(context: Context) -> None:
-    """Deals with leases that have run out; writes only where there are any.
+    """Handles expired leases; writes only if there are any.
 
-    Requests for work do it, and every process of the service once a second. What only reads never does.
+    Requests for work do it, and every process of the service once a second. Requests that only read never do.
     """
     now = context.now()
     with _noticing(context):
@@ -283,12 +284,12 @@ def settle(context: Context) -> None:
 
 
 def _any_late(context: Context, connection: Connection, now: datetime) -> bool:
-    """Whether any lease has run out that may."""
+    """Whether any lease has expired, and may expire now."""
     return not _in_grace(context, now) and storage.any_expired(connection, now)
 
 
 def _in_grace(context: Context, now: datetime) -> bool:
-    """Whether no lease runs out now, because the service was away."""
+    """Whether no lease may expire now, because the service was away."""
     context.absence.notice(now, time.monotonic(), context.lease_s)
     return now < context.absence.until
 
@@ -305,7 +306,10 @@ def _settle(context: Context, connection: Connection, now: datetime) -> None:
 
 
 def _again(context: Context, connection: Connection, job: Job, reason: str, now: datetime, *, since: datetime) -> None:
-    """Ends an attempt: the job goes back to its place and is tried after a pause; after the last attempt it is dead."""
+    """Ends an attempt.
+
+    The job returns to its place and is tried again after a pause; after the last attempt it is dead.
+    """
     if job.attempts >= context.max_attempts:
         error = f"given up after {job.attempts} attempts: {reason}"
         storage.end(connection, job.id, state="dead", error=error, now=now)
@@ -326,7 +330,7 @@ def _noticing(context: Context) -> Iterator[None]:
 
 
 def _told(connection: Connection, job_id: str, now: datetime) -> Job:
-    """The job as it is now; its followers are told."""
+    """The job as it is now; its followers are woken."""
     job = found("job", job_id, storage.get(connection, job_id))
     events.record_job(connection, job, now)
     return job

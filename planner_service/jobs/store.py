@@ -1,7 +1,7 @@
-"""Store of the jobs: the queue, who holds what, and the ids of the reports that were taken.
+"""Store of the jobs: the queue, the holders, and the ids of accepted reports.
 
-The services decide on changes of state; here they are written down. `reports` keeps the id of every report that was
-taken, which tells a repetition from a new one. `jobs.fence` counts the leases of a job (`leases` says what for).
+The services decide on changes of state; this module writes them. `reports` keeps the id of every accepted report, to
+recognise repetitions. `jobs.fence` counts the leases of a job (see `leases`).
 """
 
 import json
@@ -36,7 +36,7 @@ _TASK: TypeAdapter[Task] = TypeAdapter(Task)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A job, the token of whoever held it last (None for a gang, whose members have their own), and its result's id."""
+    """A job, its last holder's token (None for a gang, whose members have their own), and its result's id."""
 
     job: Job
     token: str | None
@@ -54,7 +54,7 @@ class Taking:
     expires_at: datetime
 
 
-# The statements of every report, made once: to build a statement takes longer than to execute it.
+# The statements of every report, made once: building a statement takes longer than executing it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("asked_id"))
 _CLAIM = _BY_ID.with_for_update()
 _RAN_OUT = and_(jobs.c.state == "leased", jobs.c.lease_expires_at <= bindparam("moment"))
@@ -188,10 +188,10 @@ def needs_of(connection: Connection, job_id: str) -> str | None:
 
 
 def take(connection: Connection, places: Sequence[int], taking: Taking) -> Job | None:
-    """Leases the first of these jobs that is still in the queue, under its next fence; None where none is.
+    """Leases the first of these jobs that is still in the queue, under its next fence; None if none is.
 
-    SQLite's writers take turns, and its compiler leaves FOR UPDATE out. On PostgreSQL, rows that others are just taking
-    are skipped.
+    SQLite's writers take turns, and its compiler leaves FOR UPDATE out. On PostgreSQL, it skips rows that others are
+    just taking.
     """
     if not places:
         return None
@@ -208,7 +208,9 @@ def take(connection: Connection, places: Sequence[int], taking: Taking) -> Job |
 
 
 def held_by(connection: Connection, agent: str, instance: str) -> str | None:
-    """The id of the job that this process was given alone and has not ended: it asks for work, so it knows of none."""
+    """The id of the job that this process alone was given and has not ended. It asks for work, so it does not know of
+    the job.
+    """
     asked = {"by_agent": agent, "by_instance": instance}
     return connection.execute(_HELD_BY, asked).scalar_one_or_none()
 
@@ -224,12 +226,12 @@ def give_to_gang(connection: Connection, job_id: str, agents: Sequence[str]) -> 
 
 
 def expired(connection: Connection, now: datetime) -> list[Job]:
-    """The jobs whose lease has run out, except those that others are just changing."""
+    """The jobs whose lease has expired, except those that others are just changing."""
     return [_job(row) for row in connection.execute(_EXPIRED, {"moment": now})]
 
 
 def any_expired(connection: Connection, now: datetime) -> bool:
-    """Whether any lease has run out."""
+    """Whether any lease has expired."""
     return connection.execute(_ANY_EXPIRED, {"moment": now}).one_or_none() is not None
 
 
@@ -239,7 +241,7 @@ def requeue(connection: Connection, job_id: str, now: datetime, *, not_before: d
 
 
 def hand_back(connection: Connection, job_id: str, now: datetime) -> None:
-    """Puts the job back, without its owner, whose attempt does not count."""
+    """Puts the job back without its owner. The attempt does not count."""
     _set(
         connection,
         job_id,
@@ -276,14 +278,14 @@ def retry(connection: Connection, job_id: str, now: datetime) -> None:
 
 
 def extend(connection: Connection, job_id: str, progress: Progress | None, expires_at: datetime, now: datetime) -> Job:
-    """Extends the lease of an owner that is alive, and keeps its progress if it reports any. The job as it is now."""
+    """Extends the lease of an owner that is alive, and stores its progress, if any. Returns the job as it is now."""
     told = None if progress is None else progress.model_dump_json()
     values = {"asked_id": job_id, "until": expires_at, "moment": now, "told": told}
     return _job(connection.execute(_EXTEND, values).one())
 
 
 def go_on(connection: Connection, job_id: str, *, task: Task, beside: Mapping[str, str | None], now: datetime) -> None:
-    """Queues the job anew with another task, one that any of its kind's workers may take."""
+    """Queues the job again with another task, which any worker of its kind may take."""
     needs_id, needs = NO_NEEDS
     _set(connection, job_id, kind=task.kind, task=task.model_dump_json(), needs_id=needs_id, needs=needs, **beside)
     retry(connection, job_id, now)
@@ -297,7 +299,7 @@ def succeed(
     now: datetime,
     beside: Mapping[str, str | None],
 ) -> None:
-    """Ends the job with its result; `beside` are columns that name what it left, such as `profile_id`."""
+    """Ends the job with its result; `beside` are columns that name what it produced, such as `profile_id`."""
     _set(
         connection,
         job_id,
@@ -315,14 +317,14 @@ def end(connection: Connection, job_id: str, *, state: JobState, error: str | No
 
 
 def report_taken(connection: Connection, report_id: str | None) -> str | None:
-    """The id of the job that the report was taken for; None for one that was not. The transaction must hold its job."""
+    """The id of the job for which the report was accepted, else None. The transaction must hold its job."""
     if report_id is None:
         return None
     return connection.execute(select(reports.c.job_id).where(reports.c.id == report_id)).scalar_one_or_none()
 
 
 def take_report(connection: Connection, report_id: str | None, job_id: str, now: datetime) -> None:
-    """Keeps a report's id, in the transaction of what the report does. A report without an id is not kept."""
+    """Stores a report's id in the transaction of the report's effect. A report without an id is not stored."""
     if report_id is not None:
         connection.execute(insert(reports).values(id=report_id, job_id=job_id, created_at=now))
 
