@@ -29,7 +29,7 @@ FILE = Frame(left=92.0, right=1140.0, top=14.0, bottom=206.0)
 """A file of a chart, 1160 x 240, with axes."""
 
 LEAST_SCALE = 0.05
-"""A chart of errors reaches at least so far: small errors look small."""
+"""A chart of errors reaches at least this far, so that small errors look small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """Runs in their order, by how far they were off. `median` is of the errors without their signs."""
+    """Runs in order, by their error. `median` is the median of the absolute errors."""
 
     dots: tuple[Spot, ...]
     zero_y: float
@@ -90,7 +90,7 @@ def history(plans: Sequence[PlanSummary], frame: Frame = CARD) -> History | None
         )
         for plan, rate_ in known
     )
-    # The best so far is a stair: it stays until a better plan is made.
+    # The best so far is a staircase: it stays level until a better plan is made.
     bests = list(accumulate((rate_ for _, rate_ in known), max))
     stair = [(dots[0].x, y(bests[0]))]
     for dot, best in zip(dots[1:], bests[1:], strict=True):

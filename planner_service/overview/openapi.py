@@ -84,7 +84,7 @@ PROFILE_TASK = {"kind": "profile", "model": MODEL, "microbatch_sizes": [1, 2], "
 
 REQUEST_ID = "X-Request-ID"
 TAKES_IDS = ("/v1/plans/compare", "/v1/runs/calibration")
-"""Paths that name stored things elsewhere than in the path."""
+"""Routes that name stored things outside of the path."""
 
 REFERENCE = "#/components/schemas/"
 JSON = "application/json"
@@ -104,7 +104,7 @@ BODIES: dict[str, Any] = {
     "/v1/tokens": NewToken,
     "/v1/aliases/{name}": AliasTarget,
 }
-"""What each POST and PUT takes."""
+"""The body of each POST and PUT."""
 
 OTHERS: dict[str, Any] = {"Problem": Problem, "Plan": Plan, "Infeasible": Infeasible}
 
@@ -144,13 +144,13 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/openapi.json", dependencies=[scope("read", "agent")])
 def description(request: Request) -> JSONResponse:
-    """This description, to whoever may call anything that it describes."""
+    """This description, for every caller that may use any of it."""
     base = base_of(request.scope)
     return JSONResponse(request.app.openapi() | ({"servers": [{"url": base}]} if base else {}))
 
 
 def install(app: FastAPI) -> None:
-    """Gives the application this description; it is made when it is first asked for."""
+    """Gives the application this description; it is made at the first request for it."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -188,7 +188,7 @@ def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description of the application, completed."""
+    """FastAPI's description of the application, with what it lacks."""
     context: Context = app.state.context
     description = get_openapi(
         title=app.title,
@@ -245,7 +245,7 @@ def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
 
 
 def _drop_nulls(operation: dict[str, Any]) -> None:
-    """A parameter that may be left out is still never null: neither addresses nor headers have a null."""
+    """An optional parameter is never null: neither addresses nor headers have a null."""
     for parameter in operation.get("parameters", ()):
         schema = parameter["schema"]
         kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
@@ -257,7 +257,7 @@ def _drop_nulls(operation: dict[str, Any]) -> None:
 
 
 def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
-    """How a caller says who it is, which scope each operation asks of it, and how large a body it takes."""
+    """How callers authenticate, which scope each operation demands, and how large a body it takes."""
     token = {"type": "http", "scheme": "bearer", "description": "A token (`pipeplan token create`)"}
     description["components"]["securitySchemes"] = {"token": token}
     for route in iter_route_contexts(app.routes):
@@ -273,7 +273,7 @@ def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
 
 
 def _set_problems(operation: dict[str, Any], *, takes_body: bool, takes_id: bool) -> None:
-    """The problems that the operation may answer with; FastAPI's own form of a 422 is never sent."""
+    """The operation's possible problems; FastAPI's own form of a 422 is never sent."""
     responses = operation["responses"]
     problems = dict(PROBLEMS)
     if responses.pop("422", None) or takes_body:

@@ -18,7 +18,7 @@ router = APIRouter()
 
 @router.get("/")
 def show_overview(services: Services, request: Request) -> HTMLResponse:
-    """What there is to see at a glance, and the newest plans and runs."""
+    """The first page: its summaries, and the newest plans and runs."""
     seen = overview.glance(services)
     return page(
         request,

@@ -48,20 +48,20 @@ SHOWN_RUNS = Cut(limit=20)
 SHOWN_ALIASES = 20
 MOST_SHOWN_WORKERS = 32
 MOST_SHOWN_MICROBATCHES = 1_024
-"""Of all workers together, where their instructions are written out."""
+"""The most instructions, of all workers together, that the page writes out."""
 MOST_SHOWN_RANKS = 256
 
 TOKENS = "worker_agent.models.text:random_tokens?vocab_size=256"
 YOURS = "package.module:factory"
 NO_DECODERS = ("bert", "vit")
-"""The Hugging Face families whose batches are not tokens and the ones that follow them."""
+"""The Hugging Face families whose batches are not tokens with the tokens that follow them."""
 
 router = APIRouter()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """What a rank comes to when the plan is played; None where it was not."""
+    """A rank's figures in the play; None if the plan was not played."""
 
     rank: int
     worker: Worker
@@ -71,7 +71,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """What the page shows. With 0 batches, the plan is too large to be played for a page."""
+    """What the page shows. 0 batches: the plan is too large to be played for a page."""
 
     summary: PlanSummary
     plan: Plan
@@ -100,7 +100,7 @@ class PlanView:
 
 @router.get("/plans/{plan_id}")
 def show_plan(services: Services, request: Request, plan_id: str) -> HTMLResponse:
-    """One plan; with `alternatives=all`, all that were considered, as far as a page can hold them.
+    """One plan; with `alternatives=all`, all configurations considered, as far as a page can hold them.
 
     `across` and `down` name the degrees of the search's map.
     """
@@ -155,12 +155,12 @@ def plan_view(
 
 
 def _names(model: str, data: str) -> str:
-    """The lines of a shell by which its user names the model and the data."""
+    """The shell lines in which the user names the model and the data."""
     return f"model={quote(model)}\ndata={quote(data)}"
 
 
 def _data_for(model: Model) -> str:
-    """Random data that the worker has for such a model; empty where the data can only be one's own."""
+    """The worker's random data for such a model; empty if only the user's own data fits."""
     factory, _, options = (model.spec or "").partition("?")
     if factory == "preset:mlp":
         width = dict(parse_qsl(options)).get("width")

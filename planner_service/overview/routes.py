@@ -25,13 +25,13 @@ charts_router = APIRouter(prefix="/v1/overview/charts", tags=["overview"], depen
 
 
 class Health(BaseModel):
-    """A yes: a no is a problem."""
+    """The positive answer; a negative one is a problem."""
 
     status: Literal["ok"] = "ok"
 
 
 class Readiness(Health):
-    """A yes, and the revision of the database's tables."""
+    """The positive answer, with the revision of the database's tables."""
 
     revision: str
 
@@ -63,7 +63,7 @@ def get_metrics(services: Services) -> Response:
 
 @ids_router.get("", dependencies=[scope("read")])
 def get_ids(services: Services, query: Annotated[IdQuery, Query()]) -> Matches:
-    """The ids of a noun that begin so, ten at most: for people, who do not write whole ids."""
+    """At most ten ids of a noun with this prefix: people do not type whole ids."""
     return overview.ids(services, query)
 
 

@@ -84,7 +84,7 @@ def measured_runs(context: Context) -> tuple[RunSummary, ...]:
 
 
 def _newest(context: Context, state: JobState) -> tuple[Job, ...]:
-    # One state at a time: an index has the jobs of each in their order.
+    # One state at a time: an index has the jobs of each state in order.
     return jobs.newest(context, Cut(limit=JOBS), (state,)).items
 
 
@@ -93,7 +93,7 @@ MOST_IDS = 10
 
 
 def ids(context: Context, query: IdQuery) -> Matches:
-    """The ids of a noun that begin so, the first ones of them."""
+    """The first ids of a noun with this prefix."""
     with context.database.read() as connection:
         found = storage.ids_beginning(connection, query.noun, query.prefix, MOST_IDS + 1)
     return Matches(ids=found[:MOST_IDS], more=len(found) > MOST_IDS)
@@ -114,7 +114,7 @@ def watch(context: Context) -> None:
 
 
 def stored(context: Context) -> Stored | None:
-    """What the database says now; None if it cannot be read."""
+    """The database's present counts; None if it cannot be read."""
     alive_since = context.now() - timedelta(seconds=ALIVE_S)
     try:
         with context.database.read() as connection:

@@ -15,17 +15,17 @@ PENDING = ("queued", "leased")
 """The states of jobs that have not ended: these rows stay few, however many have ended."""
 
 MOST_MODELS = 200
-"""The most models among which the newest are looked for."""
+"""The most models among which the newest are searched."""
 
 LONGEST_NAME = 500
-"""The longest name that a list can be asked for."""
+"""The longest name by which a list can be filtered."""
 
 NOUNS: dict[Noun, Table] = {"profile": profiles, "cluster": clusters, "plan": plans, "job": jobs, "run": runs}
-"""Whose ids can be looked for by their heads."""
+"""The nouns whose ids can be found by a prefix."""
 
 
 def ids_beginning(connection: Connection, noun: Noun, prefix: str, limit: int) -> tuple[str, ...]:
-    """The first ids that begin so: an index of the ids finds them. No hexadecimal digit comes after g."""
+    """The first ids with this prefix, found by the index of the ids. No hexadecimal digit comes after g."""
     column = NOUNS[noun].c.id
     query = select(column).where(column >= prefix, column < prefix + "g").order_by(column).limit(limit)
     return tuple(connection.execute(query).scalars())
@@ -69,7 +69,7 @@ def measured_runs(connection: Connection, limit: int) -> tuple[RunSummary, ...]:
 
 
 def jobs_by_kind_and_state(connection: Connection) -> dict[tuple[str, str], int]:
-    """How many jobs there are of each kind in each state in which work is left to do."""
+    """How many jobs of each kind are in each state that still has work to do."""
     query = select(jobs.c.kind, jobs.c.state, func.count()).where(jobs.c.state.in_(PENDING))
     rows = connection.execute(query.group_by(jobs.c.kind, jobs.c.state))
     return {(kind, state): count for kind, state, count in rows}

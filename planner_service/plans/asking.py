@@ -1,11 +1,11 @@
-"""Asking by a form: its fields, the API's request that they stand for, and the same request as two commands.
+"""Asking by a form: its fields, the API's request that they make, and the same request as two commands.
 
     fields of the form ──document_of──▶ document ──checked──▶ refused, or right
                                            ├──curl_of──▶ curl ... -d DOCUMENT
                                            └──command_of──▶ pipeplan plan create ...
 
-Every option of a request is a field. A field left empty is not in the document. What a field holds is checked by
-nothing but what checks the API's requests.
+Every option of a request is a field. A field left empty is not in the document. Only the checks of the API's requests
+check a field's content.
 """
 
 import json
@@ -46,11 +46,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 """The options that are one of a few names."""
 
 FIRST = ("microbatch_size", "schedule", "optimizer", "engine")
-"""The options that are asked for most."""
+"""The most common options."""
 
 SWITCHES = {"split_backward": ("--two-bp", "--no-two-bp"), "split_backward_half_way": ("--two-bp-half-way", "")}
 CUT_FLAGS = {"forced_cuts": "--force-cut", "forbidden_cuts": "--forbid-cut"}
-"""The command's flags that are not named as their options are."""
+"""The command's flags whose names differ from their options."""
 
 WHEN_LEFT_OUT = {
     "synchronisation": "all-reduce",
@@ -65,14 +65,14 @@ WHEN_LEFT_OUT = {
     "offload": "nothing, where anything fits",
     "time_limit_s": "none",
 }
-"""What options are when they are left out, of those that no planner chooses."""
+"""The defaults of the options that no planner chooses."""
 
 Kind = Literal["number", "text", "choice", "numbers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """An option as a field: what it may hold (`choices` with their texts), and what it is when left out."""
+    """An option as a field: its possible values (`choices` with their texts), and its default."""
 
     name: str
     kind: Kind
@@ -87,7 +87,7 @@ class Option:
 
 @cache
 def options() -> tuple[Option, ...]:
-    """All options of a request, those first that are asked for most."""
+    """All options of a request, the most common first."""
     hints = get_type_hints(Options)
     found = [_option(field.name, hints[field.name], field.default) for field in fields(Options)]
     return tuple(sorted(found, key=lambda option: FIRST.index(option.name) if option.name in FIRST else len(FIRST)))
@@ -106,7 +106,7 @@ def _option(name: str, hint: Any, default: Any) -> Option:
 
 
 def document_of(given: Mapping[str, str]) -> dict[str, Any]:
-    """The request's document that a form's fields stand for, checked by nobody yet."""
+    """The request's document that a form's fields make, not checked yet."""
     by_name = {option.name: option for option in options()}
     document: dict[str, Any] = {}
     chosen: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def document_of(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(text: str, kind: Kind, choices: tuple[tuple[str, str], ...]) -> Any:
-    """What the text stands for; the text itself where it stands for nothing: the API then says what is wrong."""
+    """The text's value, or the text itself if it has none: the API then reports what is wrong."""
     if kind == "numbers":
         return [_value(part, "number", ()) for part in text.replace(",", " ").split()]
     if kind == "choice" and (YES, "yes") in choices:

@@ -16,20 +16,22 @@ from planner_service.plans.solver import Solver, solver_pool
 from planner_service.platform.context import Context, utc_now
 
 TIDY_S = 600.0
-"""How often the answers that are kept for repeated requests are pruned."""
+"""How often the stored answers for repeated requests are pruned."""
 
 SETTLE_S = 1.0
-"""How often leases that have run out are looked for."""
+"""How often expired leases are handled."""
 
 LOOK_S = 0.05
 
 WATCHES = 20
-"""How often in a lease's length the loop's watchdog looks."""
+"""How often in a lease's length the loop's watchdog runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkBounds:
-    """How much is done at once, how long a search within a request may take, and how much is played for a price."""
+    """How many solvers run at the same time, how long a search within a request may take, and how much is played for a
+    price.
+    """
 
     solvers: int = 2
     queue: int = 32
@@ -61,7 +63,7 @@ class Background:
     async def running(self) -> AsyncIterator[None]:
         """Works until the block ends."""
         works = [self.runner.run(), self.prices.run(), self._tidy(), self._settle()]
-        if self._context.now is utc_now:  # a clock that a test sets has no watchdog
+        if self._context.now is utc_now:  # a clock that a test sets needs no watchdog
             works.append(self._watch())
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -98,7 +100,7 @@ class Background:
                 await asyncio.to_thread(idempotency.prune, self._context)
 
     async def _settle(self) -> None:
-        """Deals with leases that have run out: reading a job does not."""
+        """Handles expired leases, because reading a job does not."""
         while True:
             await asyncio.sleep(SETTLE_S)
             with suppress(ServiceError):

@@ -1,8 +1,8 @@
-"""Charts of a plan: what its devices hold, and what it was chosen over. Pure geometry; the templates write the SVG.
+"""Charts of a plan: what its devices hold, and its alternatives. Pure geometry; the templates write the SVG.
 
-memory_chart   what a device of every stage holds, stacked by what it is, under the line of what it has
-front_chart    throughput against memory: the answer, what was considered, and the front of those that none beats
-search_map     the best throughput that was found for each pair of values of two degrees
+memory_chart   what a device of every stage holds, stacked by item, below the line of its usable memory front_chart
+throughput against memory: the answer, the configurations considered, and the front of those that none beats search_map
+the best throughput that was found for each pair of values of two degrees
 
 Every chart has `rows`: the table that its CSV file holds, the names of the columns first.
 """
@@ -21,7 +21,7 @@ from planner_service.platform.axes import Tick, memory_ticks, ticks
 LEFT, RIGHT, TOP, BOTTOM = 92.0, 1140.0, 14.0, 206.0
 GAP = 0.15
 FAR = 20
-"""A capacity of so many times what is held is stated and not drawn: it would flatten all else."""
+"""A capacity beyond this multiple of what is held is written, not drawn: it would flatten everything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class ColumnPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryColumn:
-    """What a device holds; `capacity_y` is the line of what it has, None where that is far above."""
+    """What a device holds; `capacity_y` is the line of its usable memory, None if that is far above."""
 
     x: float
     width: float
@@ -109,7 +109,7 @@ def memory_chart(plan: Plan, capacities: Sequence[int]) -> MemoryChart:
 
 
 def considered(plan: Plan) -> tuple[Alternative, ...]:
-    """The answer, and every configuration that it was chosen over, each once; the answer first."""
+    """The answer, then every configuration that it was chosen over, each once."""
     answer = Alternative(
         schedule=plan.schedule,
         depth=plan.depth,
@@ -131,7 +131,7 @@ def considered(plan: Plan) -> tuple[Alternative, ...]:
 
 
 def _shape(each: Alternative) -> Alternative:
-    """What tells configurations apart: all but what they came to."""
+    """What distinguishes configurations: everything but their results."""
     return replace(each, reason="", throughput_samples_per_s=None, memory_bytes=None, closed_form_samples_per_s=None)
 
 
@@ -139,16 +139,17 @@ PLAYED, CLOSED = "played", "in closed form"
 
 
 def price_kind(every: Sequence[Alternative]) -> str:
-    """What a chart of these compares: their plays where another than the answer was played, or closed forms.
+    """Which rates a chart of these compares: plays if another configuration than the answer was played, else closed
+    forms.
 
-    A chart has rates of one kind: a play and a closed form side by side would be a comparison of nothing.
+    A chart has rates of one kind: a play and a closed form are not comparable.
     """
     played = [each for each in every if each.throughput_samples_per_s is not None]
     return PLAYED if every[0] in played and (len(played) > 1 or len(every) == 1) else CLOSED
 
 
 def rate_of(each: Alternative, kind: str) -> float | None:
-    """Samples a second; None where it has no rate of this kind."""
+    """Samples a second; None if it has no rate of this kind."""
     return each.throughput_samples_per_s if kind == PLAYED else each.closed_form_samples_per_s
 
 
@@ -185,11 +186,11 @@ class FrontChart:
 MOST_LABELS = 16
 LETTER_WIDTH = 6.2
 OFFSETS = (-10.0, 18.0, -23.0, 31.0, -36.0, 44.0)
-"""Where a label may stand above or below its dot, the best place first."""
+"""Where a label may be above or below its dot, the best place first."""
 
 
 def front_chart(plan: Plan) -> FrontChart | None:
-    """The chart; None where nothing is known of the answer's rate or memory."""
+    """The chart; None if the answer's rate or memory is unknown."""
     every = considered(plan)
     price = price_kind(every)
     known = [(each, each.memory_bytes or 0, rate_of(each, price) or 0.0) for each in every]
@@ -287,7 +288,7 @@ MAP_LEFT, MAP_TOP = 132.0, 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapCell:
-    """The best configuration with these two values; `share` is its rate's part of the best of all, 0 without one."""
+    """The best configuration with these two values; `share` is its rate over the best of all, 0 without a rate."""
 
     x: float
     y: float
@@ -314,7 +315,7 @@ class SearchMap:
 
 
 def search_map(plan: Plan, across: str | None = None, down: str | None = None) -> SearchMap:
-    """The map over two degrees; unless named, those of which most values were considered.
+    """The map over two degrees; unless named, those with the most values considered.
 
     Raises InvalidInputError for a degree that there is not.
     """

@@ -43,7 +43,7 @@ def compare(context: Context, plan_ids: list[str]) -> Comparison:
 
 
 def alternatives(context: Context, plan_id: str) -> Alternatives:
-    """What the plan was chosen over. Raises NotFoundError."""
+    """The plan's alternatives. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
     return Alternatives(
         plan_id=plan_id,
@@ -71,7 +71,7 @@ def comparison(compared: Sequence[tuple[str, Plan]]) -> Comparison:
 
 
 def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
-    """Where the plans are not comparable as they are: a sentence for each fact that differs and should not."""
+    """Why the plans are not comparable: a sentence for each fact that differs and should not."""
     sentences = (
         ("model", "The models differ ({}): a sample is not the same work."),
         ("cluster_id", "The clusters differ: part of the speed is the hardware's, not the plan's."),
@@ -95,7 +95,7 @@ def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
 
 
 def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
-    """How many times as fast as the first the plan is, and which factors make it so. Their product is the ratio."""
+    """How many times as fast as the first the plan is, and the factors whose product is this ratio."""
     price: Literal["played", "closed form"] = "played"
     rate, first_rate = plan.throughput_samples_per_s, first.throughput_samples_per_s
     if rate is None or first_rate is None:

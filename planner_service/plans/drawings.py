@@ -30,7 +30,7 @@ class MemoryShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBar:
-    """The items that a worker of a stage holds, against the most that any bar beside it shows."""
+    """The items that a worker of a stage holds, on the scale of the longest bar beside it."""
 
     stage: int
     shares: tuple[MemoryShare, ...]
@@ -38,7 +38,7 @@ class MemoryBar:
 
 
 def fullest(plan: Plan) -> int:
-    """The stage whose workers hold most; the first of several."""
+    """The stage whose workers hold the most; of several, the first."""
     return max(range(plan.depth), key=lambda index: (plan.stages[index].memory_bytes, -index))
 
 
@@ -64,12 +64,12 @@ def items(stage: Stage) -> list[tuple[str, int]]:
 
 LETTER_WIDTH = 7.0
 MAX_DRAWN = 400
-"""With more stages each would be narrower than three points."""
+"""With more stages, each would be narrower than three points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One stage; `slowest` is the one that sets the pace, `share` its part of the time at which the scale ends."""
+    """One stage; `slowest` marks the one that sets the pace, `share` is its time divided by the scale's end."""
 
     x: float
     width: float
@@ -90,7 +90,7 @@ class StageDrawing:
 def stage_drawing(
     plan: Plan, times_s: Sequence[float] | None = None, full_s: float | None = None
 ) -> StageDrawing | None:
-    """The drawing; None where there are too many stages for one.
+    """The drawing; None if there are too many stages.
 
     Stages are compared by `times_s`, on a scale that ends at `full_s`: by default by the planner's time a microbatch,
     up to the slowest.
@@ -128,7 +128,7 @@ def stage_drawing(
 
 
 def _fitting(text: str, width: float) -> str:
-    """The text, or none where it is wider than its piece."""
+    """The text, or none if it is wider than its piece."""
     return text if LETTER_WIDTH * len(text) + 4 <= width else ""
 
 
@@ -198,17 +198,17 @@ class DrawnWindow:
     span_s: float
 
     def x(self, moment_s: float) -> float:
-        """Where a moment is, kept inside the picture."""
+        """The horizontal position of a moment, kept inside the picture."""
         share = (moment_s - self.start_s) / self.span_s if self.span_s > 0 else 0.0
         return LABEL_WIDTH + min(max(share, 0.0), 1.0) * (WIDTH - LABEL_WIDTH)
 
     def shows(self, event: TimelineEvent) -> bool:
-        """Whether any of the event is inside."""
+        """Whether any part of the event is inside."""
         return event.end_s > self.start_s and event.start_s < self.start_s + self.span_s
 
 
 def last_batches(timeline: Timeline, batches: int) -> DrawnWindow:
-    """The window of a timeline's last batches: its steady state. The whole of it where there are no more."""
+    """The window of a timeline's last batches, its steady state; the whole timeline if it has no more."""
     start_s = min((lane.start_s[0] for lane in timeline.lanes if lane.start_s), default=0.0)
     shown_s = timeline.makespan_s * min(batches / timeline.batches, 1.0)
     return DrawnWindow(start_s=start_s + timeline.makespan_s - shown_s, span_s=shown_s)
@@ -265,7 +265,7 @@ def _bars(lane: Lane, window: DrawnWindow) -> tuple[InstructionBar, ...]:
 
 
 def _kind(instruction: Instruction) -> str:
-    """Under which of `KINDS` the instruction is drawn."""
+    """The one of `KINDS` as which the instruction is drawn."""
     name = type(instruction).__name__
     if name in KINDS:
         return name

@@ -29,12 +29,12 @@ from planner_service.platform.context import Context
 
 
 def enqueue(context: Context, request: ModelPlanRequest, *, asked_by: str | None = None) -> Job:
-    """Enqueues the estimate and the plan. Raises InvalidInputError where nobody could estimate or plan it."""
+    """Enqueues the estimate and the plan. Raises InvalidInputError if nobody could estimate or plan it."""
     return jobs.enqueue(context, task_of(context, request), asked_by=asked_by)
 
 
 def task_of(context: Context, request: ModelPlanRequest) -> EstimateTask:
-    """The estimate that the request needs. Raises InvalidInputError where no datasheet says what the devices do."""
+    """The estimate that the request needs. Raises InvalidInputError if the devices have no datasheet."""
     cluster = parse(Cluster, plans.cluster_text(context, request.cluster_id))
     types = [device.name for device in cluster.types]
     require(len(types) == 1, "cluster_id", "must have devices of one type where the profile is estimated", types)

@@ -1,4 +1,4 @@
-"""Exports: a stored plan as other systems read it."""
+"""Exports: a stored plan in other systems' formats."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ MEDIA_TYPES = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """A format, and why it cannot express the plan where it cannot."""
+    """A format, with the reason if it cannot express the plan."""
 
     name: str
     refusal: str | None
@@ -47,7 +47,7 @@ def offers(context: Context, plan_id: str, plan: Plan) -> tuple[Offer, ...]:
     for name, one in FORMATS.items():
         refusal = None
         try:
-            if name == "chrome-trace":  # a trace is not played to find out
+            if name == "chrome-trace":  # no play is made to find out whether a trace is possible
                 plans.require_playable(plan, BATCHES)
             else:
                 one.write(source)

@@ -1,4 +1,4 @@
-"""Page of the form that makes a plan: it shows whether the request is right, and the request as commands."""
+"""Page of the form that makes a plan: it shows whether the request is valid, and the request as commands."""
 
 import json
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ router = APIRouter()
 
 @router.get("/plans/new")
 def show_form(services: Services, request: Request, caller: Caller) -> HTMLResponse:
-    """The form, filled in as its address says, and what is to be said of that."""
+    """The form, filled in from its address, with the result of the checks."""
     return _form(request, services, caller, dict(address_of(request).parameters))
 
 
 @router.post("/plans/new", dependencies=[scope("plan"), OwnPage, takes(SMALL)])
 async def make_plan(request: Request, services: Services, caller: Caller, given: Form) -> Response:
-    """Makes the plan and shows it, or the job that makes it; the form again where that cannot be."""
+    """Makes the plan and shows it, or the job that makes it; if that fails, the form again."""
     reasons: list[dict[str, str]] = []
     failed: PipeplanError | None = None
     try:
@@ -85,7 +85,7 @@ def _form(
     known_profiles = profiles.newest(context, SUGGESTED).items
     known_clusters = clusters.newest(context, SUGGESTED).items
     values = given
-    if "planner" not in given:  # a form always sends its planner: this is a link
+    if "planner" not in given:  # a form always sends a planner, so this is a link
         newest = {
             "profile_id": [each.id for each in known_profiles],
             "cluster_id": [each.id for each in known_clusters],

@@ -1,9 +1,9 @@
-"""Plan jobs: plans that are asked for as jobs, which the service's own solvers do.
+"""Plan jobs: requests for plans as jobs, which the service's own solvers do.
 
 The functions are the transactions of a plan job. `PlanRunner` does the jobs that wait, in this process's solvers, under
-leases like any agent's. Every process of the service has one, and who leases a job does it. A process that dies lets
-its leases run out, and the jobs go to another process, or to itself after its start. A job that is cancelled through
-any process ends its search.
+leases like any agent's. Every process of the service has one; the process that leases a job does it. When a process
+dies, its leases expire, and the jobs go to another process, or to itself after a restart. A job that is cancelled
+through any process ends its search.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ T = TypeVar("T")
 LOG = logging.getLogger("pipeplan.plans")
 
 POLL_S = 1.0
-"""How often the runner looks at the queue if nobody says that there is something new."""
+"""How often the runner reads the queue without being woken."""
 
 LOOK_S = 0.5
-"""How often it looks whether a search has ended or its job is still held."""
+"""How often it checks whether a search has ended, and whether its job is still held."""
 
 TELL_S = 1.0
 """How often it reports new progress at most."""
 
 AWAY_S = 1.0
-"""How long it waits before it asks a database again that is away."""
+"""How long it waits before it retries a database that did not answer."""
 
 
 def _check(context: Context, task: PlanTask) -> None:
-    """Raises InvalidInputError for what no planner could be asked."""
+    """Raises InvalidInputError for a request that no planner takes."""
     asked = plans.posed(context, task.request, longest_s=context.longest_search_s)
     context.parsing.read_stored(Posed.check, asked, asked.size)
 
@@ -60,23 +60,23 @@ PLAN = JobKind(name="plan", check=_check, by_service=True)
 
 
 def enqueue(context: Context, request: PlanRequest, *, asked_by: str | None = None) -> Job:
-    """Enqueues a plan. Raises InvalidInputError for what no planner could be asked."""
+    """Enqueues a plan. Raises InvalidInputError for a request that no planner takes."""
     return jobs.enqueue(context, PlanTask(request=request), asked_by=asked_by)
 
 
 def take(context: Context, service: str) -> Lease | None:
-    """The oldest plan that is waited for; None where there is none."""
-    # Agents may not ask for this kind: the wire's model has no such value.
+    """Leases the oldest plan in the queue, or returns None."""
+    # Agents cannot ask for this kind: the protocol's model has no such value.
     return jobs.lease(context, LeaseRequest.model_construct(agent=service, kinds=("plan",), instance=None))
 
 
 def posed(context: Context, lease: Lease) -> Posed:
-    """What a leased job asks."""
+    """The question of a leased job."""
     return plans.posed(context, _request(lease.job), longest_s=context.longest_search_s)
 
 
 def beat(context: Context, lease: Lease, progress: Progress | None) -> bool:
-    """Renews the lease; whether the job is to go on. Raises LeaseLostError where it is another's by now."""
+    """Renews the lease; returns whether the job goes on. Raises LeaseLostError if another owner has it by now."""
     return not jobs.heartbeat(context, lease.job.id, Heartbeat(token=lease.token, progress=progress)).cancelled
 
 
@@ -88,7 +88,7 @@ def is_held(context: Context, lease: Lease) -> bool:
 
 
 def finish(context: Context, lease: Lease, answered: Answered) -> Job:
-    """Ends the job with the plan, or with the reasons why there is none; both are stored with it."""
+    """Ends the job with the plan, or with the reasons why none fits, and stores either with it."""
 
     def end(connection: Connection, job: Job) -> None:
         created = plans.keep(context, connection, _request(job), answered, asked_by=job.asked_by)
@@ -107,7 +107,7 @@ def finish(context: Context, lease: Lease, answered: Answered) -> Job:
 
 
 def answer_of(context: Context, job: Job) -> plans.Created | None:
-    """What a job that has succeeded answers; None for one that has not."""
+    """The answer of a job that has succeeded; None for any other."""
     if job.state != "succeeded":
         return None
     answer: Plan | Infeasible | None = job.infeasible
@@ -119,7 +119,7 @@ def answer_of(context: Context, job: Job) -> plans.Created | None:
 
 
 class PlanRunner:
-    """Leases plan jobs while solvers are free. `told` hears of every job whose end has just been stored."""
+    """Leases plan jobs while solvers are free. `told` is called for every job whose end has just been stored."""
 
     def __init__(self, context: Context, pool: SolverPool, *, told: Callable[[Subject], None] = lambda _: None) -> None:
         self.deadline_s = context.longest_search_s
@@ -131,7 +131,7 @@ class PlanRunner:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def poke(self) -> None:
-        """There is something new in the queue."""
+        """Wakes the runner: the queue has a new job."""
         self._new.set()
 
     async def run(self) -> None:
@@ -139,7 +139,7 @@ class PlanRunner:
         try:
             while True:
                 self._new.clear()
-                with suppress(ServiceError):  # the database is away: what waits there waits
+                with suppress(ServiceError):  # the database is away: its jobs wait
                     while len(self._tasks) < self._pool.workers and self._pool.free:
                         lease = await asyncio.to_thread(take, self._context, self._name)
                         if lease is None:
@@ -182,7 +182,7 @@ class PlanRunner:
         self._told(("job", lease.job.id))
 
     async def _solve(self, lease: Lease) -> Answered | None:
-        """The planner's answer; None where nobody waits for it any more. Renews the lease during the search."""
+        """The planner's answer; None if nobody waits for it any more. Renews the lease during the search."""
         asked = await asyncio.to_thread(partial(posed, self._context, lease))
         heard: list[Search] = []
         question = PlannerQuestion(planner=asked.request.planner, pose=asked.problem)
@@ -217,7 +217,7 @@ class PlanRunner:
             ticket.cancel()
 
     async def _ask(self, question: Callable[[], bool]) -> bool:
-        """Whether the job goes on; a database that is away ends no search."""
+        """Whether the job goes on; a database that is away does not end a search."""
         try:
             return await asyncio.to_thread(question)
         except LeaseLostError:
@@ -226,7 +226,7 @@ class PlanRunner:
             return True
 
     async def _say(self, word: Callable[[], T]) -> None:
-        """Repeats a last word until the service takes it: the lease runs out if that takes too long."""
+        """Repeats a final report until it is stored; the lease expires if that takes too long."""
         while True:
             try:
                 await asyncio.to_thread(word)

@@ -25,10 +25,10 @@ MOST = 4
 """The most plans that one page compares."""
 
 NEGLIGIBLE = 0.005
-"""A factor that is nearer to 1 is not worth a word."""
+"""A factor that is nearer to 1 is not mentioned."""
 
 NEAR = 1e-6
-"""Quantities that differ by less, as a share, are the same for a reader."""
+"""Quantities that differ by a smaller share count as equal."""
 
 router = APIRouter()
 
@@ -42,7 +42,7 @@ def history(services: Services, request: Request) -> HTMLResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
-    """One quantity of all plans; `best` are the places of those that no other beats, where there is a best."""
+    """One quantity of all plans; `best` are the places of the best plans, if there is a best."""
 
     label: str
     values: tuple[str, ...]
@@ -56,7 +56,7 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """A plan beside the fastest: how many times as fast that is (None: as fast), by which of their prices, and why."""
+    """A plan compared with the fastest: the ratio (None: as fast), the prices compared, and the reasons."""
 
     plan_id: str
     price: str
@@ -85,9 +85,9 @@ class ComparisonView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Quantity:
-    """A row before it is filled in: what to show of a plan, and what to rank by, the smallest first.
+    """A row before it is filled in: the value to show, and the value to rank by, the smallest first.
 
-    With `in_one_unit` that shows the ranked amounts of all plans at once, and `shown` is not asked.
+    `in_one_unit` shows the ranked amounts of all plans together; `shown` is then not called.
     """
 
     label: str
@@ -160,7 +160,7 @@ _QUANTITIES = (
 
 @router.get("/compare")
 def compare(services: Services, request: Request) -> HTMLResponse:
-    """The plans that the URL names with `plan`, in that order; without any, how to choose them."""
+    """The plans that the URL names with `plan`, in that order; without any, how to choose some."""
     chosen = list(dict.fromkeys(filter(None, request.query_params.getlist("plan"))))
     require(len(chosen) <= MOST, "plan", f"must name at most {MOST} plans to compare", len(chosen))
     view = comparison(services, tuple(chosen)) if len(chosen) > 1 else None

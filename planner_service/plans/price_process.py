@@ -1,4 +1,4 @@
-"""Price process: plays stored plans, one after the other, after everything else that this machine has to do.
+"""Price process: plays stored plans, one after another, at a lower priority than everything else on this machine.
 
 python -m planner_service.plans.price_process MEMORY_BYTES CPU_S     0: no limit
 """
@@ -15,11 +15,11 @@ from planner_service.plans.questions import Price, PriceQuestion
 from planner_service.platform.processes.child import serve
 
 NICE = 10
-"""By how much plans that somebody waits for come first."""
+"""The niceness: plans that somebody waits for come first."""
 
 
 def priced(question: PriceQuestion, _tell: Callable[[None], None]) -> Price | None:
-    """The plan with its play, under its id; None where that is too long, or gives no finite numbers."""
+    """The plan with its play, under its id; None if the play is too long, or gives no finite numbers."""
     plan = parse_plan(question.content)
     simulated = play_later(plan, instructions=question.instructions)
     if simulated is None:

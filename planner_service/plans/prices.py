@@ -3,10 +3,10 @@
 A planner plays no longer than a request may take, so a long plan is stored with its closed form alone. Every process of
 the service looks for such plans when it starts and every `LOOK_S` seconds after that, the newest first:
 
-1. It claims a plan by an update that another process's claim makes void. A process that dies lets its claim run out.
-2. A process of its own plays the plan, within limits of instructions, memory and time.
-3. The play is added by an update that a play which is there makes void. A play that was too long is noted with its
-   limit: nobody tries again with the same one.
+1. It claims a plan by an update that has no effect after another process's claim. The claim of a process that dies
+expires. 2. A separate process plays the plan, within limits of instructions, memory and time. 3. The play is added by
+an update that has no effect if the plan has a play. If a play was too long, its limit is recorded: nobody tries again
+with the same one.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ CPU_S = 600.0
 """How much processor time the play of one plan may take."""
 
 CLAIM_S = 3 * CPU_S
-"""How long nobody else plays a plan that a process has claimed."""
+"""How long a process's claim keeps others from playing the plan."""
 
 LOG = logging.getLogger("pipeplan.plans")
 WORDS = Words(at_work="plans are being played", stopped="the play was stopped")
@@ -58,10 +58,10 @@ def price_process(memory_bytes: int) -> WorkerProcess[PriceQuestion, None, Price
 
 
 def claim(context: Context, instructions: int) -> PlayClaim | None:
-    """The next plan to be played with so many instructions; None where there is none."""
+    """Claims the next plan to be played with so many instructions, or returns None."""
     while True:
         now = context.now()
-        with context.database.read() as connection:  # most often there is none, and nothing is written
+        with context.database.read() as connection:  # usually there is none, and nothing is written
             plan_id = storage.without_price(connection, instructions, now)
         if plan_id is None:
             return None
@@ -74,13 +74,13 @@ def claim(context: Context, instructions: int) -> PlayClaim | None:
 
 
 def add(context: Context, claimed: PlayClaim, price: Price) -> bool:
-    """Adds the play to the plan; False where it has one by now, or is gone."""
+    """Adds the play to the plan; False if the plan has one by now, or is gone."""
     with context.database.write() as connection:
         return storage.add_price(connection, claimed.question.plan_id, price)
 
 
 def end(context: Context, claimed: PlayClaim, *, tried: bool) -> None:
-    """Ends a claim without a play; `tried`: it was too long, and is not tried again with so many instructions."""
+    """Ends a claim without a play; `tried`: it was too long, and is not tried again with this limit."""
     question = claimed.question
     with context.database.write() as connection:
         storage.end_claim(connection, question.plan_id, claimed.until, question.instructions if tried else None)
@@ -95,17 +95,17 @@ class PriceRunner:
         self._pool: Pool[PriceQuestion, None, Price | None] = Pool(start, WORDS, workers=1, queue=0)
 
     async def run(self) -> None:
-        """Works until it is cancelled; the plan at hand then waits for another process."""
+        """Works until it is cancelled; the current plan then waits for another process."""
         if not self._instructions:
             return
         while True:
-            with suppress(ServiceError):  # the database is away: what waits there waits
+            with suppress(ServiceError):  # the database is away: its jobs wait
                 while await self.play_next():
                     pass
             await asyncio.sleep(LOOK_S)
 
     async def play_next(self) -> bool:
-        """Plays the next plan, and adds what that gives; whether there was one."""
+        """Plays the next plan and adds the play; returns whether there was a plan."""
         claimed = await asyncio.to_thread(claim, self._context, self._instructions)
         if claimed is None:
             return False
@@ -130,5 +130,5 @@ class PriceRunner:
         return True
 
     def close(self) -> None:
-        """Ends the play at hand, and plays no more. Any thread may call it."""
+        """Ends the current play, and starts no other. Any thread may call it."""
         self._pool.close()

@@ -1,8 +1,8 @@
-"""Questions: what the processes that solve and that play are asked, and what they answer.
+"""Questions: the questions to the processes that solve and play, and their answers.
 
-They stand apart from `solver_process` and `price_process`, which run as programs of their own: what is pickled between
-processes must be found under the same name on both sides. A question may carry a plan's problem as `Posed`: the texts
-of its documents, which are read where the problem is solved and nowhere before.
+They are not in `solver_process` and `price_process`, which run as programs: a pickled class must have the same name on
+both sides. A question may carry a plan's problem as `Posed`: the texts of its documents, which only the solving process
+reads.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ class Posed:
 
     @property
     def size(self) -> int:
-        """How many characters there are to read."""
+        """The number of characters to read."""
         return len(self.profile) + len(self.cluster) + sum(map(len, self.other_profiles))
 
     def problem(self) -> PlanningProblem:
-        """The problem. Raises InvalidInputError for documents that do not go together."""
+        """The problem. Raises InvalidInputError for documents that do not match."""
         return PlanningProblem(
             profile=_profile("profile_id", self.profile),
             cluster=parse(Cluster, self.cluster),
@@ -51,7 +51,9 @@ class Posed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerQuestion:
-    """What a planner is asked. `pose` makes the problem where the planner is: to read its documents takes a while."""
+    """A question to a planner. `pose` makes the problem in the planner's process, because reading its documents takes a
+    while.
+    """
 
     planner: str
     pose: Callable[[], PlanningProblem]
@@ -76,7 +78,7 @@ class PriceQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """A stored plan's document with its play, and what lists show of that."""
+    """A stored plan's document with its play, and its summary for lists."""
 
     content: str
     throughput_samples_per_s: float

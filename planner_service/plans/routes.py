@@ -57,7 +57,7 @@ from planner_service.platform.writers import WritingRoute, in_writer
 
 LONGEST_WAIT_S = 60.0
 HELD_S = 30.0
-"""How long an idempotency key is held beyond the planner's deadline: what a request takes beside the planner."""
+"""How long an idempotency key is held beyond the planner's deadline: the rest of a request's time."""
 
 PreferHeader = Annotated[
     str | None,
@@ -70,7 +70,7 @@ PreferHeader = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """What a client prefers: an answer at once, and for how many seconds it would wait for the plan."""
+    """A client's preferences: a job instead of waiting, and how many seconds it would wait for the plan first."""
 
     respond_async: bool = False
     wait_s: float = 0.0
@@ -111,10 +111,10 @@ async def create_plan(
     key: OnceKey,
     prefer: PreferHeader = None,
 ) -> Response:
-    """Asks a planner. 201 is a new plan, 200 one that was there before, or `feasible: false` with the reasons.
+    """Asks a planner. 201 is a new plan, 200 one that was stored before, or `feasible: false` with the reasons.
 
-    With `Prefer: respond-async` the answer is 202 and a job to follow: for planners that take long. So it is for a
-    `model` in place of a `profile_id`, of which an agent estimates the profile first.
+    With `Prefer: respond-async` the answer is 202 and a job to follow, for planners that take long. The same holds for
+    a `model` instead of a `profile_id`: an agent estimates its profile first.
     """
     return await plan_answer(request, services, asked, key, preference_of(prefer))
 
@@ -278,7 +278,7 @@ def get_plan_request(services: Services, plan_id: str) -> PlanRequest:
 
 @router.get("/{plan_id}/streams", dependencies=[scope("read")], response_model=Streams, responses=UNCHANGED)
 def get_plan_streams(services: Services, request: Request, plan_id: str, batches: Batches = 1) -> Response:
-    """What every worker executes, in order, in the instructions' text form."""
+    """The instructions of every worker, in order, in text form."""
 
     def load() -> str:
         return plans.streams(services, plan_id, batches).model_dump_json()
@@ -311,7 +311,7 @@ def export_plan(
         str | None, Query(json_schema_extra={"enum": [*exports.VERSIONS, None]}, description="of torchtitan only")
     ] = None,
 ) -> Response:
-    """The plan for another system. What the system cannot express stands in the notes; 422 where nothing fits."""
+    """The plan in another system's format. Notes list what the system cannot express; 422 if no export is possible."""
     kind, text = exports.export(services, plan_id, format_name, target_version)
     tag = derived_tag(plan_id, format_name, target_version or "")
     response = document_response(request, tag, lambda: text, cache_control=REVALIDATE, media_type=kind.media_type)
@@ -336,7 +336,7 @@ def get_plan_timeline(services: Services, request: Request, plan_id: str, batche
     responses=UNCHANGED,
 )
 def get_plan_timeline_columns(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
-    """The predicted timeline as columns of small numbers, compressed where the caller takes gzip: to draw it from."""
+    """The predicted timeline as columns of small numbers, for drawing; compressed if the caller takes gzip."""
     stored(services, DOCUMENT.noun, plan_id, plans.document)
     return packed_response(
         request, lambda: plans.timeline_packed(services, plan_id, batches), plan_id, "columns", batches
@@ -352,7 +352,7 @@ def get_plan_trace(services: Services, request: Request, plan_id: str, batches: 
 def _derived(
     services: Services, request: Request, plan_id: str, load: Callable[[], str | bytes], *parameters: object
 ) -> Response:
-    """What is derived from a plan, under a tag that names the plan, the derivation and the version that derives."""
+    """Content derived from a plan, under a tag of the plan, the derivation and the deriving release."""
     stored(services, DOCUMENT.noun, plan_id, plans.document)
     tag = derived_tag(plan_id, *parameters)
     return document_response(request, tag, load, cache_control=REVALIDATE)

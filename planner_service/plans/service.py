@@ -1,4 +1,4 @@
-"""Plans: asked for by request, stored by content, played again as instruction streams."""
+"""Plans: made on request, stored by content, played again as instruction streams."""
 
 import gzip
 import time
@@ -54,7 +54,7 @@ class Created:
 
 
 def create(context: Context, request: PlanRequest) -> Created:
-    """Solves the request in this very thread and stores the plan. That none fits is an answer too, stored nowhere."""
+    """Solves the request in this thread and stores the plan. That no plan fits is an answer too, but is not stored."""
     problem = posed(context, request).problem()
     start_s = time.perf_counter()
     answer = context.solve(request.planner, problem)
@@ -64,7 +64,9 @@ def create(context: Context, request: PlanRequest) -> Created:
 
 
 def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME_LIMIT_S) -> Posed:
-    """What the request asks, unread. Raises InvalidInputError for what is not stored, or may take too long."""
+    """The request's question, with documents unread. Raises InvalidInputError for documents that are not stored, or a
+    search that may take too long.
+    """
     require_short(request, longest_s)
     with context.database.read() as connection:
         profile = _profile(connection, "profile_id", request.profile_id)
@@ -74,14 +76,14 @@ def posed(context: Context, request: PlanRequest, *, longest_s: float = MAX_TIME
 
 
 def require_short(request: PlanQuestion, longest_s: float) -> None:
-    """Raises InvalidInputError for a search that may take longer than it may here."""
+    """Raises InvalidInputError for a search that may exceed the time limit here."""
     limit_s = request.options.time_limit_s
     rule = f"must be at most {longest_s:g} s here (with `Prefer: respond-async` more)"
     require(limit_s is None or limit_s <= longest_s, "options.time_limit_s", rule, limit_s)
 
 
 def cluster_text(context: Context, cluster_id: str) -> str:
-    """The document of a stored cluster, or of one that has a name. Raises InvalidInputError where it is neither."""
+    """The document of a stored or a named cluster. Raises InvalidInputError if it is neither."""
     with context.database.read() as connection:
         stored = clusters.content(connection, cluster_id)
     return stored or canonical_json(_named(cluster_id))
@@ -90,7 +92,7 @@ def cluster_text(context: Context, cluster_id: str) -> str:
 def keep(
     context: Context, connection: Connection, request: PlanRequest, answered: Answered, *, asked_by: str | None = None
 ) -> Created:
-    """Stores what a planner answered, who asked, and the cluster where the request names one, as `dgx-h100:4`.
+    """Stores a planner's answer, the caller, and the cluster if the request names one, such as `dgx-h100:4`.
 
     Raises InvalidInputError for predictions that are not finite.
     """
@@ -115,7 +117,7 @@ def keep(
     plan_id = content_id(answer)
     new = storage.add(connection, answer, request, answered.solve_time_s, context.now(), asked_by)
     trail.record(connection, "plan.store", plan_id, context.now())
-    if not new and answer.simulated is None:  # its play may have been added since
+    if not new and answer.simulated is None:  # its play may have been added in the meantime
         content = found("plan", plan_id, storage.content(connection, plan_id))
         if not may_change(NOUN, content.encode()):
             answer = context.parsing.read_stored(parse_plan, content, len(content))
@@ -153,7 +155,7 @@ def page(context: Context, query: PlanQuery) -> Page[PlanSummary]:
 
 
 def page_of_summaries(context: Context, query: PlanQuery) -> tuple[list[bytes], str | None]:
-    """The same as JSON texts, and the cursor of the next page. Most lie ready: only a play changes a summary."""
+    """The same as JSON texts, and the cursor of the next page. Most are cached: only a play changes a summary."""
     with context.database.read() as connection:
         keys = storage.page_of_keys(connection, query)
         known = context.documents.known("summaries", keys.items)
@@ -230,14 +232,14 @@ def capacities(context: Context, plan: Plan) -> tuple[int, ...]:
 
 
 def playable_batches(plan: Plan) -> int:
-    """How many batches of the plan may be played for one request; 0 where a single one is too many."""
+    """How many batches of the plan may be played for one request; 0 if a single one is too many."""
     # Every microbatch passes every stage once; replicas share them, and the widest stage sets how many there are.
     microbatches = plan.microbatches * len(plan.placement)
     return MAX_PLAYED_INSTRUCTIONS // (INSTRUCTIONS_A_MICROBATCH * microbatches)
 
 
 def require_playable(plan: Plan, batches: int) -> None:
-    """Raises InvalidInputError where so many batches would take too long."""
+    """Raises InvalidInputError if so many batches would take too long."""
     most = playable_batches(plan)
     rule = f"must be at most {most} for this plan of {plan.workers} workers" if most else "cannot be played: too large"
     require(batches <= most, "batches", rule, batches)

@@ -1,4 +1,4 @@
-"""Solvers: what answers planners' questions, one at a time: a process of its own, or a function in this process."""
+"""Solvers: they answer planners' questions, one at a time, in a separate process or as a function in this process."""
 
 import time
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def solver_pool(start: Callable[[], Solver], *, solvers: int, queue: int, idle_s
 
 
 class FunctionSolver:
-    """A function in this process; it cannot be ended, and its answer is dropped instead."""
+    """A function in this process. It cannot be ended; its answer is dropped instead."""
 
     def __init__(self, solve: Solve) -> None:
         self._solve = solve
@@ -66,7 +66,7 @@ class FunctionSolver:
 
 
 def solve_here(planner: str, problem: PlanningProblem) -> Answer:
-    """The planner's answer, searched in this process, which loads the planners only then."""
+    """The planner's answer, searched in this process. Only this loads the planners."""
     from pipeplan.planners.solve import solve
 
     return solve(planner, problem)

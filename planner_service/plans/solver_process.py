@@ -1,4 +1,4 @@
-"""Solver process: answers planners' questions, one after the other.
+"""Solver process: answers planners' questions, one after another.
 
 python -m planner_service.plans.solver_process MEMORY_BYTES     0: no limit
 """

@@ -1,5 +1,5 @@
-"""Store of the plans, by their content. A plan never changes, but for its play, which may be added once where it has
-none; how and when it was asked for stands beside it.
+"""Store of the plans, by their content. A plan never changes, except that a play may be added once if it has none. Its
+request and its time are stored beside it.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ from planner_service.platform.tables import clusters, plans
 
 _COLUMNS = {"model": plans.c.model_name, "device": plans.c.device_name}
 _SUMMARY = [(_COLUMNS[name] if name in _COLUMNS else plans.c[name]).label(name) for name in PlanSummary.model_fields]
-"""What lists show, by the names and in the order of a summary's fields."""
+"""The columns of lists, by the names and in the order of a summary's fields."""
 
 _REQUEST = TypeAdapter(PlanRequest)
 _CONTENT = select(plans.c.content).where(plans.c.id == bindparam("asked_id"))
-"""The statement is made once: to build it takes longer than to execute it."""
+"""The statement is made once: building it takes longer than executing it."""
 
 
 def add(
@@ -41,7 +41,7 @@ def add(
     now: datetime,
     asked_by: str | None = None,
 ) -> bool:
-    """Stores the plan unless it is there, in which case the first request is kept; says whether it is new."""
+    """Stores the plan unless it is there, in which case the first request is kept; returns whether it is new."""
     plan_id = content_id(plan)
     if summary(connection, plan_id) is not None:
         note_use(connection, plans, plan_id, now)
@@ -104,7 +104,7 @@ def page(connection: Connection, query: PlanQuery) -> Page[PlanSummary]:
 
 
 def summaries(connection: Connection, plan_ids: Sequence[str]) -> list[PlanSummary]:
-    """Those plans that are there, as lists show them."""
+    """Those of the plans that are stored, as lists show them."""
     return [_summary(row) for row in connection.execute(_SUMMARIES_OF, {"asked_ids": plan_ids})]
 
 
@@ -122,7 +122,7 @@ def page_of_ids(connection: Connection, query: PlanQuery) -> Page[str]:
 
 
 def contents(connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
-    """The documents of those plans that are there, by id."""
+    """The documents of those plans that are stored, by id."""
     rows = connection.execute(select(plans.c.id, plans.c.content).where(plans.c.id.in_(plan_ids)))
     return {row.id: row.content for row in rows}
 
@@ -134,13 +134,13 @@ def without_price(connection: Connection, instructions: int, now: datetime) -> s
 
 
 def claim(connection: Connection, plan_id: str, instructions: int, now: datetime, until: datetime) -> str | None:
-    """Keeps others from playing such a plan until then; its document, or None where another was first."""
+    """Keeps others from playing such a plan until then. Returns its document, or None if another process was first."""
     claimed = update(plans).where(plans.c.id == plan_id, *_to_be_played(instructions, now)).values(claimed_until=until)
     return content(connection, plan_id) if connection.execute(claimed).rowcount else None
 
 
 def add_price(connection: Connection, plan_id: str, price: Price) -> bool:
-    """Adds a play to a plan that has none; says whether it had none."""
+    """Adds a play to a plan that has none; returns whether it had none."""
     values = {
         "content": price.content,
         "throughput_samples_per_s": price.throughput_samples_per_s,
@@ -152,7 +152,7 @@ def add_price(connection: Connection, plan_id: str, price: Price) -> bool:
 
 
 def end_claim(connection: Connection, plan_id: str, until: datetime, tried_instructions: int | None) -> None:
-    """Ends this very claim; with how many instructions the play was tried in vain, None where it was not tried."""
+    """Ends this claim. `tried`: the limit of instructions at which the play failed, None if it was not tried."""
     ended = update(plans).where(plans.c.id == plan_id, plans.c.claimed_until == until).values(claimed_until=None)
     connection.execute(ended if tried_instructions is None else ended.values(tried_instructions=tried_instructions))
 
@@ -167,7 +167,7 @@ def _to_be_played(instructions: int, now: datetime) -> tuple[ColumnElement[bool]
 
 
 def _filters(query: PlanQuery) -> list[Filter]:
-    """The filters, those first that usually leave the fewest rows."""
+    """The filters; those that usually leave the fewest rows come first."""
     return [
         equal("profile_id", plans.c.profile_id, query.profile_id),
         equal("cluster_id", plans.c.cluster_id, query.cluster_id),
