@@ -23,7 +23,8 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 LARGEST_COUNT = 2**63 - 1
 """What a database and an array hold."""
@@ -173,3 +174,21 @@ def shown(value: object) -> str:
     except ValueError:  # Python writes out no whole number of more than some thousand digits
         return "a number of too many digits"
     return text if len(text) <= 80 else text[:40] + "..." + text[-37:]
+
+
+def require_one_of(names: Iterable[str], field: str, value: object) -> None:
+    """Raises InvalidInputError unless the value is one of the names."""
+    known = tuple(names)
+    if value not in known:
+        raise not_one_of(known, field, value)
+
+
+def not_one_of(names: Iterable[str], field: str, value: object, beside: str = "") -> InvalidInputError:
+    """The refusal of a value that is none of the names: it lists them, and those that are near.
+
+    `beside` says in words what else the field may hold.
+    """
+    known = tuple(names)
+    near = ", ".join(get_close_matches(str(value), known))
+    rule = f"must be one of {', '.join(known)}{beside}"
+    return InvalidInputError(field, f"{rule} (near: {near})" if near else rule, value)

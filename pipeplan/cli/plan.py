@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
+from pipeplan.cli import completion
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import is_file
 from pipeplan.cli.console import INFEASIBLE, GroupedCommand
@@ -18,7 +19,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import answer_document, invalid_input, plan_document, read, write_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import require
+from pipeplan.errors import require, require_one_of
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, is_short_id
@@ -101,7 +102,12 @@ def create(
 def get(
     plan_id: PlanId,
     format_name: Annotated[
-        str | None, typer.Option("--format", help=f"For scripts: {', '.join(GET_FORMATS)}; default: a table.")
+        str | None,
+        typer.Option(
+            "--format",
+            help=f"For scripts: {', '.join(GET_FORMATS)}; default: a table.",
+            autocompletion=completion.names(GET_FORMATS),
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file; default: standard output.")] = None,
     url: Url = None,
@@ -115,7 +121,8 @@ def get(
     require(
         not as_json or format_name in (None, "json"), "format", "must be json, or left out, with --json", format_name
     )
-    require(asked in (None, *GET_FORMATS), "format", f"must be one of {', '.join(GET_FORMATS)}", asked)
+    if asked is not None:
+        require_one_of(GET_FORMATS, "format", asked)
     require(
         asked is not None or output is None, "output", "needs --format: a table is not written to a file", str(output)
     )
@@ -228,7 +235,12 @@ def alternatives(plan_id: PlanId, url: Url = None, token: Token = None, as_json:
 @app.command()
 def export(
     plan_id: PlanId,
-    format_name: Annotated[str, typer.Option("--format", help=f"One of {', '.join(FORMAT_NAMES)}.")],
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--format", help=f"One of {', '.join(FORMAT_NAMES)}.", autocompletion=completion.names(FORMAT_NAMES)
+        ),
+    ],
     target_version: Annotated[
         str | None, typer.Option(help="The version to write for. torchtitan: 0.2 (TOML, default) or 2026-08 (Python).")
     ] = None,
@@ -237,7 +249,7 @@ def export(
     token: Token = None,
 ) -> None:
     """Writes a plan for another system. What that system cannot express stands in the comments or notes."""
-    require(format_name in FORMAT_NAMES, "format", f"must be one of {', '.join(FORMAT_NAMES)}", format_name)
+    require_one_of(FORMAT_NAMES, "format", format_name)
     with service_at(url, token) as service:
         text = service.export_plan(service.plan_id(plan_id), format_name, target_version)
     _write(output, text)

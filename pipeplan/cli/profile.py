@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from pipeplan.cli import completion
 from pipeplan.documents.files import dump, read_text, require_place, write_document
 from pipeplan.documents.profile import DTYPE_BYTES, Device, Model
-from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.errors import InvalidInputError, require_count, require_one_of
 from pipeplan.imports.pipedream_graph import import_pipedream_graph
 from pipeplan.planners.problem import CUTS
 
@@ -27,7 +28,12 @@ def group() -> None:
 @app.command("import")
 def import_profile(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to import.")],
-    source: Annotated[str, typer.Option("--format", help="pipedream-graph: PipeDream's graph.txt.")],
+    source: Annotated[
+        str,
+        typer.Option(
+            "--format", help="pipedream-graph: PipeDream's graph.txt.", autocompletion=completion.names(FORMATS)
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the profile goes.")],
     microbatch_size: Annotated[
         int | None, typer.Option(help="The minibatch that the file was measured with; default: what the file implies.")
@@ -39,13 +45,13 @@ def import_profile(
     cuts: Annotated[str, typer.Option(help="any keeps the graph, single-tensor makes a chain of it.")] = "any",
 ) -> None:
     """Writes a profile from another system's measurements. A model with branches stays a graph."""
-    require(source in FORMATS, "format", f"must be one of {', '.join(FORMATS)}", source)
-    require(cuts in CUTS, "cuts", f"must be one of {', '.join(CUTS)}", cuts)
+    require_one_of(FORMATS, "format", source)
+    require_one_of(CUTS, "cuts", cuts)
     model = Model(name=file.name.partition(".")[0] if model_name is None else model_name)
     device = Device(name=device_name, memory_bytes=device_memory_bytes)
     if microbatch_size is not None:
         require_count("microbatch_size", microbatch_size)
-    require(dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", dtype)
+    require_one_of(DTYPE_BYTES, "dtype", dtype)
     require_place(output)
     text = read_text(file)
     try:

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeplan.cli import completion
 from pipeplan.documents.files import dump, write_document
 from pipeplan.documents.stage_costs import unit_costs
-from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count
+from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_one_of
 from pipeplan.programs.check import check
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.pipeline import Pipeline
@@ -32,7 +33,13 @@ MAX_INSTRUCTIONS = 2_000_000
 
 
 def simulate(
-    schedule: Annotated[str, typer.Option(help="A schedule's name, or package.module:Class of your own.")],
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="A schedule's name, or package.module:Class of your own.",
+            autocompletion=completion.names(schedule_names()),
+        ),
+    ],
     stages: Annotated[int, typer.Option(help="Stages, one worker each.")],
     microbatches: Annotated[int, typer.Option(help="Microbatches in a batch; minibatches for pipedream.")],
     forward: Annotated[float, typer.Option(help="Seconds of a forward.")] = 1.0,
@@ -52,7 +59,7 @@ def simulate(
     """Plays a schedule with unit costs. Shows bubble, makespan, streams and timeline."""
     if ":" not in schedule:
         names = [name for name in schedule_names() if not schedule_named(name).single_stage]
-        require(schedule in names, "schedule", f"must be one of {', '.join(names)}", schedule)
+        require_one_of(names, "schedule", schedule)
     laws = schedule_asked(schedule)
     if laws.chunked:
         chunks = 2 if chunks is None else chunks

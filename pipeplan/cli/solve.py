@@ -23,9 +23,19 @@ from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, e
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, require_place, write_document
-from pipeplan.documents.plan import OPTIMIZERS, Infeasible
+from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
 from pipeplan.documents.profile import Profile
-from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress, unobserved
+from pipeplan.planners.problem import (
+    ACCOUNTINGS,
+    CUTS,
+    SEMANTICS,
+    SYNCHRONISATIONS,
+    Observer,
+    Options,
+    PlanningProblem,
+    SearchProgress,
+    unobserved,
+)
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
 from pipeplan.protocol.jobs import Job
@@ -133,7 +143,18 @@ _GROUPS = {
 for _heading, _names in _GROUPS.items():
     for _name in _names.split():
         get_args(_FLAGS[_name])[1].rich_help_panel = _heading
-_NAMES = {"schedule": schedule_names(), "optimizer": OPTIMIZERS, "engine": ENGINES, "sharding": SHARDINGS}
+_NAMES = {
+    "schedule": schedule_names(),
+    "optimizer": OPTIMIZERS,
+    "engine": ENGINES,
+    "sharding": SHARDINGS,
+    "offload": (*OFFLOADS, ANY_OFFLOAD),
+    "recompute_unit": RECOMPUTE_UNITS,
+    "semantics": SEMANTICS,
+    "synchronisation": SYNCHRONISATIONS,
+    "memory": ACCOUNTINGS,
+    "cuts": CUTS,
+}
 for _name, _known in _NAMES.items():
     get_args(_FLAGS[_name])[1].autocompletion = completion.names(_known)
 

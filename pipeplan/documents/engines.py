@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from pipeplan.documents.degrees import OFFLOADS, offloads_activations, offloads_optimizer
 from pipeplan.documents.forms import Form
-from pipeplan.errors import require
+from pipeplan.errors import require, require_one_of
 
 SHARDINGS = ("none", "optimizer", "gradients", "weights")
 
@@ -120,7 +120,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
 
 def engine_named(name: str) -> TrainingEngine:
     """The engine of this name. Raises InvalidInputError where there is none."""
-    require(name in ENGINES, "engine", f"must be one of {', '.join(ENGINES)}", name)
+    require_one_of(ENGINES, "engine", name)
     return ENGINES[name]
 
 

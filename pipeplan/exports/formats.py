@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pipeplan.errors import InvalidInputError, require
+from pipeplan.errors import require, require_one_of
 from pipeplan.exports import deepspeed, kubernetes, megatron, nodes, torchtitan
 from pipeplan.exports.source import ExportSource
 from pipeplan.simulation.predict import predict
@@ -52,8 +52,7 @@ FORMATS = {
 
 def format_named(name: str, target_version: str | None = None) -> Format:
     """The format, for a version of its target. Raises InvalidInputError for what does not exist."""
-    if name not in FORMATS:
-        raise InvalidInputError("format", f"must be one of {', '.join(FORMATS)}", name)
+    require_one_of(FORMATS, "format", name)
     chosen = FORMATS[name]
     if target_version is None:
         return chosen

@@ -15,7 +15,7 @@ from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer, Certificate
 from pipeplan.documents.profile import Device, Measurement, Profile
-from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_unique, shown
+from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_one_of, require_unique, shown
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
@@ -118,7 +118,8 @@ class Options:
             ("recompute_unit", RECOMPUTE_UNITS),
         ):
             value = getattr(self, field)
-            require(value is None or value in names, field, f"must be one of {', '.join(names)}", value)
+            if value is not None:
+                require_one_of(names, field, value)
         split = self.split_backward is not False or not self.split_backward_half_way
         rule = "is a variant of split_backward, which must not be off"
         require(split, "split_backward_half_way", rule, self.split_backward_half_way)

@@ -8,7 +8,7 @@ from pipeplan.documents.engines import OUR_RUNTIME, engine_named
 from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer, Plan
-from pipeplan.errors import MissingDependencyError, require
+from pipeplan.errors import MissingDependencyError, require, require_one_of
 from pipeplan.planners.auto.planner import auto
 from pipeplan.planners.complete import play
 from pipeplan.planners.gpipe import gpipe
@@ -55,7 +55,7 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
 
     Raises InvalidInputError for a planner that does not exist, or for a problem that it cannot be asked.
     """
-    require(planner in PLANNERS, "planner", f"must be one of {', '.join(PLANNERS)}", planner)
+    require_one_of(PLANNERS, "planner", planner)
     types = [device.name for device in problem.cluster.types]
     rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
     require(len(types) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, types)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import AUTOCASTS
-from pipeplan.errors import require, require_amount, require_count
+from pipeplan.errors import require, require_amount, require_count, require_one_of
 
 LEARNING_RATES = ("constant", "linear", "cosine")
 """How a learning rate decays after its warm-up."""
@@ -74,8 +74,8 @@ class TrainingOptions:
                 require_amount(field, getattr(self, field), positive=True)
         for field, names in (
             ("lr_schedule", LEARNING_RATES),
-            ("batch_norm", (None, *BATCH_NORMS)),
-            ("autocast", (None, *AUTOCASTS)),
+            ("batch_norm", BATCH_NORMS),
+            ("autocast", AUTOCASTS),
         ):
-            rule = f"must be one of {', '.join(name for name in names if name)}"
-            require(getattr(self, field) in names, field, rule, getattr(self, field))
+            if getattr(self, field) is not None:
+                require_one_of(names, field, getattr(self, field))

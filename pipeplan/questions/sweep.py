@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.documents.plan import Infeasible, Plan
-from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.errors import InvalidInputError, require, require_count, require_one_of
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.questions.smallest import Progress, sub_cluster
 
@@ -32,7 +32,7 @@ def sweep(
 
     Raises InvalidInputError if the planner cannot be asked for any of them.
     """
-    require(over in VARIED, "over", f"must be one of {', '.join(VARIED)}", over)
+    require_one_of(VARIED, "over", over)
     require(len(values) > 0, "over", "must name at least one value", over)
     problem = problem.corrected
     rows: list[SweepRow] = []

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from pipeplan.documents.plan import Worker
-from pipeplan.errors import InvalidInputError, require
+from pipeplan.errors import InvalidInputError, not_one_of, require
 from pipeplan.programs.check import check, check_claims
 from pipeplan.programs.communicate import communicate, with_exchanges
 from pipeplan.programs.instructions import Backward, BackwardInput, Instruction, recompute
@@ -94,8 +94,7 @@ def schedule_named(name: str) -> Schedule:
             made = _made(found, entry.value)
             require(made.name == name, "schedule", f"must be the name of {entry.value}, which is {made.name}", name)
             return register(made)
-    rule = f"must be one of {', '.join(schedule_names())}, or your own by --schedule package.module:Class"
-    raise InvalidInputError("schedule", rule, name)
+    raise not_one_of(schedule_names(), "schedule", name, ", or your own by --schedule package.module:Class")
 
 
 def schedule_names() -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pipeplan.documents.names import FAMILIES, MAX_LENGTH, Spec, query_of
-from pipeplan.errors import InvalidInputError, MissingDependencyError, require
+from pipeplan.errors import InvalidInputError, MissingDependencyError, not_one_of, require
 from worker_agent.models.batches import KNOWN, BatchForm, probes
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.flow import FACTORY, LAYER_DROPS
@@ -281,15 +281,9 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
 
-    rule = (
-        f"must be of a known family: {', '.join(FAMILIES)}, or another one of transformers {transformers.__version__}"
-    )
-    require(
-        name in transformers.CONFIG_MAPPING,
-        "model" if text.startswith(f"hf:{name}") else "model.model_type",
-        rule,
-        name,
-    )
+    if name not in transformers.CONFIG_MAPPING:
+        field = "model" if text.startswith(f"hf:{name}") else "model.model_type"
+        raise not_one_of(FAMILIES, field, name, f", or another one of transformers {transformers.__version__}")
     known = _known(transformers.AutoConfig.for_model(name))
     for key, value in options.items():
         require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)

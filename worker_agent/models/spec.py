@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeplan.documents.names import Spec, Value, parse_spec
-from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError, require
+from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError, require, require_one_of
 
 __all__ = ["PRESETS", "Spec", "Value", "accepts", "call_factory", "load_factory", "misfit", "parse_spec"]
 
@@ -86,8 +86,7 @@ def load_factory(spec: Spec, *, field: str) -> Callable[..., Any]:
     """
     require(not spec.is_hugging_face, field, "must name a callable as package.module:factory", spec.text)
     if spec.is_preset:
-        rule = f"must name one of {', '.join(sorted(PRESETS))}"
-        require(spec.name in PRESETS, field, rule, spec.name)
+        require_one_of(sorted(PRESETS), field, spec.name)
     module = PRESETS[spec.name] if spec.is_preset else spec.scheme
 
     directory = str(Path.cwd())

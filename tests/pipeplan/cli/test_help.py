@@ -81,6 +81,9 @@ def test_options_of_planners_stand_in_groups_each_in_one() -> None:
         ("solve --schedule zb", {"zb-h1", "zb-v"}),
         ("solve --optimizer ad", {"adam", "adamw"}),
         ("solve --cluster mi", {"mine.json", "mixed/"}),
+        ("simulate --schedule zb", {"zb-h1", "zb-v"}),
+        ("plan get --format y", {"yaml"}),
+        ("plan export --format tor", {"torchrun", "torchtitan"}),
         ("sim", {"simulate"}),
     ],
 )

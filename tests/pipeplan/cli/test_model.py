@@ -191,7 +191,7 @@ def test_a_model_of_ones_own_code_is_estimated_each_time(place: Place) -> None:
     [
         (("--dtype", "bfloat16", "--cluster", "p3.16xlarge"), "dtype: must be one in which V100-SXM2-16GB's datasheet"),
         (("--sequence-length", "257"), "sequence_length: must be at most the 256 positions of the model's config"),
-        (("--model", "hf:other.json"), "model.model_type: must be of a known family: bart, bert, bloom"),
+        (("--model", "hf:other.json"), "model.model_type: must be one of bart, bert, bloom"),
         (("--dtype", "int8"), "dtype: "),
     ],
 )

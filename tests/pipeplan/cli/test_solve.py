@@ -137,6 +137,9 @@ def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_word
     ("arguments", "message"),
     [
         (("--planner", "magic", "--batch-size", "8"), "planner: must be one of pipedream"),
+        (("--planner", "gpip", "--batch-size", "8"), "gpipe, exact, auto (near: gpipe), got 'gpip'"),
+        (("--planner", "gpipe", "--batch-size", "8", "--optimizer", "adma"), "adamw (near: adam, adamw), got 'adma'"),
+        (("--planner", "gpipe", "--batch-size", "8", "--schedule", "1fb1"), "(near: 1f1b), got '1fb1'"),
         (("--planner", "gpipe", "--batch-size", "0"), "batch_size: must be a whole number of at least 1, got 0"),
         (("--planner", "gpipe", "--batch-size", "-4"), "batch_size: must be a whole number of at least 1, got -4"),
         (

@@ -93,7 +93,7 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
         ("hf:gpt2?use_cache=true", "model.use_cache: is not a key of gpt2's config that can be set, got True"),
         (
             "hf:gpt5",
-            f"model: must be of a known family: {', '.join(sorted(FAMILIES))}, or another one of transformers",
+            f"model: must be one of {', '.join(sorted(FAMILIES))}, or another one of transformers",
         ),
         ("hf:gpt2?tie_word_embeddings=1", "model.tie_word_embeddings: must be true or false, got 1"),
         ("hf:gpt2?attn_implementation=fast", "model.attn_implementation: must be one of sdpa, eager, got 'fast'"),
@@ -153,7 +153,7 @@ def test_a_config_that_no_spec_can_hold_keeps_its_path(tmp_path: Path) -> None:
     [
         (
             '{"model_type": "gpt5", "n_layer": 2}',
-            f"model.model_type: must be of a known family: {', '.join(sorted(FAMILIES))}, or another one of transf",
+            f"model.model_type: must be one of {', '.join(sorted(FAMILIES))}, or another one of transf",
         ),
         ('{"n_layer": 2}', "model: must name a Hugging Face config: a JSON object with a model_type, got"),
         ("[]", "model: must name a Hugging Face config: a JSON object with a model_type, got"),

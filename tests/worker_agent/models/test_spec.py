@@ -83,5 +83,5 @@ def test_presets_are_pipeplans_own_and_no_more() -> None:
     for name in PRESETS:
         assert callable(load_factory(parse_spec(f"preset:{name}", field="model"), field="model"))
     assert len(call_factory(parse_spec("preset:mlp?depth=3", field="model"), field="model")) == 3
-    with pytest.raises(InvalidInputError, match=r"model: must name one of alexnet, amoebanet_d, .*, got 'time\.sleep'"):
+    with pytest.raises(InvalidInputError, match=r"model: must be one of alexnet, amoebanet_d, .*, got 'time\.sleep'"):
         load_factory(parse_spec("preset:time.sleep", field="model"), field="model")
