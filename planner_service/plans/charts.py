@@ -1,8 +1,8 @@
 """Charts of a plan: what its devices hold, and its alternatives. Pure geometry; the templates write the SVG.
 
-memory_chart   what a device of every stage holds, stacked by item, below the line of its usable memory front_chart
-throughput against memory: the answer, the configurations considered, and the front of those that none beats search_map
-the best throughput that was found for each pair of values of two degrees
+memory_chart   what a device of every stage holds, stacked by item, below the line of its usable memory
+front_chart    throughput against memory: the answer, the configurations considered, and the front that none beats
+search_map     the best throughput that was found for each pair of values of two degrees
 
 Every chart has `rows`: the table that its CSV file holds, the names of the columns first.
 """

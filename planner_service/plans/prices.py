@@ -4,9 +4,10 @@ A planner plays no longer than a request may take, so a long plan is stored with
 the service looks for such plans when it starts and every `LOOK_S` seconds after that, the newest first:
 
 1. It claims a plan by an update that has no effect after another process's claim. The claim of a process that dies
-expires. 2. A separate process plays the plan, within limits of instructions, memory and time. 3. The play is added by
-an update that has no effect if the plan has a play. If a play was too long, its limit is recorded: nobody tries again
-with the same one.
+   expires.
+2. A separate process plays the plan, within limits of instructions, memory and time.
+3. The play is added by an update that has no effect if the plan has a play. If a play was too long, its limit is
+   recorded: nobody tries again with the same one.
 """
 
 import asyncio
