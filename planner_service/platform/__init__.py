@@ -1,1 +1,1 @@
-"""Platform: what every noun stands on: database, lists, problems, requests, pages, settings."""
+"""Platform: what every noun uses: database, lists, problems, requests, pages, settings."""

@@ -9,7 +9,7 @@ from pipeplan.formats import seconds, size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """A mark on an axis: where, and what it says."""
+    """A mark on an axis: its position and its label."""
 
     position: float
     label: str

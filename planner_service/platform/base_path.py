@@ -1,7 +1,7 @@
-"""Base path: the service under a path of a host that others share, as behind a proxy (`/pipeplan/`).
+"""Base path: the service under a path of a shared host, as behind a proxy (`/pipeplan/`).
 
-Requests come with the path or, where the proxy takes it off, without it; everything below sees them without. What leads
-back has it: links and forms in pages, `Location`, the cookie's path, the description's server.
+Requests come with the path or, if the proxy removes it, without it; everything below sees them without. Every address
+that leads back has it: links and forms in pages, `Location`, the cookie's path, the description's server.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ def base_of(scope: Mapping[str, Any]) -> str:
 
 
 class BasePath:
-    """Stands before everything else: takes the base path off requests, and puts it into the headers that lead back."""
+    """Runs before everything else: removes the base path from requests, and adds it to the headers that lead back."""
 
     def __init__(self, app: ASGIApp, base: str) -> None:
         self._app = app
         self._base = base
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on under the path without the base."""
+        """Passes the request on under the path without the base."""
         if scope["type"] != "http" or not self._base:
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Context: what every service needs, made once where the application is wired."""
+"""Context: what every service needs; `app` makes it once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ from planner_service.platform.stored import DocumentCache
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 STOOD_STILL = 0.25
-"""A loop that was silent for this share of a lease's length stood still: owners may have asked in vain."""
+"""A loop that was silent for this share of a lease's length stood still: owners may have failed to renew."""
 
 CLOCK_STEP_S = 1.0
-"""By how much the clock may go wrong between two looks before it counts as set."""
+"""By how much the clock may deviate between two checks before it counts as changed."""
 
 T = TypeVar("T")
 
 Solve = Callable[[str, PlanningProblem], Answer]
-"""A planner's name and a problem in, the answer out."""
+"""Takes a planner's name and a problem, and returns the answer."""
 
 
 def utc_now() -> datetime:
@@ -34,10 +34,10 @@ def utc_now() -> datetime:
 
 @dataclass(slots=True)
 class Absence:
-    """Until when leases do not run out, because the service was away and their owners could not renew them.
+    """Until when leases do not expire, because the service was away and their owners could not renew them.
 
     `back` is called when the service starts, when its database answers again, and when `notice` finds that the process
-    stood still or its clock was set. The owners then have a lease's length to come back before their jobs are given to
+    stood still or its clock was changed. The owners then have a lease's length to return before their jobs are given to
     others.
     """
 
@@ -45,25 +45,25 @@ class Absence:
     _seen: tuple[float, datetime] | None = None
 
     def back(self, now: datetime, lease_s: float) -> None:
-        """Leaves the owners of leases a lease's length from now on."""
+        """Gives the owners of leases a lease's length from now on."""
         self.until = max(self.until, now + timedelta(seconds=lease_s))
 
     def beat(self, now: datetime, monotonic_s: float, lease_s: float) -> None:
-        """The event loop runs: its watchdog says so some 20 times in a lease's length."""
+        """Records that the event loop runs. Its watchdog calls this some 20 times in a lease's length."""
         self.notice(now, monotonic_s, lease_s)
         self._seen = monotonic_s, now
 
     def notice(self, now: datetime, monotonic_s: float, lease_s: float) -> None:
-        """Looks whether the loop has been silent for a part of a lease, or the clock was set since.
+        """Checks whether the loop has been silent for a part of a lease, or the clock has been changed since.
 
-        Whoever is about to let leases run out asks first: a process that goes on after it stood still may do that
+        Code that expires leases calls this first: a process that resumes after it stood still may reach that code
         before its watchdog runs. Without a watchdog there is nothing to notice.
         """
         if self._seen is None:
             return
         silent_s = monotonic_s - self._seen[0]
         set_by_s = (now - self._seen[1]).total_seconds() - silent_s
-        if set_by_s < -CLOCK_STEP_S:  # a grace from before would last until the clock is there again
+        if set_by_s < -CLOCK_STEP_S:  # a grace from before would last until the clock reaches that time again
             self.until = now
         if silent_s > lease_s * STOOD_STILL or abs(set_by_s) > CLOCK_STEP_S:
             self.back(now, lease_s)
@@ -74,8 +74,8 @@ class Absence:
 class Context:
     """What services work with.
 
-    `longest_search_s` is how long the job of a plan may search. `documents` are kept ready to be sent. `token_key` is
-    the operator's key for tokens.
+    `longest_search_s` is how long a plan's job may search. `documents` caches documents as they are sent. `token_key`
+    is the operator's key for tokens.
     """
 
     database: Database

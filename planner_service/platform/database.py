@@ -1,8 +1,8 @@
-"""Database: one database by its URL, its two kinds of transaction, and what its failures become.
+"""Database: one database by its URL, its two kinds of transaction, and the errors of its failures.
 
 A transaction that reads sees one state of the database. One that writes is stored as a whole or not at all; on SQLite
-the writers take turns and share transactions (`turns`). `reporting` turns what the driver raises into errors of ours,
-and tells apart whether to ask again may help.
+the writers take turns and share transactions (`turns`). `reporting` turns the driver's errors into ours, and
+distinguishes those after which a retry may help.
 """
 
 import importlib.util
@@ -68,21 +68,21 @@ POSTGRESQL_OPTIONS = {
     "tcp_user_timeout": 15_000,
     "application_name": "pipeplan",
 }
-"""A server that went silent is given up after 5 s while connecting and 15 s (in ms) while it owes an answer."""
+"""A silent server is given up after 5 s during a connect, and after 15 s (in ms) during a statement."""
 
 
 def is_duplicate(error: IntegrityError) -> bool:
-    """Whether the statement failed because a row with this key was there already."""
+    """Whether the statement failed because a row with this key exists already."""
     return _constraint(error) in DUPLICATE
 
 
 @contextmanager
 def reporting(database: str, secret: str | None) -> Iterator[None]:
-    """Raises ServiceError for what the database itself cannot do, UnavailableError where it may be able to later.
+    """Raises ServiceError if the database cannot do something, UnavailableError if it may be able to later.
 
-    Raises ConflictError where a row refers to one that another transaction has just removed, or removes one that
-    another has just referred to. Other broken constraints and statements are raised as they are: what was asked for
-    is wrong, not the database. `database` is its name in messages, `secret` what they must not contain.
+    Raises ConflictError if a row refers to one that another transaction has just removed, or removes one that another
+    has just referred to. Other broken constraints and statements are raised unchanged: the request is wrong, not the
+    database. `database` is its name in messages, `secret` what they must not contain.
     """
     try:
         yield
@@ -109,7 +109,7 @@ def _constraint(error: IntegrityError) -> str | int | None:
 
 
 def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:
-    """What an error of the driver becomes; None for one that is not the database's fault."""
+    """Our error for an error of the driver; None for one that is not the database's fault."""
     code = getattr(error.orig, "sqlstate", None) or ""
     if code in NO_SUCH_TABLE or (isinstance(error.orig, sqlite3.OperationalError) and "no such" in str(error.orig)):
         return ServiceError(
@@ -138,9 +138,9 @@ class Database:
     when another has written in between. Writers therefore begin immediately, each in its turn (`turns`). PostgreSQL
     needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
 
-    At most `pool_size` transactions are open at once. UnavailableError is raised where no connection becomes free
-    within `pool_timeout_s`, or on SQLite no turn to write comes up within `busy_timeout_s`. A transaction must not
-    begin inside another.
+    At most `pool_size` transactions are open at once. UnavailableError is raised if no connection becomes free within
+    `pool_timeout_s`, or on SQLite no turn to write comes within `busy_timeout_s`. A transaction must not begin inside
+    another.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Database:
 
     @property
     def reads_at_once(self) -> bool:
-        """Whether a read waits for nothing now: SQLite's readers never wait for writers, and a connection is free."""
+        """Whether a read would not wait now: SQLite's readers never wait for writers, and a connection is free."""
         pool = self.engine.pool
         return self.is_sqlite and isinstance(pool, QueuePool) and pool.checkedout() < pool.size()
 
@@ -203,7 +203,7 @@ class Database:
             yield connection
 
     def joining(self, connection: Connection) -> "Database":
-        """The same database inside an open transaction that writes: what is done there is a part of it."""
+        """The same database inside an open transaction that writes: all work joins that transaction."""
         joined = copy(self)
         joined._joined = connection
         return joined
@@ -244,7 +244,7 @@ def _parsed(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
-        # Neither the value nor the cause is shown: what is no URL may still hold a password.
+        # Neither the value nor the cause is shown: a text that is not a URL may still hold a password.
         raise InvalidInputError("database_url", rule, "a text that is no URL") from None if "@" in url else error
     if parsed.drivername == "sqlite":
         in_memory = parsed.database in (None, "", ":memory:")
@@ -266,11 +266,11 @@ def _sqlite_engine(url: URL, busy_timeout_s: float, pool: dict[str, Any]) -> Eng
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ServiceError(f"the database's folder {folder} cannot be made: {error.strerror}") from error
-    with suppress(OSError):  # one that is there is opened as it is; what else is wrong, SQLite says
+    with suppress(OSError):  # an existing file is opened as it is; SQLite reports everything else that is wrong
         os.close(os.open(url.database or "", os.O_CREAT | os.O_EXCL | os.O_RDWR, OWNER_ONLY))
 
     def configure(connection: sqlite3.Connection, _record: Any) -> None:
-        """We begin transactions (`_begin`), not the driver; a commit is on the disk when it is answered."""
+        """We begin transactions (`_begin`), not the driver. A commit is on the disk when it is acknowledged."""
         connection.isolation_level = None
         busy_timeout = f"busy_timeout={round(busy_timeout_s * 1000)}"
         try:

@@ -2,7 +2,7 @@
 
 The cost of a page does not grow with the table. A page starts where the one before it ended, which an index finds.
 Filters that no index answers are applied to a bounded number of rows: a page that finds too few among them is short,
-and its cursor points behind the last row that was looked at.
+and its cursor points after the last row that was looked at.
 
     rows in order   | . . . | x . x . . x . x . x | . . . |
                      cursor   scan, at most MAX_SCANNED
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 MAX_SEQUENCE = 2**63 - 1
 MAX_SCANNED = 5_000
-"""The most rows that one page looks at where no index knows which of them pass."""
+"""The most rows that one page reads if no index finds those that pass."""
 
 NEWEST = "-created_at"
 
@@ -64,8 +64,8 @@ _CURSOR_RULE = "must be the next_cursor of this list, asked for with the same fi
 class Cut:
     """Which page of a listing: at most `limit` items, those that follow the cursor.
 
-    `sort` names the column of the order, with a minus before it for a descending one. None takes the cursor's order,
-    or the newest first where there is no cursor.
+    `sort` names the column of the order, with a minus before it for a descending one. None: the cursor's order, or the
+    newest first without a cursor.
     """
 
     limit: int = 50
@@ -75,7 +75,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Filter:
-    """What `column` must be for a row to pass. None, or no values, passes all rows. `name` is the request's field."""
+    """The condition of `column` for a row to pass.
+
+    None, or no values, passes all rows. `name` is the request's field.
+    """
 
     name: str
     column: Column[Any]
@@ -105,7 +108,8 @@ def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listing(Generic[T]):
-    """What a list is of: the query of its rows, what makes a row an item, and the columns that it may be sorted by.
+    """The definition of a list: the query of its rows, the function that makes an item of a row, and the columns of its
+    sorts.
 
     `table` has the `sequence` that tells equal rows apart. `rows` has the columns of filters and sorts: a join where
     they belong to several tables, None for the table alone. A sort needs an index on its column and the sequence
@@ -124,7 +128,7 @@ class Listing(Generic[T]):
 class _Order:
     """A sort of a listing: by its column, then by the sequence.
 
-    Of a column that may be null, `empty` says which part of the rows is meant: those with null, or the others.
+    For a column that may be null, `empty` selects the part of the rows: those with null, or the others.
     """
 
     name: str
@@ -141,7 +145,7 @@ class _Order:
         return [key.desc() if self.descending else key.asc() for key in self.keys]
 
     def part(self) -> list[ColumnElement[bool]]:
-        """The rows of this part; of a column that is never null there is one part only."""
+        """The rows of this part; a column that is never null has only one part."""
         if not self.column.nullable:
             return []
         return [self.column.is_(None) if self.empty else self.column.is_not(None)]
@@ -170,19 +174,19 @@ class _Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Statements:
-    """The statement of a page's items; `end` finds the last row of the scan where one is needed, else it is None."""
+    """The statement of a page's items; `end` finds the last row of the scan if there is one, else it is None."""
 
     items: Select[Any]
     end: Select[Any] | None
 
 
 def cut_of(query: ListQuery) -> Cut:
-    """The page that the query asks for, in its `sort` where it has one."""
+    """The page that the query asks for, in its `sort` if it has one."""
     return Cut(limit=query.limit, cursor=query.cursor, sort=getattr(query, "sort", None))
 
 
 def created(column: Column[Any], query: ListQuery) -> list[Filter]:
-    """The filters of a query by when rows came in."""
+    """The filters of a query by the time of a row."""
     after = at_least("created_after", column, query.created_after)
     return [after, below("created_before", column, query.created_before)]
 
@@ -203,7 +207,7 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
         if empty < order.empty:
             continue  # the page before has ended among the empty ones
         statements = _statements(listing, order.name, shapes, start is not None and empty == order.empty, empty)
-        # One row more than the page has tells whether another page follows.
+        # One more row than the page has shows whether another page follows.
         values["page_limit"] = cut.limit + 1 - len(rows)
         rows += connection.execute(statements.items, values).all()
         if len(rows) > cut.limit:
@@ -230,7 +234,10 @@ def newest(
 
 
 def insert_once(connection: Connection, statement: Insert) -> bool:
-    """Inserts a row unless one with its key is there; says whether it did. The transaction goes on either way."""
+    """Inserts a row unless one with its key exists; returns whether it did.
+
+    The transaction continues in either case.
+    """
     try:
         with connection.begin_nested():
             connection.execute(statement)
@@ -245,10 +252,10 @@ def insert_once(connection: Connection, statement: Insert) -> bool:
 def _statements(
     listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], following: bool, empty: bool
 ) -> _Statements:
-    """The statements of a request's shape, made once for each: to build one takes longer than to execute it."""
+    """The statements of each kind of request, made once: building a statement takes longer than executing it."""
     order = replace(_order(listing, sort), empty=empty)
 
-    # An index in this order answers `near`; `far` are the filters that rows are scanned for.
+    # An index in this order answers `near`; `far` are the filters for which rows are scanned.
     indexed = {tuple(index.columns) for index in listing.table.indexes}
     leading = [s for s in shapes if s[2] == "equal" and (s[1], *order.keys) in indexed][:1]
     near = [s for s in shapes if s[1] is order.column or s in leading]
@@ -292,7 +299,8 @@ def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> Colu
 def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, _Position | None]:
     """The order, and the row after which the page starts: what `page` wrote into the cursor.
 
-    Anybody can make a cursor by hand: one that is not of this list, or whose value the column cannot have, is refused.
+    Anybody can make a cursor by hand. A cursor of another list, or with a value that the column cannot have, is
+    refused.
     """
     if cut.cursor is None:
         return _order(listing, cut.sort or NEWEST), None
@@ -335,6 +343,6 @@ def _order(listing: Listing[Any], name: str) -> _Order:
 
 
 def _fingerprint(filters: Sequence[Filter]) -> str:
-    """What tells a cursor of these filters from one of others; empty where there are none."""
+    """Distinguishes a cursor of these filters from one of others; empty without filters."""
     told = sorted((one.name, str(one.value)) for one in filters)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12] if told else ""

@@ -1,8 +1,8 @@
 """Logs: one line an event on standard error, as JSON for machines or as plain text for a person.
 
-A thread of its own writes the lines: a reader that stalls cannot stop the service. What does not fit in the queue is
-dropped, and the next line that is written says how much. Whatever a request holds, a line stays a line (control
-characters are escaped), and what looks like a secret is masked.
+A separate thread writes the lines: a reader that stalls cannot stop the service. Lines that do not fit in the queue are
+dropped, and the next line says how many. Whatever a request holds, a line stays one line (control characters are
+escaped). Texts that look like secrets are masked.
 """
 
 import json
@@ -26,7 +26,7 @@ QUEUED_LINES = 20_000
 PAUSE_S = 0.05
 CLOSING_S = 2.0
 TEXTS_OF_OTHERS = ("uvicorn", "alembic", "asyncio", "sqlalchemy", "httpx", "httpcore")
-"""Libraries whose lines below a warning are of no use to an operator."""
+"""Libraries whose lines below a warning do not help an operator."""
 
 
 def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> None:
@@ -50,7 +50,7 @@ def is_json(form: LogFormat, stream: TextIO | None = None) -> bool:
 
 
 def tell(event: str) -> None:
-    """Writes a line whatever the level: whoever started the process waits for it."""
+    """Writes a line whatever the level, because the process's parent waits for it."""
     record = logging.LogRecord("pipeplan", logging.INFO, "", 0, event, None, None)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):
@@ -99,7 +99,7 @@ class LineHandler(logging.Handler):
             self.dropped += 1
 
     def close(self) -> None:
-        """Writes what is queued, if the stream takes it in time."""
+        """Writes the queued lines, if the stream takes them in time."""
         self._closing.set()
         self._thread.join(CLOSING_S)
         super().close()
@@ -117,7 +117,7 @@ class LineHandler(logging.Handler):
                     self._stream.write("\n".join(lines) + "\n")
                     self._stream.flush()
             except (OSError, ValueError):
-                return  # nobody reads any more
+                return  # nothing reads the stream any more
             self._closing.wait(PAUSE_S)
 
 

@@ -1,4 +1,4 @@
-"""Metrics: what a process of the service counts about itself, for Prometheus. Every application has its own registry.
+"""Metrics: the counters and gauges of a process of the service, for Prometheus. Every application has its own registry.
 
 Labels come from small closed sets (route templates, known methods, planners, kinds and states), never from what a
 request is free to choose: the number of series stays small.
@@ -35,7 +35,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """What the database holds: jobs that have not ended, by kind and state, and agents that were heard of lately."""
+    """The database's counts: jobs that have not ended, by kind and state, and agents that reported lately."""
 
     jobs: dict[tuple[str, str], int] = field(default_factory=dict)
     agents_alive: int = 0
@@ -101,48 +101,48 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def observe_request(self, *, route: str, method: str, status: int, duration_s: float) -> None:
-        """A request that was answered; `route` is the template, never the path."""
+        """Counts an answered request; `route` is the template, never the path."""
         known = method if method in METHODS else "other"
         self._requests.labels(route, known, str(status)).inc()
         self._request_s.labels(route, known).observe(duration_s)
 
     def observe_solve(self, planner: str, duration_s: float) -> None:
-        """A planner that answered."""
+        """Records a planner's answer."""
         self._solve_s.labels(planner).observe(duration_s)
 
     def observe_prediction(self, *, predicted: float, measured: float) -> None:
-        """A run that has ended: its throughput as predicted and as measured."""
+        """Records a run that has ended: its predicted and its measured throughput."""
         if measured > 0:
             self._prediction_error.observe(abs(predicted - measured) / measured)
 
     def count_lease_expiry(self, kind: str) -> None:
-        """A lease on a job of this kind that ran out."""
+        """Counts an expired lease on a job of this kind."""
         self._lease_expiries.labels(kind).inc()
 
     def count_removed(self, noun: str, rows: int) -> None:
-        """Rows of this noun that retention removed."""
+        """Counts rows of this noun that retention removed."""
         self._removed.labels(noun).inc(rows)
 
     def count_chore(self, chore: str, outcome: str) -> None:
-        """A turn of upkeep that was done, stopped (it goes on) or failed."""
+        """Counts a turn of upkeep that was done, stopped (it continues later) or failed."""
         self._chores.labels(chore, outcome).inc()
         if outcome == "done":
             self._chore_done.labels(chore).set_to_current_time()
 
     def count_unaudited(self) -> None:
-        """An attempt that was refused or failed, and is not in the audit log: too many, or no database."""
+        """Counts an attempt that was refused or failed, and is not in the audit log: too many, or no database."""
         self._unaudited.inc()
 
     def count_database_error(self, error: str) -> None:
-        """A statement that failed, by the class of its error."""
+        """Counts a statement that failed, by the class of its error."""
         self._database_errors.labels(error).inc()
 
     def watch_pool(self, in_use: Callable[[], float]) -> None:
-        """Registers what tells how many connections are in use."""
+        """Registers the function that counts connections in use."""
         self._pool_in_use.set_function(in_use)
 
     def watch_stored(self, read: Callable[[], Stored | None], now_s: Callable[[], float] = time.monotonic) -> None:
-        """Registers what reads the database's content; it gives None where the database cannot be read."""
+        """Registers the function that reads the database's counts; it returns None if the database cannot be read."""
         self.registry.register(_StoredCollector(read, now_s))
 
     def text(self) -> bytes:
@@ -151,7 +151,7 @@ class Metrics:
 
 
 class _StoredCollector(Collector):
-    """Reads at a scrape, then not for CACHED_S: many scrapers cost the database no more than one."""
+    """Reads at a scrape, and not again for CACHED_S: many scrapers cost the database no more than one."""
 
     def __init__(self, read: Callable[[], Stored | None], now_s: Callable[[], float]) -> None:
         self._read = read
@@ -159,7 +159,7 @@ class _StoredCollector(Collector):
         self._known: tuple[float, Stored | None] | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """The gauges; those of the database's content are missing while it does not answer."""
+        """The gauges; those from the database are missing while it does not answer."""
         now_s = self._now_s()
         if self._known is None or now_s - self._known[0] >= CACHED_S:
             self._known = (now_s, self._read())

@@ -19,7 +19,7 @@ from pipeplan.protocol.problems import Problem
 from planner_service.platform.problems import problem_response
 
 POLICY = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""An answer of the API is no page: it loads nothing and stands in no frame. Pages have a policy of their own."""
+"""An answer of the API is not a page: it loads nothing and cannot be framed. Pages have their own policy."""
 
 ALWAYS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-security-policy", POLICY),
@@ -42,13 +42,13 @@ IPV6_NETWORK_BITS = 64
 
 
 class SecurityHeaders:
-    """Adds the security headers. An answer that does not say how it may be cached is not cached."""
+    """Adds the security headers. An answer without a Cache-Control is not cached."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, and completes the headers of the answer."""
+        """Passes the request on, and completes the headers of the answer."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -72,7 +72,7 @@ class SecurityHeaders:
 class Rates:
     """A token bucket for each caller: it holds at most `burst` requests and is refilled at `per_s` a second.
 
-    Each process counts for itself. Beyond MAX_CALLERS the bucket that has been unused for the longest time goes.
+    Each process counts for itself. Beyond MAX_CALLERS, the bucket that has been unused for the longest time is dropped.
     """
 
     def __init__(self, per_s: float, burst: float, *, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +82,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, caller: str) -> float:
-        """How long until the caller may ask again; 0 for at once."""
+        """How long until the caller may ask again; 0: now."""
         left = self._left(caller)
         return 0.0 if left >= 1.0 else (1.0 - left) / self._per_s
 
@@ -105,14 +105,14 @@ class Rates:
 
 
 class RequestLimits:
-    """Refuses requests whose head is too large, before anything reads it, and ends those whose body does not come."""
+    """Refuses requests whose head is too large, before anything reads it, and ends those whose body does not arrive."""
 
     def __init__(self, app: ASGIApp, *, body_timeout_s: float) -> None:
         self._app = app
         self._body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on what keeps the limits, and answers what does not."""
+        """Passes on requests within the limits, and refuses the others."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -145,7 +145,7 @@ class RequestLimits:
 
 
 def caller_address(scope: Scope) -> str:
-    """Where a request comes from: its address, or for IPv6 the network that one customer has."""
+    """Where a request comes from: its address, or for IPv6 the network of one customer."""
     client = scope.get("client")
     host: str = client[0] if client else "unknown"
     try:

@@ -1,8 +1,8 @@
 """Migrations: bring a database to the tables that this version declares; and backups of a database.
 
-A backup is one state of the database, taken while others write, which can be put into an empty database. Whatever kind
-of database it is of, it is a SQLite file: the service itself can open it, it needs no tool of the server's version, and
-it brings a database from one kind to the other.
+A backup is one state of the database, taken while others write. It can be restored into an empty database. A backup of
+either kind of database is a SQLite file: the service itself can open it, it needs no tool of the server's version, and
+it can move a database from one kind to the other.
 """
 
 import os
@@ -32,13 +32,15 @@ UPGRADING = 0x70697065706C616E
 """The number of PostgreSQL's lock under which one process at a time changes the tables: "pipeplan" in ASCII."""
 
 PARTIAL = ".partial"
-"""How the name of a backup ends that is being written."""
+"""The ending of a backup's name while it is being written."""
 
 ROWS = 500
 """How many rows are copied at once."""
 
 _alembic = threading.Lock()
-"""Alembic keeps its state in its modules: a process migrates one database at a time. It is loaded where it has work."""
+"""Alembic keeps its state in its modules: a process migrates one database at a time. It is loaded only when it is
+needed.
+"""
 
 _version = sa.table("alembic_version", sa.column("version_num"))
 
@@ -70,7 +72,7 @@ def revision_of(database: Database) -> str | None:
 
 @cache
 def head() -> str:
-    """The newest revision, which this version's code expects: files are named by their revisions' numbers."""
+    """The newest revision, which this version's code expects. Files have their revisions' numbers as names."""
     numbers = [path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py")]
     if not numbers:
         raise PipeplanError("the installation is broken: it holds no migrations")
@@ -78,7 +80,7 @@ def head() -> str:
 
 
 def backup(database: Database, file: Path) -> None:
-    """Writes one state of the database to a new file, which is there as a whole or not at all.
+    """Writes one state of the database to a new file, which appears complete or not at all.
 
     It is verified before it has its name: SQLite's own check of integrity, its references, its revision. Raises
     InvalidInputError if the file exists, ServiceError if the database's tables are not this version's or the file
@@ -118,7 +120,7 @@ def backup(database: Database, file: Path) -> None:
 
 
 def _verify(file: Path, revision: str | None) -> None:
-    """Raises ServiceError unless the file is a whole database, at the revision of what it was copied from."""
+    """Raises ServiceError unless the file is a complete database, at the revision of its source."""
     with closing(sqlite3.connect(file)) as copied:
         found = [str(row[0]) for row in copied.execute("PRAGMA integrity_check(5)")]
         found += [
@@ -130,7 +132,7 @@ def _verify(file: Path, revision: str | None) -> None:
 
 
 def restore(database: Database, file: Path) -> None:
-    """Puts a backup into an empty database, in one transaction. Raises ConflictError where it is not empty."""
+    """Restores a backup into an empty database, in one transaction. Raises ConflictError if it is not empty."""
     require(file.is_file(), "file", "must be a file that `pipeplan db backup` wrote", str(file))
     upgrade(database)
     with tempfile.TemporaryDirectory() as folder:
@@ -190,7 +192,7 @@ def _copy_pages(database: Database, file: Path) -> None:
 
 
 def _copy_rows(reading: Connection, writing: Connection) -> None:
-    """Copies all rows. Tables that others refer to come first."""
+    """Copies all rows, first those of tables to which others refer."""
     for table in _moved():
         rows = reading.execution_options(yield_per=ROWS).execute(select(table)).mappings()
         for some in rows.partitions(ROWS):
@@ -198,12 +200,12 @@ def _copy_rows(reading: Connection, writing: Connection) -> None:
 
 
 def _moved() -> list[Table]:
-    """The tables that move along. Whose turn it is with a chore is a matter of each database."""
+    """The tables that are copied. The turns of chores belong to each database, and stay."""
     return [table for table in metadata.sorted_tables if table is not chores]
 
 
 def _set_sequences(connection: Connection) -> None:
-    """Lets PostgreSQL number new rows from where the copied ones end."""
+    """Makes PostgreSQL number new rows after the copied ones."""
     for table in metadata.sorted_tables:
         if "sequence" in table.columns:
             last = select(func.max(table.c.sequence)).scalar_subquery()

@@ -1,8 +1,8 @@
-"""Pages: what the pages of the dashboard share.
+"""Pages: the common part of the dashboard's pages.
 
-`Address` makes the links from a list to the same list: sorted or filtered differently, one page on or back. `query_of`
-reads an address under the rules of the API's lists. `OwnPage` refuses forms that a page of another site sends. `page`
-renders a template, which stands beside the page that uses it, and adds the headers of every page.
+`Address` makes the links from a list to the same list: sorted or filtered differently, or one page further or back.
+`query_of` reads an address under the rules of the API's lists. `OwnPage` refuses forms that a page of another site
+sends. `page` renders a template, which is in the folder of the page that uses it, and adds the headers of every page.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from planner_service.platform.base_path import base_of
 from planner_service.platform.requests import KEY
 
 SEPARATOR = "~"
-"""Stands between the cursors of the pages before. No cursor contains it."""
+"""Separates the cursors of the previous pages. No cursor contains it."""
 
 MOST_BACK = 12
 """How many pages back an address remembers. The first page is always one link away."""
@@ -34,13 +34,13 @@ SHOWN = 50
 
 FOLDER = Path(__file__).parent
 TEMPLATES = FOLDER.parent
-"""A template stands beside its page and is named with its noun: `plans/plans.html`."""
+"""A template is in its page's folder, and its name includes the noun: `plans/plans.html`."""
 
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-"""A page loads only our own style sheet and script, whatever names a document holds, and stands in no frame."""
+"""A page loads only our own style sheet and script, whatever names a document holds, and cannot be framed."""
 
 REFERRER = "same-origin"
 """Under `no-referrer` browsers send forms with `Origin: null`, and every button would be refused."""
@@ -70,14 +70,14 @@ templates.filters.update(formats.FILTERS, document=dump)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A path and its parameters in their order, those that are empty left out. Links have the base path before it."""
+    """A path and its parameters in order, without empty ones. In links the base path precedes it."""
 
     path: str
     parameters: tuple[tuple[str, str], ...]
     base: str = ""
 
     def value(self, name: str) -> str:
-        """A parameter; empty where it is not given."""
+        """A parameter; empty if it is not given."""
         return dict(self.parameters).get(name, "")
 
     def changed(self, **changes: str | None) -> str:
@@ -85,7 +85,7 @@ class Address:
         return self._with(changes | {"cursor": None, "back": None})
 
     def ordered(self, name: str) -> str:
-        """The list sorted by this name in descending order, or in ascending order where it is descending already."""
+        """The list sorted by this name in descending order, or in ascending order if it is descending already."""
         return self.changed(sort=name if self.value("sort") == f"-{name}" else f"-{name}")
 
     def following(self, cursor: str) -> str:
@@ -95,7 +95,7 @@ class Address:
 
     @property
     def previous(self) -> str | None:
-        """The page before; None on the first page, and where the address no longer remembers it."""
+        """The previous page; None on the first page, or if the address no longer remembers it."""
         before = self._back()
         if not self.value("cursor") or not before:
             return None
@@ -113,7 +113,7 @@ class Address:
 
 
 def address_of(request: Request) -> Address:
-    """The address of the request, without the empty fields that a form sends too."""
+    """The address of the request, without the empty fields that a form also sends."""
     given = request.query_params.multi_items()
     kept = tuple((name, value) for name, value in given if value or name == "back")
     return Address(path=request.url.path, parameters=kept, base=base_of(request.scope))
@@ -125,7 +125,7 @@ def origin_of(request: Request) -> str:
 
 
 def query_of(kind: type[Query], request: Request) -> Query:
-    """The address's filters, sort and cursor. Raises InvalidInputError for what the list does not have."""
+    """The address's filters, sort and cursor. Raises InvalidInputError for any that the list does not have."""
     given = [(name, value) for name, value in address_of(request).parameters if name != "back"]
     single = {name: value for name, value in given if not _repeats(kind, name)}
     several = {name: [value for key, value in given if key == name] for name, _ in given if _repeats(kind, name)}

@@ -1,4 +1,4 @@
-"""A parser's process: it reads the documents that requests send, one after the other.
+"""A parser's process: it reads the documents that requests send, one after another.
 
 python -m planner_service.platform.parser_process MEMORY_BYTES CPU_S     0: no limit
 """
@@ -13,7 +13,7 @@ from planner_service.platform.processes.child import serve
 
 def main() -> None:
     """Answers until standard input ends."""
-    gc.disable()  # a document has no cycles, and to look for them again and again doubles the time to read it
+    gc.disable()  # a document has no cycles, and searching for them repeatedly doubles the time to read it
 
     def read(sent: Sent, _tell: Callable[[None], None]) -> object:
         gc.collect()

@@ -1,8 +1,8 @@
-"""Parsing: where the documents that requests send or name are read.
+"""Parsing: reads the documents that requests send or name.
 
-A thread that parses holds Python's global lock, and with it the whole process. So a thread reads small documents, which
-take milliseconds, and a process of its own reads each large one within limits of time and memory. To take over what
-comes back from there is cheap.
+A thread that parses holds Python's global lock, and so stops the whole process. A thread therefore reads only small
+documents, which take milliseconds. A separate process reads each large one, within limits of time and memory; receiving
+its result is cheap.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 SMALL_BYTES = 64 * 1024
-"""A body of at most so many bytes is read in this process: the worst of them takes milliseconds."""
+"""A body of at most so many bytes is read in this process: the worst one takes milliseconds."""
 
 SMALL_STORED = 2**20
-"""A stored document has been read before: one of at most so many characters is read in this process, in 0.1 s."""
+"""A stored document has been read before, so one of at most so many characters is read in this process, in 0.1 s."""
 
 LONGEST_WAIT_S = 120.0
-"""How long a request waits for its document, time in the queue included."""
+"""How long a request waits for its document, including time in the queue."""
 
 WORDS = Words(at_work="large documents are being read", stopped="the service is stopping")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What is to be read, and the function that reads it."""
+    """The text to read, and the function that reads it."""
 
     read: Callable[[Any], object]
     content: object
@@ -76,7 +76,7 @@ class Parsing:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parser")  # several would outnumber the event loop
 
     async def read(self, read: Callable[[bytes], T], content: bytes) -> T:
-        """What the body holds. Raises what `read` raises, TooLargeError, and UnavailableError."""
+        """The content of the body. Raises what `read` raises, TooLargeError, and UnavailableError."""
         if len(content) <= SMALL_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._thread, read, content)
         ticket = self._pool.submit(Sent(read=read, content=content))
@@ -107,12 +107,12 @@ class Parsing:
                 ticket.cancel()
 
     def require_room(self, size_bytes: int) -> None:
-        """Raises UnavailableError where a body of this size would have to be refused, before it is received."""
+        """Raises UnavailableError if a body of this size would have to be refused, before it is received."""
         if size_bytes > SMALL_BYTES:
             self._pool.require_room()
 
     def close(self) -> None:
-        """Ends all processes; nothing is read any more."""
+        """Ends all processes. Nothing can be read after that."""
         self._pool.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -18,7 +18,7 @@ from pipeplan.protocol.problems import MEDIA_TYPE, BrokenRule, Problem, headers_
 from planner_service.platform.logs import REQUEST_ID
 
 Page = Callable[[Request, Problem], Response]
-"""How a problem looks to a person."""
+"""Renders a problem as a page."""
 
 API_PREFIX = "/v1"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -47,7 +47,7 @@ def install(app: FastAPI, page: Page) -> None:
         response = answer(request, _problem(HTTPStatus(error.status_code), detail))
         response.headers.update(error.headers or {})
         if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            # The framework names the methods of the first route that matches only.
+            # The framework names the methods of only the first route that matches.
             matching = [route for route in iter_route_contexts(app.routes) if route.path_regex.match(request.url.path)]
             routes = [route for route in matching if route.path == request.url.path] or matching
             known = {method for route in routes for method in route.methods or ()}
@@ -78,7 +78,7 @@ def install(app: FastAPI, page: Page) -> None:
 class Failures:
     """Answers errors that no handler knows.
 
-    The framework would do so outside of all middleware, and the answer would have no request id and no headers.
+    The framework would do so outside of all middleware, without a request id and headers.
     """
 
     def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Response]) -> None:
@@ -86,7 +86,7 @@ class Failures:
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on; raises only where a part of the answer is sent already."""
+        """Passes the request on; raises only if a part of the answer has been sent already."""
         started = False
 
         async def watched(message: Message) -> None:
@@ -109,14 +109,14 @@ def problem_response(problem: Problem) -> Response:
 
 
 async def send_error(error: PipeplanError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers an error where no route does."""
+    """Answers an error outside of any route."""
     response = problem_response(problem_of(error))
     response.headers.update(headers_of(error))
     await response(scope, receive, send)
 
 
 def described(text: str) -> dict[str, Any]:
-    """A problem in the OpenAPI description of a route, for one that only this route answers with."""
+    """A problem in the OpenAPI description of a route, for one that only this route can answer."""
     return {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 
 

@@ -1,7 +1,7 @@
 """Requests: how routes read bodies and query parameters, and how they answer with documents and pages.
 
-Every route that reads a body declares how large it may be. The service reads no further than that, and parses nothing
-on the event loop. A query parameter that the route does not have is refused, not ignored.
+Every route that reads a body declares its maximum size. The service reads no further than that, and parses nothing on
+the event loop. A query parameter that the route does not have is refused, not ignored.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,7 +27,7 @@ KEY = "pipeplan.caller"
 """The key of a request's caller in its ASGI scope."""
 
 GENERAL_LIMIT = None
-"""The limit of profiles and of jobs' results, which are as large as what was measured: PIPEPLAN_MAX_BODY_BYTES."""
+"""The limit of profiles and of jobs' results, whose size depends on the model: PIPEPLAN_MAX_BODY_BYTES."""
 
 SMALL = 64 * 1024
 """The limit of requests of a few fields."""
@@ -56,7 +56,7 @@ _KNOWN: dict[Any, _Parameters] = {}
 
 
 def may(scope: AsgiScope, scopes: tuple[Scope, ...]) -> bool:
-    """Whether the request's caller has one of these scopes, where no route asks."""
+    """Whether the request's caller has one of these scopes, for code outside of routes."""
     caller: Identity | None = scope.get(KEY)
     return caller is not None and not caller.scopes.isdisjoint(scopes)
 
@@ -67,13 +67,13 @@ async def context(request: Request) -> Context:
 
 
 class BodySize:
-    """Declares the most bytes that a body of the route may have; the general limit holds besides."""
+    """Declares the most bytes that a body of the route may have; the general limit applies as well."""
 
     def __init__(self, most_bytes: int | None) -> None:
         self.most_bytes = most_bytes
 
     async def __call__(self, request: Request) -> None:
-        """Tells whatever reads the body."""
+        """Passes the limit on to the code that reads the body."""
         request.scope[_SIZE] = self
 
 
@@ -85,8 +85,8 @@ def takes(most_bytes: int | None) -> Any:
 async def body(request: Request) -> bytes:
     """The request's body. Raises TooLargeError beyond the limit, before or while it is read, and 415 unless it is JSON.
 
-    The demand for JSON's media type keeps other sites' pages out: a browser sends that across sites only after a
-    preflight request, which the service refuses.
+    Demanding JSON's media type keeps other sites' pages out: a browser sends it across sites only after a preflight
+    request, which the service refuses.
     """
     return await _received(request, "application/json", "the body")
 
@@ -109,7 +109,7 @@ async def _received(request: Request, kind: str, what: str) -> bytes:
     source = "this address's limit" if limit_bytes == size.most_bytes else "PIPEPLAN_MAX_BODY_BYTES"
     too_large = TooLargeError(f"{what} must have at most {limit_bytes} bytes ({source})")
 
-    # What cannot be taken is refused before it is received. A request need not declare its size.
+    # A body that is too large is refused before it is received. A request need not declare its size.
     declared = request.headers.get("content-length", "")
     declared_bytes = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
     if declared_bytes > limit_bytes:
@@ -142,7 +142,7 @@ Batches = Annotated[int, Query(ge=1, le=1000, description="how many batches to p
 
 
 def sent(read: Callable[[bytes], T]) -> Callable[..., Awaitable[T]]:
-    """The dependency that gives a route what `read` makes of the body; a function that another process can import."""
+    """The dependency that gives a route the result of `read` on the body; other processes must be able to import it."""
 
     async def parsed(request: Request, content: Body) -> T:
         return await _context(request).parsing.read(read, content)
@@ -156,7 +156,7 @@ def document(kind: type[T]) -> Callable[..., Awaitable[T]]:
 
 
 def require_sizes(app: FastAPI) -> None:
-    """Raises PipeplanError where a route reads a body and does not declare how large one it takes."""
+    """Raises PipeplanError if a route reads a body and does not declare its maximum size."""
     for route in iter_route_contexts(app.routes):
         if reads_body(route) and size_of(route) is None:
             raise PipeplanError(f"the route {route.path!r} does not say how large a body it takes")
@@ -192,7 +192,7 @@ def raw_json(text: str) -> Response:
 
 
 def mark_created(response: Response, new: bool, location: str) -> None:
-    """Sets 201 for what is new, 200 for what was there before, and its location."""
+    """Sets the status, 201 for a new document and 200 for a stored one, and the location."""
     response.status_code = HTTPStatus.CREATED if new else HTTPStatus.OK
     response.headers["Location"] = location
 
@@ -219,7 +219,7 @@ KnownParameters = Depends(known_parameters)
 
 
 def asked_for(kind: type[Q], query_string: bytes) -> Q | None:
-    """The query that an address holds; None for one that is wrong, which the route then answers."""
+    """The query in an address; None for an invalid one, which the route then answers."""
     pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
     given = dict(pairs)
     if len(given) < len(pairs):
@@ -231,7 +231,7 @@ def asked_for(kind: type[Q], query_string: bytes) -> Q | None:
 
 
 def page_response(page: Page[Any]) -> Response:
-    """A page as it goes over the wire. We have made it ourselves: it is not validated again."""
+    """A page as it is sent. We have made it ourselves, so it is not validated again."""
     return Response(page.model_dump_json(), media_type="application/json")
 
 

@@ -1,7 +1,7 @@
-"""Rules: how long, and how many of each kind of row the database keeps, as settings and commands spell it.
+"""Rules: for how long, and how many of each kind of row the database keeps, in the notation of settings and commands.
 
-A rule is `runs=90d` (an age) or `runs=1000` (a number). Several rules on one noun all hold: a row goes once one of them
-says so.
+A rule is `runs=90d` (an age) or `runs=1000` (a number). A noun may have several rules: a row is removed once any of
+them covers it.
 """
 
 import re
@@ -12,16 +12,16 @@ from pipeplan.errors import require
 from pipeplan.protocol.tokens import DAY_S
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": DAY_S, "w": 7 * DAY_S, "y": 365 * DAY_S}
-"""The units of an age or a life, as in 90d."""
+"""The units of a time, as in 90d."""
 
 KEPT = ("runs", "abandoned-runs", "jobs", "plans", "profiles", "clusters", "agents", "events", "tokens", "audit")
-"""What rules can be about, in the order in which it is removed: a plan goes after its runs, a profile after its plans.
+"""The nouns of rules, in the order of removal: a plan after its runs, a profile after its plans.
 
 `runs` are those that have succeeded; `abandoned-runs` failed, died or were cancelled, and could still be resumed.
 """
 
 UNASKED = ("abandoned-runs", "audit")
-"""What goes only where a rule names it."""
+"""The nouns that are removed only if a rule names them."""
 
 MAX_AGE_S = 1000 * UNITS_S["y"]
 LARGEST_NUMBER = 10**12
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,11}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What goes: rows older than an age, and rows beyond the newest so many. None: no such bound."""
+    """The rows to remove: those older than an age, and those beyond a number of the newest. None: no such bound."""
 
     older_than_s: float | None = None
     most: int | None = None
@@ -50,7 +50,7 @@ class Rule:
 
 
 def age_s(text: str) -> int | None:
-    """The seconds of an age such as 90d; None for a text that is none."""
+    """The seconds of an age such as 90d; None for any other text."""
     match = _AGE.fullmatch(text)
     return None if match is None else int(match[1]) * UNITS_S[match[2]]
 

@@ -31,7 +31,7 @@ def default_database_url() -> str:
 
 
 def _names(value: object) -> object:
-    """Names separated by commas as a tuple of them; a file may hold a list."""
+    """Names separated by commas, as a tuple; a file may hold a list."""
     return tuple(filter(None, (name.strip().lower() for name in value.split(",")))) if isinstance(value, str) else value
 
 
@@ -43,7 +43,7 @@ def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _base_path(value: str) -> str:
-    """The path without a slash at its end. Raises ValueError for a text that is no path."""
+    """The path without a slash at its end. Raises ValueError for a text that is not a path."""
     path = value.rstrip("/")
     rule = "must be a path such as /pipeplan, of letters, digits, dots, dashes and underscores"
     require(re.fullmatch(r"(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", path) is not None, "", rule, value)
@@ -51,7 +51,7 @@ def _base_path(value: str) -> str:
 
 
 def _rules(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The rules of retention, unchanged. Raises ValueError for a text that is no rule."""
+    """The rules of retention, unchanged. Raises ValueError for a text that is not a rule."""
     parse_rules(value)
     return value
 
@@ -65,7 +65,7 @@ def _for_sqlite(value: Path | None, given: ValidationInfo) -> Path | None:
 
 
 class Settings(BaseSettings):
-    """What can be set. Every name is an environment variable with PIPEPLAN_ before it, and a key of the file."""
+    """The settings. Every name is a key of the file and, with PIPEPLAN_ before it, an environment variable."""
 
     model_config = SettingsConfigDict(env_prefix="PIPEPLAN_", frozen=True, extra="forbid", env_ignore_empty=True)
 
@@ -211,22 +211,22 @@ class Settings(BaseSettings):
         """Whether every request needs a token: always where others than this machine's own users can reach the service.
 
         An allowed host beyond this machine means that they can, wherever the service listens: behind a proxy on this
-        machine it listens on this machine alone.
+        machine it listens on loopback only.
         """
         reachable = (self.host, *self.allowed_hosts)
         return self.require_tokens or not all(is_loopback(name) for name in reachable)
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """The names that requests may ask for besides this machine's own; None: any, as every request needs a token."""
+        """The host names that requests may use besides this machine's; None: any, as every request needs a token."""
         return self.allowed_hosts if self.allowed_hosts or is_loopback(self.host) else None
 
 
 def load_settings(*, config: Path | None = None, **chosen: Any) -> Settings:
-    """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
+    """The settings. Those chosen here (None: not chosen) override the environment's. Raises InvalidInputError."""
     return resolve_settings(config=config, **chosen).settings
 
 
 def resolve_settings(*, config: Path | None = None, **chosen: Any) -> Resolved[Settings]:
-    """The same, with where each comes from."""
+    """The same, with the source of each."""
     return resolve(Settings, chosen, config)

@@ -1,4 +1,4 @@
-"""Stored documents: how old ones are read, when they were used, and the cache of those that are sent often."""
+"""Stored documents: reading old ones, the time of their last use, and the cache of those that are sent often."""
 
 import json
 import threading
@@ -15,26 +15,26 @@ from pipeplan.documents.names import on_one_line
 
 T = TypeVar("T")
 Noun = Literal["profiles", "clusters", "plans", "timelines", "summaries"]
-"""What the cache holds. Timelines are what the columns of played plans are, compressed; summaries are of plans."""
+"""What the cache holds. Timelines are the compressed columns of played plans; summaries are those of plans."""
 
 USE_NOTED = timedelta(hours=1)
 """A document's last use is written at most this often."""
 
 MAX_BYTES = 32 * 2**20
 MAX_AGE_S = 30.0
-"""How long a document counts as still stored: another process may have pruned it."""
+"""How long a document counts as stored without a check: another process may have pruned it."""
 
 LARGEST_SHARE = 1 / 8
 """The most of the cache that one document may take."""
 
 
 ENTRY_BYTES = 400
-"""What the cache itself takes for a document, about."""
+"""The cache's own memory for a document, approximately."""
 
 _NOT_PLAYED: dict[Noun, bytes] = {"plans": b'"simulated":null', "summaries": b'"throughput_samples_per_s":null'}
 _PLAYED_LATER = b'"added_within":'
-"""What a plan's document holds that has no play, and one whose play was added. No text within it can hold that: there
-every quotation mark has a backslash.
+"""What a plan's document holds that has no play, and one whose play was added. No text inside the document can contain
+this, because quotation marks have a backslash there.
 """
 
 
@@ -44,7 +44,7 @@ def may_change(noun: Noun, content: bytes) -> bool:
 
 
 def tag_of(noun: Noun, identity: str, content: bytes) -> str:
-    """The document's entity tag: its id, and for a plan whose play was added another one than before."""
+    """The document's entity tag: its id, or another one for a plan whose play was added."""
     return f"{identity}.played" if noun == "plans" and _PLAYED_LATER in content else identity
 
 
@@ -67,16 +67,16 @@ def read_stored(adapter: TypeAdapter[T], text: str) -> T:
 
 
 def note_use(connection: Connection, table: Table, identity: str, now: datetime) -> None:
-    """Records that a document that was there was stored or asked for again: retention counts its age from here."""
+    """Records that an existing document was stored or asked for again: retention counts its age from now."""
     stale = func.coalesce(table.c.used_at, table.c.created_at) <= now - USE_NOTED
     connection.execute(update(table).where(table.c.id == identity, stale).values(used_at=now))
 
 
 class DocumentCache:
-    """Immutable documents as they are sent: those that were asked for last, up to so many bytes.
+    """Immutable documents as they are sent: those requested last, up to a number of bytes.
 
-    What may still change is not kept, so the cache never holds a wrong document; only whether it is still stored has to
-    be asked again. Several threads may use it.
+    A document that may still change is not kept, so the cache never holds a wrong document. Only whether it is still
+    stored must be checked again. Several threads may use it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class DocumentCache:
         return {identity: entry[0] for identity, entry in found.items() if entry is not None}
 
     def put(self, noun: Noun, identity: str, content: bytes) -> None:
-        """Keeps a document that has just been read; those that were unused for the longest time make room."""
+        """Keeps a document that has just been read; those unused for the longest time make room."""
         size = len(content) + ENTRY_BYTES
         if may_change(noun, content) or size > self._max_bytes * LARGEST_SHARE:
             return

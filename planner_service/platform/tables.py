@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment in UTC. SQLite keeps no time zone: it is taken off on the way in and put back on the way out."""
+    """A time in UTC. SQLite keeps no time zone: it is removed before storing and added after reading."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -59,7 +59,7 @@ metadata = MetaData(
 
 
 def _sequence() -> Column[int]:
-    """The order in which rows came in, which lists and queues follow."""
+    """The order of insertion, which lists and queues follow."""
     return Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True)
 
 
@@ -148,8 +148,8 @@ plans = Table(
     Column("devices", Integer, nullable=False, server_default="0"),
     Column("asked_by", String(200), nullable=True),
     Column("planner_version", String(32), nullable=False, server_default="1.0.0"),
-    # Of a plan that was stored without a play: with how many instructions that was tried since, and who is at it, until
-    # when. Null: not tried, and nobody.
+    # For a plan stored without a play: the limit of instructions that was tried since, and the process that plays it
+    # now, until when. Null: not tried, and none.
     Column("tried_instructions", BigInteger, nullable=True),
     _time("claimed_until", nullable=True),
     _used(),
@@ -177,12 +177,12 @@ jobs = Table(
     Column("error", Text, nullable=True),
     Column("profile_id", String(32), ForeignKey("profiles.id"), nullable=True),
     Column("cluster_id", String(32), ForeignKey("clusters.id"), nullable=True),
-    # No foreign key: runs refer to their job, and a circle could not be created or dropped in one go.
+    # No foreign key: runs refer to their job, and a cycle could not be created or dropped in one step.
     Column("run_id", String(32), nullable=True),
     Column("result_id", String(32), nullable=True),
     # Not written any more (idempotency_keys are); SQLite could only copy the table without it.
     Column("idempotency_key", String(200), nullable=True, unique=True),
-    # No foreign key: the job tells what it ended with even after its plan is pruned.
+    # No foreign key: the job still names its result after the plan is pruned.
     Column("plan_id", String(32), nullable=True),
     Column("answer", Text, nullable=True),
     Column("fence", Integer, nullable=False, server_default="0"),
@@ -200,7 +200,7 @@ jobs = Table(
     Index(None, "state", "needs_id", "kind", "sequence"),
     Index(None, "state", "lease_expires_at"),
 )
-for _name in ("profile_id", "cluster_id"):  # what refers to a document is looked for before it may go
+for _name in ("profile_id", "cluster_id"):  # references to a document are searched before it may be removed
     _given = jobs.c[_name].is_not(None)
     Index(None, jobs.c[_name], sqlite_where=_given, postgresql_where=_given)
 
@@ -304,7 +304,7 @@ alias_moves = Table(
     metadata,
     _sequence(),
     Column("name", String(200), nullable=False),
-    # No foreign key: what an alias pointed at may be pruned, and the history stays. None: it was deleted.
+    # No foreign key: the plan may be pruned, and the history stays. None: the alias was deleted.
     Column("plan_id", String(32), nullable=True),
     Column("moved_by", String(200), nullable=False),
     _time("moved_at"),
@@ -323,9 +323,10 @@ agents = Table(
     Column("job_id", String(32), nullable=True),
     _time("registered_at"),
     _time("last_seen_at"),
-    # When it last asked for work and got none; empty while it has some.
+    # When it last asked for work and got none; null while it has some.
     _time("asked_at", nullable=True),
-    # The token that registered it: while that is valid, no other may use the name. No foreign key: tokens may go.
+    # The token that registered it: while that is valid, no other may use the name. No foreign key: tokens may be
+    # removed.
     Column("token_id", String(32), nullable=True),
     Index(None, "last_seen_at", "sequence"),
 )
@@ -377,7 +378,7 @@ audit = Table(
     _time("created_at"),
     Column("action", String(32), nullable=False),
     Column("outcome", String(16), nullable=False),
-    # What is named here may be gone: no foreign keys. A trigger refuses every update.
+    # No foreign keys: the named objects may be removed. A trigger refuses every update.
     Column("object_id", String(200), nullable=True),
     Column("actor", String(200), nullable=False),
     Column("token_id", String(32), nullable=True),

@@ -1,7 +1,7 @@
-"""Trail: who is acting, and the entries of the audit log, written in the transaction of what they tell of.
+"""Trail: who is acting, and the entries of the audit log, written in the transaction of the action.
 
-Whoever lets a request or a command in sets `ATTEMPT`; whatever writes calls `record`. What the service does of itself
-has no attempt, and leaves no entry.
+The code that admits a request or a command sets `ATTEMPT`; code that writes calls `record`. Actions that the service
+takes by itself have no attempt, and leave no entry.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ MOST_DETAIL = 1000
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """Who is at it, and how it came in."""
+    """The actor, and the interface."""
 
     actor: str
     via: Via
@@ -36,7 +36,7 @@ ATTEMPT: ContextVar[Attempt | None] = ContextVar("pipeplan_attempt", default=Non
 
 @contextmanager
 def at_the_console() -> Iterator[None]:
-    """What is done in the block is done by a command on the database itself."""
+    """Marks the block as a command on the database itself."""
     token = ATTEMPT.set(Attempt(actor="console", via="command"))
     try:
         yield
@@ -55,7 +55,7 @@ def record(
     status: int | None = None,
     detail: str | None = None,
 ) -> None:
-    """Appends what the present attempt did, in the transaction that does it. Without an attempt it does nothing."""
+    """Appends an entry for the present attempt, in the attempt's transaction. Without an attempt it does nothing."""
     attempt = ATTEMPT.get()
     if attempt is None:
         return
@@ -76,5 +76,5 @@ def record(
 
 
 def _plain(text: str | None, most: int) -> str | None:
-    """The text as one line, without what looks like a secret: a path may hold anything."""
+    """The text as one line, without texts that look like secrets: a path may hold anything."""
     return None if text is None else masked(on_one_line(text))[:most]

@@ -1,12 +1,12 @@
-"""Turns: who writes to a SQLite file, one after the other, and what those who wait share: a transaction.
+"""Turns: the writers to a SQLite file take turns, and those who wait share a transaction.
 
-SQLite lets a writer that finds the file busy sleep longer and longer, and among many writers one may miss every
-chance until it gives up. So the writers of a process take turns in the order in which they came, and the processes
-under an operating system's lock on a file beside the database. They look at it often enough to be fair, and it goes
-with the process that holds it.
+SQLite lets a writer that finds the file busy sleep longer and longer, and among many writers one may miss every chance
+until it gives up. So the writers of a process take turns in the order in which they came, and the processes under an
+operating system's lock on a file beside the database. They check it often enough to be fair, and it disappears with the
+process that holds it.
 
-A commit waits for the disk. So a writer whose work is done passes the open transaction on to the next one that waits,
-and the last one commits for all of them. Nobody goes on before that.
+A commit waits for the disk. A writer whose work is done therefore passes the open transaction on to the next one that
+waits, and the last one commits for all. No writer continues before that.
 
     writer 1   begin, work ─┐                     ┌─ goes on
     writer 2           waits, savepoint, work ─┐  ├─ goes on
@@ -31,7 +31,7 @@ from pipeplan.errors import ServiceError, UnavailableError
 
 try:
     import fcntl
-except ImportError:  # not on Windows; there SQLite's own waiting is all
+except ImportError:  # not on Windows, where only SQLite's own waiting applies
     fcntl = None  # type: ignore[assignment]
 
 OWNER_ONLY = 0o600
@@ -43,15 +43,15 @@ MOST_WRITERS = 64
 """How many writers share a transaction, at most."""
 
 OPEN_S = 0.05
-"""After so long nobody joins a transaction any more: those who are through, and other processes, wait for its end."""
+"""After this time no writer joins a transaction: finished writers, and other processes, wait for its end."""
 
 _LOOK_S = 0.002
-"""How often a process looks whether it is its turn."""
+"""How often a process checks whether it is its turn."""
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A transaction, whoever writes in it. `error` is why nothing of it is stored, `over` that it has ended."""
+    """A transaction with its writers. `error` is the reason why nothing of it is stored; `over`: it has ended."""
 
     connection: Connection
     transaction: RootTransaction
@@ -75,7 +75,7 @@ class _Shared:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """One writer's part: if it raises nothing of it stays, and nothing of the others' only if SQLite ended all."""
+        """One writer's part. If it raises, it alone is undone, unless SQLite has ended the whole transaction."""
         self.writers += 1
         if self.writers == 1:
             try:
@@ -97,7 +97,7 @@ class _Shared:
 
 
 class Turns:
-    """The writers to the SQLite file of an engine that begins immediately; `name` is the database's in messages."""
+    """The writers to the SQLite file of an engine that begins immediately; `name` names the database in messages."""
 
     def __init__(self, engine: Engine, path: Path, name: str, patience_s: float) -> None:
         self._engine = engine
@@ -112,7 +112,7 @@ class Turns:
     def write(self) -> Iterator[Connection]:
         """A transaction that is on the disk once the block has ended, alone or with those of others.
 
-        Raises UnavailableError if no turn comes up in time, and what the commit raises, whoever made it.
+        Raises UnavailableError if no turn comes in time, and the commit's error, whichever writer commits.
         """
         deadline_s = time.monotonic() + self._patience_s
         if not self._queue.enter(self._patience_s):
@@ -135,7 +135,7 @@ class Turns:
                 raise shared.error
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         if self._file is not None:
             os.close(self._file)
         self._file = None
@@ -154,7 +154,7 @@ class Turns:
             raise
 
     def _end(self, shared: _Shared) -> None:
-        """Commits what is not undone, tells those who wait for it, and ends the turn."""
+        """Commits what is not undone, wakes those who wait for it, and ends the turn."""
         self._shared = None
         try:
             try:
@@ -163,7 +163,7 @@ class Turns:
                 else:
                     shared.transaction.commit()
             except BaseException:
-                shared.connection.invalidate()  # what could not be committed may be open still: it ends with its file
+                shared.connection.invalidate()  # a failed commit may leave the transaction open: it ends with its file
                 raise
             finally:
                 shared.connection.close()
@@ -202,7 +202,9 @@ class Turns:
 
 
 class _Queue:
-    """The threads that wait for the turn, in the order in which they came. Who leaves gives it to the first of them."""
+    """The threads that wait for the turn, in the order in which they came. The one that leaves gives it to the first of
+    them.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -210,7 +212,7 @@ class _Queue:
         self._waiting: deque[threading.Event] = deque()
 
     def enter(self, patience_s: float) -> bool:
-        """Waits for the turn; whether it came up in time."""
+        """Waits for the turn; returns whether it came in time."""
         with self._lock:
             if not self._taken:
                 self._taken = True
@@ -227,7 +229,7 @@ class _Queue:
         return came
 
     def pass_on(self) -> bool:
-        """Gives the turn to the first that waits; false where nobody does, and the turn stays."""
+        """Gives the turn to the first that waits; returns false if nobody waits, and keeps the turn."""
         with self._lock:
             if not self._waiting:
                 return False
@@ -235,7 +237,7 @@ class _Queue:
             return True
 
     def leave(self) -> None:
-        """Gives the turn to the first that waits, or to whoever comes next."""
+        """Gives the turn to the first that waits, or frees it."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()

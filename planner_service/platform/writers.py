@@ -1,4 +1,5 @@
-"""Writers: the threads of what writes to the database. They are few, and no others: whoever only reads has its own.
+"""Writers: the threads of requests that write to the database. They are few; requests that only read have other
+threads.
 
 A writer may wait for its turn for many seconds. If it waited in a thread that readers need too, writers that are
 blocked would keep every reader from being answered.
@@ -15,7 +16,7 @@ from anyio.to_thread import run_sync
 from fastapi.routing import APIRoute
 
 WRITERS = 8
-"""How many write at once, or wait for their turn with a thread; on PostgreSQL half of the connections are left."""
+"""How many threads write or wait for their turn; on PostgreSQL this leaves half of the connections."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -26,7 +27,7 @@ _limiter: RunVar[CapacityLimiter] = RunVar("pipeplan_writers")
 
 
 async def in_writer(function: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    """Calls a function that writes, in a thread of the writers."""
+    """Calls a function that writes, in a writer's thread."""
     return await run_sync(partial(function, *given, **named), limiter=writers())
 
 
@@ -41,7 +42,7 @@ def writers() -> CapacityLimiter:
 
 
 class WritingRoute(APIRoute):
-    """A route whose function runs in a writer's thread where its method may change something."""
+    """A route whose function runs in a writer's thread if its method may change something."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         methods = options.get("methods") or ("GET",)

@@ -21,15 +21,15 @@ from planner_service.runs import service as runs
 
 MOST_RUNS = 10
 OFFERED = 20
-"""How many of the model's newest runs are looked at for others that can be added."""
+"""How many of the model's newest runs are searched for others that can be added."""
 
 INSTRUCTION_CHARACTERS = 60
-"""What an instruction of a timeline counts as where it is decided which process reads."""
+"""The characters that an instruction of a timeline counts for in the choice of the reading process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """The documents that are corrected, as texts, and the runs that say how."""
+    """The documents to correct, as texts, and the measured runs."""
 
     profile: str
     cluster: str
@@ -45,7 +45,7 @@ class Fitted:
 
 
 def fitted(context: Context, run_ids: Sequence[str]) -> Fitted:
-    """What the runs correct. Raises NotFoundError, and InvalidInputError where they do not belong together."""
+    """The corrections from the runs. Raises NotFoundError, and InvalidInputError if the runs do not match."""
     require(1 <= len(run_ids) <= MOST_RUNS, "id", f"must name 1 to {MOST_RUNS} runs", len(run_ids))
     first = runs.get(context, run_ids[0])
     of = plans.get(context, first.plan_id)
@@ -69,7 +69,7 @@ def _fitted(fit: Fit) -> Fitted:
 
 
 def _measured(context: Context, run_id: str) -> MeasuredRun:
-    """The run as a calibration reads it; of a very long one, the end."""
+    """The run as a calibration reads it; only the end of a very long one."""
     run = runs.get(context, run_id)
     if run.report is None:
         raise InvalidInputError("id", "must be a run that has succeeded", f"{run_id}, which is {run.state}")

@@ -16,7 +16,7 @@ from planner_service.runs.service import Overlay
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 1140.0, 12.0, 208.0
 HEIGHT = 240.0
 HEADING = 24.0
-"""The height of the words above each drawing of a file."""
+"""The height of the text above each drawing of a file."""
 MAX_POINTS = 1000
 
 
@@ -32,7 +32,7 @@ class LossChart:
 
 
 def loss_chart(report: RunReport) -> LossChart | None:
-    """The chart; None where there is nothing to draw a line through."""
+    """The chart; None if there are too few points for a line."""
     if len(report.losses) < 2:
         return None
     every = -(-len(report.losses) // MAX_POINTS)
@@ -65,7 +65,7 @@ def loss_rows(run: Run) -> Iterator[Row]:
 
 
 def loss_svg(run: Run) -> str:
-    """The picture. Raises InvalidInputError where there are fewer than two losses."""
+    """The picture. Raises InvalidInputError if there are fewer than two losses."""
     chart = None if run.report is None else loss_chart(run.report)
     if chart is None:
         raise InvalidInputError("chart", "cannot be drawn: the run has fewer than two losses", "loss")
@@ -73,7 +73,7 @@ def loss_svg(run: Run) -> str:
 
 
 def pair_rows(shown: Overlay) -> Iterator[Row]:
-    """A row an instruction, with its moments as predicted and as measured."""
+    """One row for each instruction, with its predicted and its measured times."""
     moments = ("predicted_start_s", "predicted_end_s", "measured_start_s", "measured_end_s")
     yield ("rank", "stage", "replica", "instruction", *moments, "longer_s")
     for pair in pairs(shown.predicted or shown.measured, shown.measured):

@@ -20,8 +20,8 @@ from planner_service.runs.store import PackedRun
 
 
 def pack(result: RunResult) -> PackedRun:
-    """Packs a result. Raises InvalidInputError where the timeline holds a text that is no instruction."""
-    result.timeline.timeline()  # what cannot be read back could not be drawn
+    """Packs a result. Raises InvalidInputError if the timeline holds a text that is not an instruction."""
+    result.timeline.timeline()  # a text that cannot be read back could not be drawn
     return storage.measured(result)
 
 

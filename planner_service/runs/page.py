@@ -47,7 +47,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What the page shows. All but run and plan is there once the run has succeeded.
+    """What the page shows. Everything except run and plan is there only once the run has succeeded.
 
     `batches` are the last ones: those that are drawn, and whose instructions are compared.
     """
@@ -68,7 +68,8 @@ def list_runs(services: Services, request: Request) -> HTMLResponse:
 
 @router.get("/runs/calibrate")
 def show_calibration(services: Services, request: Request) -> HTMLResponse:
-    """What the runs that the address names with `run` correct, the first of them the one that it began with."""
+    """The corrections from the runs that the address names with `run`; the first is the one with which the user
+    began."""
     chosen = _chosen(request.query_params.getlist("run"))
     run = runs.get(services, chosen[0])
     plan = plans.summary(services, run.plan_id)
@@ -88,7 +89,7 @@ def show_calibration(services: Services, request: Request) -> HTMLResponse:
 
 @router.post("/runs/calibrate", dependencies=[scope("plan"), OwnPage, takes(SMALL)])
 async def plan_again(request: Request, services: Services, given: Form) -> Response:
-    """Makes the first run's plan anew, with costs that the runs of the field `runs` correct, and shows it."""
+    """Makes the first run's plan again, with costs corrected by the runs of the field `runs`, and shows it."""
     chosen = _chosen(given.get("runs", "").split())
     asked = await run_in_threadpool(calibrations.request, services, chosen)
     answer = await answer_to(request, services, asked)
@@ -99,7 +100,7 @@ async def plan_again(request: Request, services: Services, given: Form) -> Respo
 
 
 def _chosen(named: Sequence[str]) -> list[str]:
-    """The runs that are named, each once."""
+    """The named runs, each once."""
     chosen = list(dict.fromkeys(filter(None, named)))
     rule = f"must name 1 to {calibrations.MOST_RUNS} runs"
     require(1 <= len(chosen) <= calibrations.MOST_RUNS, "run", rule, len(chosen))

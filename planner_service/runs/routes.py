@@ -43,7 +43,7 @@ def get_calibration(
         list[str], Query(alias="id", min_length=1, max_length=calibrations.MOST_RUNS, description="runs' ids")
     ],
 ) -> Response:
-    """What measured runs correct of the profile and the cluster of their plans: the `calibration` of a request."""
+    """The corrections of their plans' profile and cluster from measured runs: a request's `calibration`."""
     return raw_json(canonical_json(calibrations.fitted(services, run_id).calibration))
 
 
@@ -61,10 +61,10 @@ def get_run_losses(services: Services, run_id: str, start: FirstStep = 0, stop: 
 
 @router.get("/{run_id}/timeline", response_model=TimelineDocument)
 def get_run_timeline(services: Services, run_id: str, start: Start = None, stop: Stop = None) -> Response:
-    """The measured timeline: all of it, or what has a share in the seconds [start, stop) since the run's start.
+    """The measured timeline: all of it, or the events that overlap the seconds [start, stop) since the run's start.
 
-    `batches` is the whole run's. A lane that does nothing in the window is there, empty. One answer holds at most
-    250,000 instructions; where there are more, the refusal says so, and which seconds there are.
+    `batches` is the whole run's. A lane without events in the window is included, empty. An answer holds at most
+    250,000 instructions. If there are more, the refusal names the seconds that the timeline covers.
     """
     window = None
     if start is not None or stop is not None:
@@ -77,13 +77,13 @@ def get_run_timeline(services: Services, run_id: str, start: Start = None, stop:
 
 @router.get("/{run_id}/trace")
 def get_run_trace(services: Services, run_id: str) -> Response:
-    """The predicted and the measured timeline side by side, as a Chrome trace; of a very long run, the end of both."""
+    """The predicted and the measured timeline side by side, as a Chrome trace; for a very long run, the end of both."""
     return raw_json(runs.trace(services, run_id))
 
 
 @router.get("/{run_id}/timeline/columns", response_model=OverlayColumns, responses=UNCHANGED)
 def get_run_timeline_columns(services: Services, request: Request, run_id: str, batches: Batches = 2) -> Response:
-    """The last batches, predicted and measured, as columns of small numbers: to draw one over the other."""
+    """The last batches, predicted and measured, as columns of small numbers, for drawing."""
     return packed_response(request, lambda: runs.overlay_packed(services, run_id, batches), run_id, "columns", batches)
 
 

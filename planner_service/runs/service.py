@@ -23,10 +23,10 @@ from planner_service.runs import store as storage
 from planner_service.runs.timelines import TimelineWindow, extent_of, read, read_losses
 
 MAX_INSTRUCTIONS = 250_000
-"""The most that one answer holds of a timeline: some 20 MB of JSON, and a second of one core."""
+"""The most instructions of a timeline in one answer: some 20 MB of JSON, and a second of one core."""
 
 MORE_BATCHES = 2
-"""Batches that are read and played besides those that an overlay shows."""
+"""Batches that are read and played in addition to those that an overlay shows."""
 
 
 def get(context: Context, run_id: str) -> Run:
@@ -56,7 +56,7 @@ def losses(context: Context, run_id: str, start: int, stop: int | None) -> Losse
 
 
 def timeline(context: Context, run_id: str, window: TimelineWindow | None = None) -> TimelineDocument:
-    """What was measured, in the window where one is given.
+    """The measured timeline, in the window if one is given.
 
     Raises NotFoundError where there is no run, or nothing measured yet; InvalidInputError where it is too much.
     """
@@ -74,14 +74,14 @@ def timeline(context: Context, run_id: str, window: TimelineWindow | None = None
 
 
 def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
-    """What was predicted for the run's batches, and what was measured; of a very long run, the last of both."""
+    """The predicted and the measured timeline of the run's batches; for a very long run, the end of both."""
     run = get(context, run_id)
     with context.database.read() as connection:
         head = _head(connection, run_id)
         whole = extent_of(connection, run_id)
         if whole.instructions <= MAX_INSTRUCTIONS:
             measured = read(connection, run_id, head).timeline()
-        else:  # the end of it, with the batches that this share of the time had
+        else:  # its end, with the batches of this share of the time
             share = MAX_INSTRUCTIONS / whole.instructions / 2
             start_s = whole.last_s - share * (whole.last_s - whole.first_s)
             last = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf)).timeline()
@@ -97,19 +97,22 @@ def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlay:
-    """A run's last batches as measured and, where the plan is not too large to be played, as predicted."""
+    """A run's last batches as measured and, if the plan is not too large to be played, as predicted."""
 
     predicted: Timeline | None
     measured: Timeline
 
 
 def overlay(context: Context, run_id: str, batches: int) -> Overlay:
-    """The run's last batches, at most so many. Raises NotFoundError where there is no run, or nothing measured yet."""
+    """The run's last batches, at most so many.
+
+    Raises NotFoundError if there is no such run, or nothing measured yet.
+    """
     run = get(context, run_id)
     if run.report is None:
         raise NotFoundError(f"run {run_id} has no timeline: it is {run.state}")
     plan, report = plans.get(context, run.plan_id), run.report
-    # The pipeline must be full where the batches that are shown begin.
+    # The pipeline must be full at the beginning of the batches that are shown.
     more = batches + MORE_BATCHES + -(-plan.depth // plan.microbatches)
     played = min(more, report.steps, plans.playable_batches(plan))
     with context.database.read() as connection:

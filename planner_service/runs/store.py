@@ -1,4 +1,6 @@
-"""Store of the runs. A run is made with its job and has its state. Report and timeline arrive at the job's end."""
+"""Store of the runs. A run is created with its job and has the job's state. Report and timeline arrive at the job's
+end.
+"""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -48,7 +50,7 @@ _RUN: Select[Any] = select(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRun:
-    """What a run measured, in the form in which it is kept."""
+    """A run's measurements, in the form in which they are stored."""
 
     report: str
     throughput: Compared
@@ -64,7 +66,7 @@ def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: 
 def measured(result: RunResult) -> PackedRun:
     """Packs a result outside of any transaction: a large one takes seconds.
 
-    Raises InvalidInputError where the timeline's numbers are beyond what is kept.
+    Raises InvalidInputError if the timeline's numbers exceed what can be stored.
     """
     return PackedRun(
         report=canonical_json(replace(result.report, losses=())),
@@ -75,7 +77,7 @@ def measured(result: RunResult) -> PackedRun:
 
 
 def finish(connection: Connection, run_id: str, end: PackedRun) -> None:
-    """Stores what the run has measured."""
+    """Stores the run's measurements."""
     timelines.store(connection, run_id, end.chunks)
     connection.execute(
         update(runs)
@@ -111,7 +113,7 @@ def get(connection: Connection, run_id: str) -> Run | None:
 
 
 def timeline_head(connection: Connection, run_id: str) -> tuple[JobState, str | None] | None:
-    """The run's state, and the head of its timeline if it has one yet; None if there is no such run."""
+    """The run's state, and the timeline's header if it has one yet; None if there is no such run."""
     query = select(jobs.c.state, runs.c.timeline_head).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
     row = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
     return None if row is None else (row.state, row.timeline_head)

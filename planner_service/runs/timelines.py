@@ -1,7 +1,7 @@
 """Timelines and losses of runs, stored in chunks of a few thousand rows. Each states its span, and windows are cheap.
 
-Everything comes back exactly as it was stored, to the last bit, from few bytes. What repeats is stored once. An
-instruction is a template, such as `F%d@%d`, and its numbers. Rows are ordered by template to put similar rows beside
+Everything is read back exactly as it was stored, to the last bit, and takes few bytes. Repeated parts are stored once.
+An instruction is a template, such as `F%d@%d`, and its numbers. Rows are ordered by template to put similar rows beside
 each other. Each number becomes its difference to the one before. The differences become byte planes (all lowest bytes,
 all second ones, ...), and zlib compresses these to little more than the measurements' noise. Every column is packed
 separately. Times are whole nanoseconds, as clocks give them. Beside each time stands the number of float steps by which
@@ -30,7 +30,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 ROWS = 8192
-"""Rows of a chunk: some 40 KB of a timeline."""
+"""The rows of a chunk: some 40 KB of a timeline."""
 
 LOSSES = -1
 """The series of the losses; a lane's is its place in the timeline."""
@@ -68,7 +68,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineWindow:
-    """The seconds [start_s, stop_s) since the run's start. An event of which any instant lies in it is in it."""
+    """The seconds [start_s, stop_s) since the run's start. An event that overlaps them is in the window."""
 
     start_s: float
     stop_s: float
@@ -76,7 +76,7 @@ class TimelineWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much there is of a timeline: lanes' instructions, and from its first event's start to its last one's end."""
+    """The extent of a timeline: its number of instructions, its first event's start and its last event's end."""
 
     instructions: int
     first_s: float
@@ -84,13 +84,13 @@ class Extent:
 
 
 def head(timeline: TimelineDocument) -> str:
-    """What the chunks leave out: which worker every lane is, and how large and how many the batches are."""
+    """What the chunks leave out: the worker of every lane, and the size and number of batches."""
     lanes = [{"rank": lane.rank, "stage": lane.stage, "replica": lane.replica} for lane in timeline.lanes]
     return json.dumps({"batch_size": timeline.batch_size, "batches": timeline.batches, "lanes": lanes})
 
 
 def chunks_of(timeline: TimelineDocument) -> Iterator[Chunk]:
-    """The timeline's chunks. Raises InvalidInputError where numbers are beyond what is kept."""
+    """The timeline's chunks. Raises InvalidInputError if numbers exceed what can be stored."""
     for series, lane in enumerate(timeline.lanes):
         try:
             memory_bytes: Integers = np.array(lane.memory_bytes, dtype=np.int64)
@@ -134,14 +134,16 @@ def store(connection: Connection, run_id: str, chunks: Iterable[Chunk]) -> None:
 
 
 def extent_of(connection: Connection, run_id: str, window: TimelineWindow | None = None) -> Extent:
-    """How much the chunks hold that have a share in the window."""
+    """The extent of the chunks that overlap the window."""
     columns = (func.sum(run_chunks.c.rows), func.min(run_chunks.c.first), func.max(run_chunks.c.last))
     rows, first, last = connection.execute(select(*columns).where(_sharing(run_id, window))).one()
     return Extent(instructions=int(rows or 0), first_s=(first or 0) / NS_PER_S, last_s=(last or 0) / NS_PER_S)
 
 
 def read(connection: Connection, run_id: str, head_text: str, window: TimelineWindow | None = None) -> TimelineDocument:
-    """The timeline's events in the window; lanes without any stay, empty. Reads no chunk that has no share in it."""
+    """The timeline's events in the window; lanes without any are included, empty. Reads only chunks that overlap the
+    window.
+    """
     described = json.loads(head_text)
     columns = (run_chunks.c.series, run_chunks.c.content)
     order = (run_chunks.c.series, run_chunks.c.part)
@@ -244,12 +246,12 @@ def unpack_rows(chunk: bytes) -> InstructionRows:
 
 
 def nanoseconds(moments_s: Floats) -> Integers:
-    """The nearest whole nanoseconds; moments beyond 64 bits of them become the farthest that these reach."""
+    """The nearest whole nanoseconds; times beyond 64 bits are clamped."""
     return np.rint(np.clip(moments_s, -LARGEST_S, LARGEST_S) * NS_PER_S).astype(np.int64)
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Numbers as a chunk: every bit of them is kept."""
+    """Numbers as a chunk, to the last bit."""
     return _framed(_packed(np.array(values, dtype=np.float64).view(np.int64)))
 
 
@@ -268,7 +270,7 @@ def _sharing(run_id: str, window: TimelineWindow | None) -> ColumnElement[bool]:
 
 
 def _beyond(moments_s: Floats, whole_ns: Integers) -> Integers:
-    """By how many steps of a float the moments differ from their whole nanoseconds."""
+    """By how many float steps the times differ from their whole nanoseconds."""
     return moments_s.view(np.int64) - (whole_ns / NS_PER_S).view(np.int64)
 
 

@@ -14,13 +14,13 @@ from planner_service.upkeep import backups, service
 from planner_service.upkeep.backups import BackupPlan
 
 LOOK_S = 10.0
-"""How often a process looks whether a chore is due: by an index of a table of a few rows."""
+"""How often a process checks whether a chore is due: an index lookup in a table of a few rows."""
 
 LOG = logging.getLogger("pipeplan.upkeep")
 
 
 class Upkeep:
-    """The chores that settings ask for: retention where there are rules, backups where there is a folder."""
+    """The chores of the settings: retention if there are rules, backups if there is a folder."""
 
     def __init__(
         self, context: Context, *, rules: Mapping[str, Rule], every_s: float, backing_up: BackupPlan | None
@@ -49,6 +49,6 @@ class Upkeep:
             for work in self._works:
                 try:
                     await asyncio.to_thread(work)
-                except PipeplanError as error:  # the database is away, as a rule: what waits there waits
+                except PipeplanError as error:  # usually the database is away: its work waits
                     LOG.warning("upkeep continues later: %s", error)
             await asyncio.sleep(LOOK_S)

@@ -17,10 +17,10 @@ from planner_service.upkeep import chores
 CHORE = "backup"
 
 HELD_S = 3600.0
-"""How long a service has to make one backup before another tries."""
+"""How long a service may take for one backup before another service tries."""
 
 AGAIN_S = 600.0
-"""When a backup that failed is tried again."""
+"""After which time a failed backup is tried again."""
 
 NAME = re.compile(r"pipeplan-[0-9]{8}T[0-9]{6}Z\.sqlite3")
 LOG = logging.getLogger("pipeplan.upkeep")
@@ -28,7 +28,7 @@ LOG = logging.getLogger("pipeplan.upkeep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupPlan:
-    """Where backups go, how often one is made, and how many are kept."""
+    """The folder of backups, how often one is made, and how many are kept."""
 
     folder: Path
     every_s: float
@@ -36,7 +36,7 @@ class BackupPlan:
 
 
 def prepare(plan: BackupPlan) -> None:
-    """Makes the folder, for its owner only. Raises ServiceError where that cannot be done."""
+    """Makes the folder, for its owner only. Raises ServiceError if that fails."""
     try:
         plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -44,7 +44,7 @@ def prepare(plan: BackupPlan) -> None:
 
 
 def take_turn(context: Context, plan: BackupPlan) -> Path | None:
-    """Makes a backup if it is time for one, and this service's to do; its file."""
+    """Makes a backup if it is due and no other service makes it. Returns its file."""
     claim = chores.claim(context, CHORE, HELD_S)
     if claim is None:
         return None
@@ -64,12 +64,12 @@ def take_turn(context: Context, plan: BackupPlan) -> Path | None:
 
 
 def make(context: Context, plan: BackupPlan) -> Path:
-    """Writes a backup that is verified before it has its name, and removes those beyond the newest ones.
+    """Writes a backup, which is verified before it gets its name, and removes those beyond the newest ones.
 
     A backup is removed only after a newer one is whole.
     """
     prepare(plan)
-    for left in plan.folder.glob(f".pipeplan-*.sqlite3{PARTIAL}*"):  # of a process that died
+    for left in plan.folder.glob(f".pipeplan-*.sqlite3{PARTIAL}*"):  # left by a process that died
         left.unlink(missing_ok=True)
     file = plan.folder / f"pipeplan-{context.now().astimezone(UTC):%Y%m%dT%H%M%SZ}.sqlite3"
     backup(context.database, file)

@@ -15,19 +15,19 @@ from planner_service.platform.listing import insert_once
 from planner_service.platform.tables import chores
 
 HELD_S = 120.0
-"""How long a service has a chore to itself from its last sign of life."""
+"""How long a service holds a chore after its last sign of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoreClaim:
-    """A chore that is this service's, under a fence that no other claim of it has."""
+    """A chore that this service holds, under a fence that no other claim of it has."""
 
     name: str
     fence: int
 
 
 def claim(context: Context, name: str, held_s: float = HELD_S) -> ChoreClaim | None:
-    """Claims a chore that is due; None where it is not, or another service is at it."""
+    """Claims a chore that is due; None if it is not due, or another service holds it."""
     now = context.now()
     with context.database.read() as connection:
         row = connection.execute(select(chores).where(chores.c.name == name)).one_or_none()
@@ -48,7 +48,7 @@ def claim(context: Context, name: str, held_s: float = HELD_S) -> ChoreClaim | N
 
 
 def is_held(connection: Connection, held: ChoreClaim, now: datetime) -> bool:
-    """Renews the claim; False where another service has taken the chore over."""
+    """Renews the claim; False if another service has taken the chore over."""
     until = now + timedelta(seconds=HELD_S)
     return connection.execute(update(chores).where(*_is(held)).values(held_until=until)).rowcount == 1
 

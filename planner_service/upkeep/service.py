@@ -29,32 +29,32 @@ from planner_service.upkeep.store import NOUNS, OldRows, Retained
 CHORE = "retention"
 
 WRITE_S = 0.05
-"""How long one write should take: what the service's other writers wait for."""
+"""How long one write should take, because the service's other writers wait for it."""
 
 FIRST_ROWS, MOST_ROWS = 20, 500
-"""The rows of the first write, and of the largest one: writes that are short are followed by larger ones."""
+"""The rows of the first write, and of the largest one: short writes are followed by larger ones."""
 
 CLOCKS_DIFFER = timedelta(minutes=5)
 """By how much the clocks of services on one database may differ."""
 
 ATTEMPTS = 20
-"""How often a write is tried whose rows are used again meanwhile."""
+"""How often a write is tried if its rows are used again in the meantime."""
 
 TURN_S = 20.0
-"""How long a turn may take; what is left goes in the next one."""
+"""How long a turn may take; the next one continues."""
 
 NEXT_TURN_S = 60.0
-"""When a turn that was not done, or failed, goes on."""
+"""After which time a turn that was not completed, or failed, continues."""
 
 LOG = logging.getLogger("pipeplan.upkeep")
 
 
 class _StoppedError(PipeplanError):
-    """The turn is over, or another service's: what is left stays."""
+    """The turn is over, or another service has taken it: the remaining rows stay."""
 
 
 class _TriedError(PipeplanError):
-    """What was removed was only tried."""
+    """The removal was only a trial."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Turn:
     rows: int = FIRST_ROWS
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """A transaction that looks."""
+        """A transaction that reads."""
         return nullcontext(self.trial) if self.trial is not None else self.context.database.read()
 
     def writing(self) -> AbstractContextManager[Connection]:
@@ -85,12 +85,12 @@ class Turn:
             raise _StoppedError("the turn is over")
 
     def require_claim(self, connection: Connection) -> None:
-        """Raises _StoppedError where another service has taken over."""
+        """Raises _StoppedError if another service has taken over."""
         if self.claim is not None and not chores.is_held(connection, self.claim, self.context.now()):
             raise _StoppedError("another service has taken over")
 
     def rest(self, took_s: float) -> None:
-        """Leaves the writers' turn to others for as long as the last write took, and sets the size of the next."""
+        """Gives other writers as much time as the last write took, and sets the size of the next write."""
         self.rows = max(1, self.rows // 2) if took_s > WRITE_S else min(MOST_ROWS, 2 * self.rows)
         if self.trial is None:
             self.stop.wait(took_s)
@@ -98,7 +98,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """How many rows of each noun went, and whether the passage came to its end."""
+    """How many rows of each noun were removed, and whether the passage was completed."""
 
     removed: Mapping[str, int]
     done: bool
@@ -115,7 +115,7 @@ def prune(context: Context, rules: Mapping[str, Rule], *, dry_run: bool = False)
         return removed
     with suppress(_TriedError), context.database.write() as connection:
         sweep(Turn(context=context, trial=connection), rules, removed)
-        raise _TriedError("only tried")  # so it is taken back; others may write in the same transaction
+        raise _TriedError("only tried")  # this undoes it; others may write in the same transaction
     return removed
 
 
@@ -126,7 +126,7 @@ def _note(context: Context, outcome: Outcome, detail: str) -> None:
 
 
 def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop: threading.Event) -> Swept | None:
-    """Removes what the rules say if it is time for that, and this service's to do; None where it is not."""
+    """Removes what the rules say if a turn is due and no other service has it; otherwise returns None."""
     claim = chores.claim(context, CHORE)
     if claim is None:
         return None
@@ -151,7 +151,7 @@ def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop:
 
 
 def sweep(turn: Turn, rules: Mapping[str, Rule], removed: dict[str, int]) -> None:
-    """Goes through the nouns in their order, and counts in `removed` what went."""
+    """Goes through the nouns in order, and counts removed rows in `removed`."""
     for noun in KEPT:
         if noun in rules:
             removed[noun] = 0
@@ -184,7 +184,7 @@ def _sweep_noun(turn: Turn, noun: str, rule: Rule, removed: dict[str, int]) -> N
 
 
 class _Named:
-    """The ids that texts name, which no reference in the database holds: all of them once, then those that are new."""
+    """The ids that only texts name, not references in the database: all of them once, then the new ones."""
 
     def __init__(self, kept: Retained, connection: Connection, context: Context) -> None:
         assert kept.named is not None
@@ -194,7 +194,7 @@ class _Named:
         self._known = self._find(connection, 0, None)
 
     def present(self, connection: Connection) -> set[str]:
-        """Those that are named now."""
+        """The ids that are named now."""
         return self._known | self._find(connection, self._after, self._changed)
 
 
@@ -207,7 +207,7 @@ def _remove(turn: Turn, kept: Retained, bounds: OldRows, places: tuple[int, ...]
                 turn.require_claim(connection)
                 spared = set() if named is None else named.present(connection)
                 count = storage.remove(connection, kept, bounds, places, spared)
-        except ConflictError:  # used again between the look and the removal: look anew
+        except ConflictError:  # used again between the look and the removal: look again
             continue
         turn.rest(time.monotonic() - start_s)
         return count

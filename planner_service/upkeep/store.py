@@ -43,7 +43,7 @@ _TASK, _ESTIMATE, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(EstimateTask), T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldRows:
-    """What is old now: rows from before a moment, and rows up to a place. `now` tells which tokens are over."""
+    """What is old now: rows from before a time, and rows up to a place. `now` decides which tokens have expired."""
 
     now: datetime
     before: datetime | None = None
@@ -52,7 +52,9 @@ class OldRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What a look found: the places of rows that may go, and where the next slice begins; None at the table's end."""
+    """What a look found: the places of rows that may be removed, and where the next slice begins; None at the table's
+    end.
+    """
 
     places: tuple[int, ...]
     following: int | None
@@ -60,7 +62,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Retained:
-    """A noun that rules are about. `about` are its rows, `since` counts their age, `free` are those nobody needs.
+    """A noun of the rules. `about` are its rows, `since` counts their age, `free` are those nobody needs.
 
     `first` are tables whose rows go with it, by the column that names it: the database does not remove them itself.
     `named` tells the ids that texts name, of plans after a place and jobs changed since a moment.
@@ -82,7 +84,7 @@ def last_to_go(connection: Connection, kept: Retained, most: int, now: datetime)
 
 
 def look(connection: Connection, kept: Retained, bounds: OldRows, after: int) -> Slice:
-    """The rows of the next slice that may go."""
+    """The rows of the next slice that may be removed."""
     place = kept.table.c.sequence
     scanned = select(place).where(place > after).order_by(place).limit(SLICE).subquery()
     count, last = connection.execute(select(func.count(), func.max(scanned.c.sequence))).one()
@@ -97,7 +99,7 @@ def newest_plan(connection: Connection) -> int:
 
 
 def remove(connection: Connection, kept: Retained, bounds: OldRows, places: Sequence[int], spared: set[str]) -> int:
-    """Removes those of the rows that may still go and are not `spared`; returns how many."""
+    """Removes those of the rows that may still be removed and are not `spared`; returns how many."""
     place, identity = kept.table.c.sequence, kept.table.c.get("id")
     rows = select(place if identity is None else identity).where(place.in_(places), _may_go(kept, bounds))
     going = [one for one in connection.execute(rows).scalars() if one not in spared]
@@ -131,7 +133,7 @@ def _other_jobs(_now: datetime) -> ColumnElement[bool]:
 
 
 def _not_the_newest(_before: datetime | None) -> ColumnElement[bool]:
-    """Events after which their subject has others: a subject's numbers must go on from its newest one."""
+    """Events that are not their subject's newest, from which its numbers continue."""
     later = events.alias()
     of_job = exists().where(later.c.job_id == events.c.job_id, later.c.number > events.c.number)
     of_run = exists().where(later.c.run_id == events.c.run_id, later.c.number > events.c.number)
@@ -139,20 +141,20 @@ def _not_the_newest(_before: datetime | None) -> ColumnElement[bool]:
 
 
 def _unneeded_plans(before: datetime | None) -> ColumnElement[bool]:
-    """Plans without a run, at which no alias points or has pointed since then: a step back must stay possible."""
+    """Plans without a run, at which no alias points or has pointed since: moving an alias back must stay possible."""
     needed = [exists().where(runs.c.plan_id == plans.c.id), exists().where(aliases.c.plan_id == plans.c.id)]
     name, place = alias_moves.c.name, alias_moves.c.sequence
     left_at = func.lead(alias_moves.c.moved_at, type_=UtcTime()).over(partition_by=name, order_by=place)
     moves_after = func.row_number().over(partition_by=name, order_by=place.desc()) - 1
     moves = select(alias_moves.c.plan_id, left_at.label("left_at"), moves_after.label("after")).subquery()
-    # Without an age, the step that each alias made last.
+    # Without an age: each alias's last move.
     lately = moves.c.after == 1 if before is None else moves.c.left_at >= before
     left = select(moves.c.plan_id).where(moves.c.plan_id.is_not(None), lately)
     return and_(*(~one for one in needed), plans.c.id.not_in(left))
 
 
 def _unneeded(table: Table, name: str) -> Callable[[datetime | None], ColumnElement[bool]]:
-    """Documents that no plan was made from, and no job that is left gave."""
+    """Documents from which no plan was made, and which no remaining job produced."""
 
     def free(_before: datetime | None) -> ColumnElement[bool]:
         return and_(*(~exists().where(other.c[name] == table.c.id) for other in (plans, jobs)))
@@ -219,4 +221,4 @@ NOUNS: dict[str, Retained] = {
         first=(sessions.c.token_id,),
     ),
 }
-"""By noun, what rules are about, in the order in which it must go."""
+"""The nouns of the rules, in the order in which they must be removed."""

@@ -1,6 +1,6 @@
-"""A child process: it reads questions from standard input and answers on standard output, one after the other.
+"""A child process: it reads questions from standard input and answers on standard output, one after another.
 
-Questions and messages are pickled. The process shares nothing with its parent: to end it ends its work, whatever it is
+Questions and messages are pickled. The process shares nothing with its parent: ending it ends its work, whatever it is
 doing. It also ends by itself when its standard input ends, so a service that is killed leaves none behind.
 """
 
@@ -23,18 +23,18 @@ N = TypeVar("N")
 A = TypeVar("A")
 
 Tell = Callable[[N], None]
-"""Takes news of the work at hand."""
+"""Receives news of the current work."""
 
 TELL_S = 0.1
 """The least time between two pieces of news."""
 
 OUT_OF_MEMORY = 77
-"""The exit status of a process that could not even take its question in."""
+"""The exit status of a process that could not even read its question."""
 
 
 @dataclass(frozen=True, slots=True)
 class News(Generic[N]):
-    """How far the work is."""
+    """The progress of the work."""
 
     content: N
 
@@ -55,22 +55,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """The work needs more memory than the process may have."""
+    """The work needs more memory than the process may use."""
 
 
 Message = News[N] | Done[A] | Refused | Exhausted
-"""What a child says of one question: any number of News, then one of the others."""
+"""A child's messages about one question: any number of News, then one of the others."""
 
 
 def serve(answer: Callable[[Q, Tell[N]], A], *, memory_bytes: int, cpu_s: float = 0.0) -> None:
     """Answers until standard input ends. An answer that takes more processor time than `cpu_s` ends the process.
 
-    0 is no limit. The timer's signal ends the process by its default action: none of our code has to run for that.
+    0 is no limit. The default action of the timer's signal ends the process, without any of our code.
     """
     limit_memory(memory_bytes)
     sys.excepthook = _end
     output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints must not come between the answers
+    os.dup2(2, 1)  # a library's output must not mix with the answers
     questions: SimpleQueue[Q] = SimpleQueue()
     threading.Thread(target=_receive, args=(sys.stdin.buffer, questions), daemon=True).start()
 
@@ -100,12 +100,12 @@ def serve(answer: Callable[[Q, Tell[N]], A], *, memory_bytes: int, cpu_s: float 
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Limits the memory that this process may have of its own, where the system can enforce that."""
+    """Limits the private memory of this process, if the system can enforce that."""
     if limit_bytes == 0 or sys.platform == "win32":
         return
     import resource
 
-    # On Linux only memory that is written to counts: threads' stacks and mapped libraries take address space alone.
+    # On Linux only memory that is written to counts: threads' stacks and mapped libraries take only address space.
     for limit in (resource.RLIMIT_DATA,) if sys.platform == "linux" else (resource.RLIMIT_AS,):
         _, hard = resource.getrlimit(limit)
         most = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
@@ -124,7 +124,7 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
 
 
 def _receive(source: BinaryIO, questions: "SimpleQueue[Q]") -> None:
-    """Takes questions in, and ends the process with its standard input."""
+    """Reads questions, and ends the process when its standard input ends."""
     try:
         while True:
             questions.put(pickle.load(source))
@@ -133,7 +133,7 @@ def _receive(source: BinaryIO, questions: "SimpleQueue[Q]") -> None:
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     finally:
-        os._exit(0)  # at once: nobody waits for the work at hand any more
+        os._exit(0)  # at once: nobody waits for the current work any more
 
 
 def _send(output: BinaryIO, message: Message[N, A]) -> None:

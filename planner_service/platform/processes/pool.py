@@ -1,4 +1,4 @@
-"""Pools: a few workers answer questions, one at a time each, and every answer can be given up at once.
+"""Pools: a few workers answer questions, one at a time each, and every answer can be given up immediately.
 
 submit ──▶ queue (bounded) ──▶ a worker (kept warm, ended when idle) ──▶ Ticket.future
                 └──────── Ticket.cancel: leaves the queue, or ends the worker ────────┘
@@ -39,14 +39,14 @@ RETRY_AFTER_S = 2.0
 
 
 class PoolWorker(Protocol[Q_contra, N_co, A_co]):
-    """What answers one question at a time. Another thread may call `kill`, which ends the answer at hand."""
+    """Answers one question at a time. Another thread may call `kill`, which ends the current answer."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can take a question."""
 
     def ask(self, question: Q_contra, observe: Callable[[N_co], None]) -> A_co:
-        """The answer. Raises what the question raises, and an error of its own where the worker ends."""
+        """The answer. Raises what the question raises, and a separate error if the worker ends."""
 
     def kill(self) -> None:
         """Ends it without waiting."""
@@ -84,7 +84,7 @@ class WorkerProcess(Generic[Q, N, A]):
             stdout=subprocess.PIPE,
             cwd=Path(planner_service.__file__).parent.parent,
             env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # an interrupt from the terminal is for the service to deal with
+            start_new_session=True,  # the service handles an interrupt from the terminal
         )
 
     @property
@@ -98,7 +98,7 @@ class WorkerProcess(Generic[Q, N, A]):
         return self._process.poll() is None
 
     def ask(self, question: Q, observe: Callable[[N], None]) -> A:
-        """Sends the question, passes the news on, and gives the answer."""
+        """Sends the question, passes the news on, and returns the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             pickle.dump(question, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
@@ -148,12 +148,12 @@ class WorkerProcess(Generic[Q, N, A]):
 
 
 def unobserved(_news: object) -> None:
-    """For a caller that does not follow the work."""
+    """Ignores news, for a caller that does not follow the work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What a pool's refusals say: "2 `at_work` and 5 wait already"; the answer "was stopped"."""
+    """The words of a pool's refusals: "2 `at_work` and 5 wait already"; the answer "was stopped"."""
 
     at_work: str
     stopped: str
@@ -161,7 +161,7 @@ class Words:
 
 @dataclass(slots=True, eq=False)
 class Ticket(Generic[Q, N, A]):
-    """A question that a pool has taken. `future` ends with the answer, with what was raised, or cancelled."""
+    """A question that a pool has taken. `future` ends with the answer, with the error raised, or cancelled."""
 
     question: Q
     observe: Callable[[N], None]
@@ -226,18 +226,18 @@ class Pool(Generic[Q, N, A]):
 
     @property
     def free(self) -> int:
-        """How many more questions would find a worker at once."""
+        """How many more questions would get a worker immediately."""
         with self._lock:
             return 0 if self._closed else max(0, self.workers - len(self._tickets))
 
     @property
     def is_idle(self) -> bool:
-        """Whether no question is worked on or waits."""
+        """Whether no question is in progress or waiting."""
         with self._lock:
             return not self._tickets
 
     def submit(self, question: Q, observe: Callable[[N], None] = unobserved) -> Ticket[Q, N, A]:
-        """Takes a question. Raises UnavailableError where too many wait, or the service is stopping."""
+        """Takes a question. Raises UnavailableError if too many wait, or the service is stopping."""
         ticket = Ticket[Q, N, A](question, observe)
         with self._lock:
             self._require_room()
@@ -247,12 +247,12 @@ class Pool(Generic[Q, N, A]):
         return ticket
 
     def require_room(self) -> None:
-        """Raises UnavailableError where a question would not be taken now."""
+        """Raises UnavailableError if a question would not be taken now."""
         with self._lock:
             self._require_room()
 
     def close(self) -> None:
-        """Stops all work and ends every worker; no question is taken any more."""
+        """Stops all work and ends every worker. No question is taken after that."""
         with self._lock:
             self._closed = True
             tickets, idle = tuple(self._tickets), tuple(self._idle)
@@ -305,7 +305,7 @@ class Pool(Generic[Q, N, A]):
                 worker.close()
 
     def _watch_idle(self) -> None:
-        """Has idle workers retired later, unless that is planned already."""
+        """Schedules the end of idle workers, unless it is scheduled already."""
         if self._timer is None and self._idle:
             self._timer = threading.Timer(self._idle_s, self._retire)
             self._timer.daemon = True
