@@ -1,8 +1,8 @@
 """`pipeplan`: planning offline, and queries against a service.
 
-Other packages add their commands by entry points. Where the command line names a command, no other one's modules are
-loaded. Modules of commands import what is heavy inside their functions: `pipeplan --help` loads all of them, and must
-stay quick.
+Other packages add their commands by entry points. If the command line names a command, the modules of other commands
+are not loaded. Modules of commands import heavy packages inside their functions: `pipeplan --help` loads all of these
+modules, and must stay quick.
 """
 
 import sys
@@ -36,9 +36,9 @@ ENTRY_POINTS = "pipeplan.commands"
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
-    """The command with all that is installed beside the library.
+    """The command with the commands of all installed packages.
 
-    Where `asked` is a command or a group of them, with that one alone.
+    If `asked` is a command or a group of them, with that one alone.
     """
     app = typer.Typer(
         name="pipeplan",
@@ -69,7 +69,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
 
 
 def _add(app: typer.Typer, entry: EntryPoint) -> None:
-    """Adds what another package brings. One that cannot be loaded becomes a command that says why; the others work."""
+    """Adds another package's commands. One that cannot be loaded becomes a command that says why; the others work."""
     try:
         added = entry.load()
     except ImportError as error:

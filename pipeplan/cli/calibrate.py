@@ -1,4 +1,4 @@
-"""`pipeplan calibrate`: measured runs -> a calibration, what it corrects, and how far off predictions are then.
+"""`pipeplan calibrate`: measured runs -> a calibration, its corrections, and the errors of predictions with it.
 
 The table of runs shows the error of the predicted throughput without the calibration and with it.
 """
@@ -32,7 +32,7 @@ def calibrate(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the calibration.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Corrects a profile's and a cluster's terms by measured runs. Their plans were made from both."""
+    """Corrects a profile's and a cluster's terms from measured runs. The runs' plans were made from both."""
     require_place(output)
     measured, network = read(Profile, profile), read_cluster(cluster)
     found = fit(measured, network, [read_run(folder) for folder in run])
@@ -46,7 +46,7 @@ def calibrate(
 
 
 def read_calibration(path: Path | None) -> Calibration | None:
-    """The calibration in a file, if one is named."""
+    """The calibration in a file, if a file is named."""
     return None if path is None else read(Calibration, path)
 
 

@@ -1,4 +1,4 @@
-"""`pipeplan check`: whether a plan is what it says, by its numbers; whether a locked one is still the plan to have."""
+"""`pipeplan check`: whether a plan's numbers hold, and whether a locked plan is still the best one."""
 
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -41,10 +41,10 @@ def check(
     token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Checks a plan's origin, price and proof. The exit status is 7 where one does not hold.
+    """Checks a plan's origin, price and proof. The exit status is 7 if one of them does not hold.
 
-    The proof is about the batch and the options that the plan was asked for with: give the same ones. What the plan
-    itself says of them (optimizer, accounting of memory, master weights) need not be given. A witness is checked by its
+    The proof covers the batch and the options of the request for the plan: give the same ones. Options that the plan
+    itself holds (optimizer, accounting of memory, master weights) need not be given. A witness is checked by its
     numbers. The claim of a search by play is checked by searching its space again, without what that search found. A
     plan without either is not proven.
 

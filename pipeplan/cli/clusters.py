@@ -1,4 +1,4 @@
-"""Clusters on the command line: files, names that stand for one, and `pipeplan clusters`, which lists the names."""
+"""Clusters on the command line: files, names of known clusters, and `pipeplan clusters`, which lists the names."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,19 +24,19 @@ ClusterName = Annotated[
 ]
 
 LEAST_PLAUSIBLE = 10_000
-"""Fewer bytes, or bytes a second, are most likely meant as GB, and the command warns of them."""
+"""Smaller numbers of bytes, or bytes a second, were most likely meant as GB: the command warns of them."""
 
 
 def is_file(given: str) -> bool:
-    """Whether a file is meant: one that is there, or would be, by its suffix or its folder."""
+    """Whether the text names a file: an existing one, or one by its suffix or its folder."""
     path = Path(given)
     return path.is_file() or path.suffix == ".json" or path.name != given
 
 
 def read_cluster(given: str) -> Cluster:
-    """The cluster in a file, or that a name stands for. Raises InvalidInputError where it is neither.
+    """The cluster in a file or of a name. Raises InvalidInputError if it is neither.
 
-    Warns of a file whose figures look like gigabytes, on standard error.
+    Warns on standard error if the file's figures look like gigabytes.
     """
     if not is_file(given):
         return named_cluster(given)

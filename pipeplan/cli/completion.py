@@ -1,4 +1,4 @@
-"""Completion: what the shell offers for an option's value: names from the registries, and files that are there."""
+"""Completion: the values that the shell offers for an option: names from the registries, and existing files."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,7 +9,7 @@ Completer = Callable[[str], list[str]]
 
 
 def names(known: Iterable[str]) -> Completer:
-    """Offers those of the names that go on from what is typed."""
+    """Offers the names that begin with the typed text."""
     every = tuple(known)
     return lambda incomplete: [name for name in every if name.startswith(incomplete)]
 

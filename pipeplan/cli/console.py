@@ -44,7 +44,7 @@ MEANINGS = {
     CHANGED: "changed since it was looked at or locked, or not proven",
     INTERRUPTED: "interrupted",
 }
-"""What scripts learn from the exit status of any command; docs/ci.md has the same table."""
+"""The meaning of every command's exit status; docs/ci.md has the same table."""
 
 EPILOG = "Exit status: " + "; ".join(f"{status} {meaning.partition(':')[0]}" for status, meaning in MEANINGS.items())
 
@@ -59,16 +59,16 @@ STATUSES: dict[type[PipeplanError], int] = {
     ServiceError: UNREACHABLE,
     PipeplanError: FAILED,
 }
-"""Exit statuses by kind of error; of the kinds that an error has, the first counts."""
+"""Exit statuses by kind of error; if an error is of several kinds, the first counts."""
 
 MODULES = {
     "service": ("fastapi", "uvicorn", "sqlalchemy", "alembic", "jinja2", "prometheus_client"),
     "worker": ("torch", "transformers", "safetensors"),
 }
-"""What each extra brings, by the name that is imported."""
+"""The package that each extra installs, by its import name."""
 
 PIPED_WIDTH = 200
-"""Columns of a table where standard output is no terminal."""
+"""Columns of a table if standard output is not a terminal."""
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a command line that it cannot read. Typer exports only kinds of it, not the class itself."""
@@ -140,7 +140,10 @@ def require_extra(extra: Literal["service", "worker"], what: str = "this command
 
 
 def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table. What is not printable in a cell is escaped: a terminal might obey it, and names come from anywhere."""
+    """A table.
+
+    Unprintable characters in a cell are escaped: names come from anywhere, and a terminal might obey them.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading == "Plan")
@@ -154,7 +157,7 @@ def _printable(cell: str) -> str:
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table on standard output; what the cells hold is not markup."""
+    """Prints a table on standard output; cells are not markup."""
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
     console.print(table_of(headings, rows))
 

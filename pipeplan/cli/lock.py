@@ -1,4 +1,4 @@
-"""`pipeplan lock`: a plan with everything that it was made from in a file, for CI to hold on to, and its check."""
+"""`pipeplan lock`: writes a plan, with everything that it was made from, to a file for CI; and checks that file."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def lock(
 
 
 def _stored(service: "Client", plan_id: str) -> tuple[Plan, LockedQuestion]:
-    """A service's plan, and what it was asked for with."""
+    """A service's plan, and its request."""
     plan, request = service.plan(plan_id), service.plan_request(plan_id)
     asked = LockedQuestion(
         planner=request.planner,
@@ -79,7 +79,10 @@ def _stored(service: "Client", plan_id: str) -> tuple[Plan, LockedQuestion]:
 
 
 def is_lock(path: Path) -> bool:
-    """Whether the file is a lock, well-formed or not, and no plan. Raises InvalidInputError for no readable file."""
+    """Whether the file is a lock, well-formed or not, and not a plan.
+
+    Raises InvalidInputError if it is not readable.
+    """
     if path.suffix == FILE.suffix:
         return True
     text = read_text(path)
@@ -142,7 +145,7 @@ def check_lock(
     offline: bool,
     as_json: bool,
 ) -> None:
-    """Shows whether what a lock stands on has moved on; exit status 7 where it has.
+    """Shows whether the inputs of a lock have changed; exit status 7 if they have.
 
     The documents of today are those that are given, else those of the plan at which the alias points now, where a
     service is named, else those in the lock.
@@ -164,7 +167,7 @@ def check_lock(
 
 
 def _pointed_at(held: Lock, url: str | None, token: str | None) -> tuple[LockFinding, LockedQuestion]:
-    """Whether the alias points at the locked plan still, and what the plan at which it points was made from."""
+    """Whether the alias still points at the locked plan, and the request of the plan at which it points."""
     with service_at(url, token) as service:
         try:
             alias = service.alias(str(held.alias))

@@ -1,7 +1,7 @@
-"""Model: the profiles of `pipeplan solve --model`, which the worker estimates from datasheets and which are kept.
+"""Model: the profiles of `pipeplan solve --model`, which the worker estimates from datasheets and which are cached.
 
-The worker's profiler runs as a process, `python -m worker_agent profile --analytic`: the library knows no worker. What
-it writes is kept by content (`cli.profile_cache`): the same question starts no process again.
+The worker's profiler runs as a process, `python -m worker_agent profile --analytic`: the library does not import the
+worker. The profile is cached by content (`cli.profile_cache`): the same request starts no further process.
 """
 
 import signal
@@ -49,7 +49,7 @@ DTYPE = "float32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAsked:
-    """What a user says of a model in place of a profile; `keep` where profiles are kept and used again."""
+    """The options of a model instead of a profile; `keep`: profiles are cached."""
 
     model: str
     sequence_length: int | None
@@ -59,7 +59,7 @@ class ModelAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What the profiler is asked: all of the command line that decides what the profile holds."""
+    """The question to the profiler: all options that determine the profile."""
 
     model: str
     analytic: str
@@ -86,7 +86,9 @@ def model_asked(
     dtype: str | None,
     no_cache: bool = False,
 ) -> ModelAsked | None:
-    """What these options say of a model; None where there are profiles. Raises InvalidInputError unless it is one."""
+    """The model of these options; None if there are profiles. Raises InvalidInputError unless there is exactly one of
+    both.
+    """
     require(model is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
     if model is not None:
         parse_spec(model, field="model")
@@ -128,7 +130,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
 
 
 def profile_of(estimate: Estimate, *, keep: bool) -> Profile:
-    """The estimate's profile: the one that is kept, or a new one. Says on standard error which."""
+    """The estimate's profile, from the cache or new; standard error says which."""
     key = key_of(estimate) if keep else None
     kept = None if key is None else profile_cache.find(key)
     if kept is not None:
@@ -150,7 +152,10 @@ def profile_of(estimate: Estimate, *, keep: bool) -> Profile:
 
 
 def run_profiler(estimate: Estimate) -> str:
-    """The profile that the profiler writes. Where it writes none, the command ends with its words and its status."""
+    """The profile that the profiler writes.
+
+    If it writes none, the command ends with the profiler's message and status.
+    """
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -158,7 +163,7 @@ def run_profiler(estimate: Estimate) -> str:
     shown = console.status(sentence) if console.is_terminal else nullcontext()
     with shown, tempfile.TemporaryDirectory(prefix="pipeplan-model-") as folder:
         output = Path(folder) / "profile.json"
-        # -P: nothing in the user's folder stands in for a module; factories there are found all the same.
+        # -P: nothing in the user's folder replaces a module; factories there are still found.
         command = [sys.executable, "-P", "-m", "worker_agent", "profile", f"--output={output}"]
         command += estimate.flags
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
@@ -174,11 +179,11 @@ def run_profiler(estimate: Estimate) -> str:
 
 
 def key_of(estimate: Estimate) -> str | None:
-    """A hash of all that decides what the profile holds; None for a model that a user's own code makes.
+    """A hash of everything that determines the profile; None for a model of a user's own code.
 
     Beside the estimate these are the content of the model's config file, the device as it is known, the worker's own
-    code, which holds the datasheets, and the versions of what it runs on. What code of a user's would make is not known
-    before it runs.
+    code, which holds the datasheets, and the versions of what it runs on. What a user's code makes is not known before
+    it runs.
     """
     spec = parse_spec(estimate.model, field="model")
     if not (spec.is_hugging_face or spec.is_built_in):

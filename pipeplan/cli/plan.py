@@ -24,10 +24,10 @@ from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, is_short_id
 
-app = typer.Typer(no_args_is_help=True, help="Plans, asked for and read through a service.")
+app = typer.Typer(no_args_is_help=True, help="Plans of a service: made on request, and read.")
 
 WAIT_S = 2
-"""After so long a search becomes a job, whose progress is shown."""
+"""After this time a search becomes a job, whose progress is shown."""
 
 FORMAT_NAMES = ("torchrun", "slurm", "kubernetes", "megatron", "deepspeed", "torchtitan", "chrome-trace")
 
@@ -54,7 +54,7 @@ def create(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Asks a planner for the fastest plan that fits, and stores it. A long search shows how far it is."""
+    """Asks a planner for the fastest plan that fits, and stores it. A long search shows its progress."""
     from pipeplan.cli.plan_tables import show_reasons, show_solution
 
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype)
@@ -167,7 +167,7 @@ def list_plans(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists plans that pass all filters. The newest come first, or those of another order."""
+    """Lists plans that pass all filters, newest first or in another order."""
     from pipeplan.cli import plan_tables
 
     filters: dict[str, Any] = {
@@ -203,7 +203,7 @@ def compare(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows plans side by side. It says how much faster or slower each is than the first, and why."""
+    """Shows plans side by side: how much faster or slower each is than the first, and why."""
     from pipeplan.cli import plan_tables
 
     require(len(plan_ids) > 1, "ID", "must name at least two plans", plan_ids)
@@ -221,7 +221,7 @@ def compare(
 
 @app.command()
 def alternatives(plan_id: PlanId, url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
-    """Shows what a plan was chosen over, and why each of these lost."""
+    """Shows the alternatives to a plan, and why each lost."""
     from pipeplan.cli import plan_tables
 
     with service_at(url, token) as service:
@@ -248,7 +248,7 @@ def export(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Writes a plan for another system. What that system cannot express stands in the comments or notes."""
+    """Writes a plan for another system. Comments or notes list what that system cannot express."""
     require_one_of(FORMAT_NAMES, "format", format_name)
     with service_at(url, token) as service:
         text = service.export_plan(service.plan_id(plan_id), format_name, target_version)
@@ -256,7 +256,7 @@ def export(
 
 
 def _write(output: Path | None, text: str) -> None:
-    """To the file, or to standard output where none is named."""
+    """Writes to the file, or to standard output if none is named."""
     if output is None:
         typer.echo(text, nl=not text.endswith("\n"))
     else:

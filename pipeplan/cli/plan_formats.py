@@ -11,7 +11,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.errors import require
 
 GET_FORMATS = ("json", "yaml", "env", "torchrun")
-"""What `plan get --format` takes; torchrun is the service's export."""
+"""The formats of `plan get --format`; torchrun is the service's export."""
 
 
 def as_yaml(plan: Plan) -> str:
@@ -20,9 +20,10 @@ def as_yaml(plan: Plan) -> str:
 
 
 def as_env(plan: Plan) -> str:
-    """A line NAME=value each, for a shell's `source`, GitHub's GITHUB_ENV and GitLab's dotenv reports.
+    """One line NAME=value each, for a shell's `source`, GitHub's GITHUB_ENV and GitLab's dotenv reports.
 
-    No value needs quotes, which these read differently. Raises InvalidInputError for a plan whose names would.
+    No value needs quotes, because these readers treat quotes differently. Raises InvalidInputError for names that would
+    need them.
     """
     values: dict[str, object] = {
         "ID": content_id(plan),
@@ -67,7 +68,7 @@ def _lines(value: Any, indent: str = "") -> Iterator[str]:
     for head, inner in pairs:
         if isinstance(inner, dict | list) and inner:
             nested = list(_lines(inner, indent + "  "))
-            if head == "-":  # the first line of what it holds stands beside the dash
+            if head == "-":  # the first line of its content follows the dash
                 yield f"{indent}- {nested[0].lstrip()}"
                 yield from nested[1:]
             else:
@@ -78,7 +79,7 @@ def _lines(value: Any, indent: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """A text is quoted, with escapes for what does not print; a float has a point, or readers take it for a text."""
+    """A text is quoted, with escapes for unprintable characters; a float has a point, or readers take it for a text."""
     if isinstance(value, str):
         quoted = json.dumps(value, ensure_ascii=False)
         return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in quoted)

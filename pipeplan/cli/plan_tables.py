@@ -32,7 +32,7 @@ COLUMNS = 110
 """The width of the picture."""
 
 STEADY_EVENTS = 8
-"""How far the picture goes on after the pipeline has been filled."""
+"""How far the picture continues after the pipeline has been filled."""
 
 
 def show_solution(plan: Plan) -> None:
@@ -113,7 +113,7 @@ def show_plan(plan: Plan) -> None:
 
 
 def show_choices(plan: Plan) -> None:
-    """Why each degree has its value: what others would give."""
+    """Why each degree has its value: what other values would give."""
     rows = [
         (
             each.degree.replace("_", " "),
@@ -128,7 +128,7 @@ def show_choices(plan: Plan) -> None:
 
 
 def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """A row a stage; stages in a row that are alike share one."""
+    """One row for each stage; equal neighbouring stages share a row."""
     together: list[tuple[tuple[str, ...], list[int]]] = []
     for index, stage in enumerate(plan.stages):
         about = (
@@ -152,7 +152,7 @@ def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def show_list(page: Page[PlanSummary]) -> None:
-    """Plans, newest first, a row each."""
+    """Plans, newest first, one row each."""
     console = _console()
     if not page.items:
         console.print("no plans yet: `pipeplan plan create` makes one")
@@ -187,7 +187,7 @@ def show_list(page: Page[PlanSummary]) -> None:
 
 
 def show_comparison(plans: Sequence[Plan]) -> None:
-    """A row a plan, against the first."""
+    """One row for each plan, compared with the first."""
     headings = (
         "Plan",
         "Planner",
@@ -218,10 +218,10 @@ def show_comparison(plans: Sequence[Plan]) -> None:
 
 
 def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
-    """The same for scripts: the plans' documents, the speed of each against the first, and the fastest.
+    """The same for scripts: the plans' documents, each plan's speed relative to the first, and the fastest.
 
-    Speeds are played ones, None where one of the two was not played; the fastest of plans without any is the closed
-    form's.
+    Speeds are played ones, None if one of the two was not played. If no plan was played, the fastest is that of the
+    closed forms.
     """
     fastest = max(plans, key=lambda p: (p.throughput_samples_per_s or 0.0, p.closed_form.throughput_samples_per_s))
     return {
@@ -231,7 +231,7 @@ def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
 
 
 def show_reasons_of_speed(comparison: Comparison) -> None:
-    """A line a factor, of every plan but the first, and where the plans are not comparable."""
+    """One line for each factor of every plan but the first, and for each reason why the plans are not comparable."""
     console = _console()
     for speed in comparison.speeds[1:]:
         ratio = "" if speed.ratio is None else f" {speed.ratio:.2f}x"
@@ -243,7 +243,7 @@ def show_reasons_of_speed(comparison: Comparison) -> None:
 
 
 def show_alternatives(found: Alternatives) -> None:
-    """A row a configuration that was considered and lost."""
+    """One row for each configuration that was considered and lost."""
     console = _console()
     console.print(f"{found.configurations_considered:,} configurations considered")
     headings = ("Schedule", "Stages x replicas", "Microbatches", "Recompute", "Samples/s", "Memory", "Why it lost")

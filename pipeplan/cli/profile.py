@@ -17,7 +17,7 @@ app = typer.Typer(no_args_is_help=True, help="Profiles from other systems' files
 FORMATS = ("pipedream-graph",)
 
 UNKNOWN_DEVICE_BYTES = 16 * 2**30
-"""PipeDream's files do not name their device; its papers measured on GPUs of 16 GB. Plans look at the cluster's."""
+"""PipeDream's files do not name their device; its papers measured on GPUs of 16 GB. Planners use the cluster's."""
 
 
 @app.callback()

@@ -1,8 +1,9 @@
 """Profile cache: estimated profiles in the user's cache folder, found by what they were made from.
 
-    profiles/KEY.CONTENT.json    KEY: a hash of all that decides what the profile holds; CONTENT: of the file's text
+    profiles/KEY.CONTENT.json    KEY: a hash of everything that determines the profile; CONTENT: of the file's text
 
-A file is an ordinary profile. One whose text is not of its name does not count. All can be removed at any time.
+A file is an ordinary profile. A file whose text does not match its name is ignored. All files can be removed at any
+time.
 """
 
 import os
@@ -17,7 +18,7 @@ from pipeplan.errors import InvalidInputError
 
 
 def cache_folder() -> Path:
-    """Where this user's estimated profiles are."""
+    """The folder of this user's estimated profiles."""
     if sys.platform == "win32":
         folder = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     elif sys.platform == "darwin":
@@ -41,7 +42,9 @@ def find(key: str) -> tuple[Path, Profile] | None:
 
 
 def keep(key: str, text: str) -> Path:
-    """Puts a profile's text under a key, at once, and removes what else is there. Returns its file. Raises OSError."""
+    """Stores a profile's text under a key, atomically, and removes other files of the key. Returns its file. Raises
+    OSError.
+    """
     folder = cache_folder()
     path = folder / f"{key}.{text_id(text)}.json"
     folder.mkdir(parents=True, exist_ok=True)

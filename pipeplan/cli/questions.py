@@ -2,7 +2,7 @@
 
 `pipeplan smallest`: the fewest devices of a cluster that train at a given throughput.
 `pipeplan largest`: how large a model fits, by pipeline depth, schedule and recomputation.
-`pipeplan sweep`: the best plan for one value after the other of what may be varied, as a table.
+`pipeplan sweep`: the best plan for each of several values of one quantity, as a table.
 
 They share their flags, the problem from files, and a bar on standard error.
 """
@@ -42,10 +42,10 @@ CalibrationFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 MOST_DEPTHS = 64
-"""How many depths `largest` takes."""
+"""The most depths that `largest` takes."""
 
 MOST_VALUES = 1000
-"""How many values `sweep` takes."""
+"""The most values that `sweep` takes."""
 
 
 def read_problem(
@@ -62,7 +62,7 @@ def read_problem(
 
 
 def show_warnings(problem: PlanningProblem, *, err: bool = False) -> None:
-    """What its plans say of profiles that may not be of the cluster's devices."""
+    """Its plans' warnings about profiles that may not be of the cluster's devices."""
     for warning in problem.warnings:
         typer.echo(f"warning: {warning}", err=err)
 
@@ -74,7 +74,7 @@ def planner_named(name: str) -> Planner:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -99,10 +99,10 @@ def smallest(
     calibration: CalibrationFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Finds the fewest devices that reach a throughput. The exit status is 3 where the whole cluster does not.
+    """Finds the fewest devices that reach a throughput. The exit status is 3 if the whole cluster does not.
 
-    Devices are the cluster's first: 1, 2, ... of a server, then whole servers, and so on. Plans are judged by the
-    throughput of their streams, those that are too long to be played by the closed form's.
+    Devices are the cluster's first ones: 1, 2, ... of a server, then whole servers, and so on. Plans are judged by
+    their played throughput; plans that are too long to play, by the closed form's.
     """
     from pipeplan.cli.plan_tables import show_solution
 
@@ -153,7 +153,7 @@ def largest(
 ) -> None:
     """Finds the largest model that fits at every pipeline depth. It repeats blocks (PipeDream-2BW, figure 9).
 
-    Microbatches are of the size asked for, or the smallest measured. Exit status 3 where nothing fits.
+    Microbatches have the size asked for, or the smallest measured. Exit status 3 if nothing fits.
     """
     problem = read_problem(profile, cluster, batch_size, options, calibration)
     blocks = inner_blocks(problem.profile) if repeat is None else _blocks(repeat, len(problem.profile.blocks))
@@ -220,8 +220,8 @@ def sweep(
 ) -> None:
     """Plans for every value of one quantity.
 
-    It is the batch size, the number of devices, the outermost bandwidth or a device's memory. Exit status 3
-    where no value has a plan that fits.
+    It is the batch size, the number of devices, the outermost bandwidth or a device's memory. Exit status 3 if no value
+    has a plan that fits.
     """
     name, _, listed = over.partition("=")
     require(name in VARIED, "over", f"must be WHAT=VALUES, WHAT one of {', '.join(VARIED)}", over)

@@ -1,6 +1,6 @@
 """Reference: docs/cli.md, from the commands themselves: `python -m pipeplan.cli.reference > docs/cli.md`.
 
-Both commands are looked up as the package declares them: the library imports nothing of the worker.
+Both commands are found through the package's metadata: the library does not import the worker.
 """
 
 import re
@@ -43,7 +43,7 @@ def written() -> str:
 
 
 def _commands(path: str, group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Every command that runs something, with its whole name and the context that its help is made in."""
+    """Every command that runs something, with its full name and the context of its help."""
     for name, command in group.commands.items():
         within = command.make_context(name, [], parent=context, resilient_parsing=True)
         if hasattr(command, "commands"):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pipeplan.client.client import Client
 
 PATIENCE_S = 2.0
-"""How long a command asks again where no service answers, or one asks to come back: somebody waits for it."""
+"""How long a command retries if no service answers, or the service asks it to retry: somebody waits for it."""
 
 Url = Annotated[str | None, typer.Option("--url", help=f"The service; default: PIPEPLAN_URL, else {DEFAULT_URL}.")]
 Token = Annotated[
@@ -23,13 +23,13 @@ Cursor = Annotated[str | None, typer.Option(help="The next_cursor that the list 
 
 
 def service_at(url: str | None, token: str | None) -> "Client":
-    """The client that a command works with."""
+    """The client of a command."""
     from pipeplan.client.client import Client
 
     return Client(url, token, patience_s=PATIENCE_S)
 
 
 def tell_more(next_cursor: str | None) -> None:
-    """Says how to get what follows."""
+    """Prints how to get the next page."""
     if next_cursor is not None:
         typer.echo(f"more: --cursor {next_cursor}")

@@ -29,7 +29,7 @@ COLUMNS = 200
 """The width of the timeline's picture."""
 
 MAX_INSTRUCTIONS = 2_000_000
-"""Minutes and gigabytes at most: what is larger was hardly meant."""
+"""Minutes and gigabytes at most: larger values are most likely mistakes."""
 
 
 def simulate(
@@ -109,7 +109,7 @@ def _program(schedule: Schedule, stages: int, microbatches: int, batches: int, c
 
 
 def _document(program: Program, timeline: Timeline, *, microbatches: int, batches: int) -> dict[str, Any]:
-    # The most that a stage ever holds; of several chunks, the largest.
+    # The most that a stage ever holds; with several chunks, the largest.
     in_flight, weight_versions = [], []
     for stream in program.streams:
         parts = program.stage_streams(stream)

@@ -1,7 +1,7 @@
 """`pipeplan solve`: plans offline, from a profile in a file or from a model that is estimated (`cli.model`).
 
-Here is also what other commands that ask a planner share: the planners' options as flags (`takes_options`), and how
-far a search is, on standard error while it runs, where that is a terminal (`shown`, `waiting`).
+Other commands that ask a planner share the planners' options as flags (`takes_options`), and the progress of a search
+on standard error, if that is a terminal (`shown`, `waiting`).
 """
 
 import inspect
@@ -194,7 +194,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def shown() -> Iterator[Observer]:
-    """The observer to search with; nothing is shown where standard error is no terminal."""
+    """The observer of a search; it shows nothing if standard error is not a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -207,7 +207,7 @@ def shown() -> Iterator[Observer]:
 
 @contextmanager
 def waiting() -> Iterator[Callable[[Job], None]]:
-    """Shows how far a plan is that a service makes as a job, where standard error is a terminal."""
+    """Shows the progress of a plan that a service makes as a job, if standard error is a terminal."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -253,7 +253,7 @@ def solve(
         bool, typer.Option("--explain", help="For other engines: why each degree has its value.")
     ] = False,
 ) -> None:
-    """Finds the fastest plan that fits. Where none does, it says by how much (exit status 3).
+    """Finds the fastest plan that fits. If none does, it shows by how much (exit status 3).
 
     Costs come from --profile, measured or estimated before, or from --model, which is estimated now for the cluster's
     devices by their datasheets.

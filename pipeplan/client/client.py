@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE_S = 10.0
-"""How long a request is sent again that is safe to send again."""
+"""For how long a request that is safe to repeat is sent again."""
 
 
 def _named(method: Callable[..., Any], operation: Callable[..., Any], result: Any) -> None:
@@ -33,7 +33,7 @@ def _named(method: Callable[..., Any], operation: Callable[..., Any], result: An
 
 
 def _result(operation: Callable[..., Any]) -> Any:
-    """What an operation's steps end with, or its pages have."""
+    """The result type of an operation's steps, or of its pages' items."""
     kind = get_args(inspect.signature(operation).return_annotation)[-1]
     return None if kind is type(None) else kind
 
@@ -265,12 +265,12 @@ class AsyncClient:
 
 
 def _url(given: str | None) -> str:
-    """The URL that is given, or that of the environment."""
+    """The given URL, or that of the environment."""
     return given if given is not None else os.environ.get("PIPEPLAN_URL") or DEFAULT_URL
 
 
 def _token(given: str | None) -> str | None:
-    """The token that is given, or that of the environment: itself or in a file. Its text is in no error."""
+    """The given token, or that of the environment, as text or in a file. No error shows its text."""
     if given is not None:
         return given.strip() or None
     token, path = os.environ.get("PIPEPLAN_TOKEN"), os.environ.get("PIPEPLAN_TOKEN_FILE")

@@ -1,6 +1,6 @@
-"""Connection: the HTTP of all clients of the service, blocking and awaiting, by httpx.
+"""Connection: the HTTP of all clients of the service, blocking and asynchronous, by httpx.
 
-Both kinds perform the same operations (`client.exchange`), and know nothing else of what they carry.
+Both kinds perform the same operations (`client.exchange`), and know nothing about their content.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from pipeplan.errors import InvalidInputError, require
 from pipeplan.protocol.tokens import is_loopback
 
 TIMEOUT_S = 60.0
-"""A request that hears nothing for so long is given up."""
+"""A request without an answer for this time is given up."""
 
 LOG = logging.getLogger("pipeplan")
 
@@ -66,7 +66,7 @@ class Connection:
         self._client = httpx.Client(**settings, transport=self.transport)
 
     def run(self, steps: Steps[T]) -> T:
-        """Performs an operation. An interrupt is raised inside of it, which may send a last word."""
+        """Performs an operation. An interrupt is raised inside the operation, which may send a last request."""
         resume: Callable[[], Send | Pause] = partial(steps.send, None)
         while True:
             try:
@@ -80,16 +80,16 @@ class Connection:
                 resume = partial(steps.throw, error)
 
     def get(self, path: str, parameters: Parameters | None = None) -> bytes:
-        """The body of what is there."""
+        """The body of a resource."""
         return self.run(self.exchange.get(path, parameters))
 
     def post(self, path: str, body: str | None = None, *, patience_s: float | None = None) -> bytes:
-        """The answer to a JSON body; with a patience, one that the service takes once however often it is sent."""
+        """The answer to a JSON body; with a patience, to one that the service accepts only once, however often sent."""
         return self.run(self.exchange.post(path, body, patience_s=patience_s))
 
     @contextmanager
     def lines(self, path: str, headers: Mapping[str, str], *, silence_s: float) -> Iterator[Iterator[str]]:
-        """The lines of an answer as they come. Raises ServiceError if nothing comes for so long, or it breaks off."""
+        """The lines of an answer as they come. Raises ServiceError if nothing comes for this time, or it breaks off."""
         _require_open(self._client.is_closed, self.url)
         timeout = httpx.Timeout(self.timeout_s, read=silence_s)
         try:
@@ -137,7 +137,7 @@ class AsyncConnection:
         self._client = httpx.AsyncClient(**settings, transport=self.transport)
 
     async def run(self, steps: Steps[T]) -> T:
-        """Performs an operation. A cancellation is raised inside of it, which may send a last word."""
+        """Performs an operation. A cancellation is raised inside the operation, which may send a last request."""
         resume: Callable[[], Send | Pause] = partial(steps.send, None)
         while True:
             try:
@@ -154,7 +154,7 @@ class AsyncConnection:
     async def lines(
         self, path: str, headers: Mapping[str, str], *, silence_s: float
     ) -> AsyncIterator[AsyncIterator[str]]:
-        """The lines of an answer as they come. Raises ServiceError if nothing comes for so long, or it breaks off."""
+        """The lines of an answer as they come. Raises ServiceError if nothing comes for this time, or it breaks off."""
         _require_open(self._client.is_closed, self.url)
         timeout = httpx.Timeout(self.timeout_s, read=silence_s)
         try:
@@ -184,7 +184,7 @@ class AsyncConnection:
 
 
 def _settings(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
-    """What httpx's clients are made with. Raises InvalidInputError for no URL, or no token."""
+    """The arguments of httpx's clients. Raises InvalidInputError for an invalid URL or token."""
     rule = "must be a URL such as " + DEFAULT_URL
     try:
         base_url = httpx.URL(url)
@@ -194,7 +194,7 @@ def _settings(url: str, token: str | None, timeout_s: float) -> dict[str, Any]:
 
     headers = {}
     if token:
-        # A token that no header can hold is not shown in the error: it is a secret all the same.
+        # A token that no header can hold is still a secret: the error does not show it.
         plain = token.isascii() and token.isprintable() and " " not in token
         require(plain, "token", "must be a token as `pipeplan token create` shows it", "another text")
         headers["Authorization"] = f"Bearer {token}"

@@ -1,4 +1,4 @@
-"""Exchange: what the clients send, as data, and what they make of the answers, without any I/O.
+"""Exchange: the clients' requests as data, and the reading of the answers, without any I/O.
 
 An operation is a generator: it yields a `Send` or a `Pause`, is resumed with the outcome, and returns its result. A
 connection performs these steps, blocking or awaiting (`client.connection`): both have the same operations.
@@ -33,17 +33,17 @@ DEFAULT_URL = "http://127.0.0.1:8437"
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 NOT_NOW = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
-"""Answers that ask to come back."""
+"""Answers that ask the client to retry."""
 
 CACHE_BYTES = 32 * 2**20
-"""The most that a client keeps of answers that have an entity tag."""
+"""The most bytes of answers with an entity tag that a client keeps."""
 
 T = TypeVar("T")
 
 Parameters = Mapping[str, str | int | float | bool | list[str] | None]
 
 Again = Literal["always", "unless taken", "never"]
-"""When a request may be sent again: also if the service may have done it, only if it surely has not, or never."""
+"""When a request may be sent again: also if the service may have done it, only if it certainly has not, or never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """So many seconds in which nothing is sent."""
+    """A pause of so many seconds."""
 
     duration_s: float
 
@@ -76,7 +76,7 @@ class Received:
     took_s: float = 0.0
 
     def answers(self, send: Send) -> bool:
-        """Whether it is a success. The service never answers with a page: that comes from something in between."""
+        """Whether it is a success. The service never answers with a page: a page comes from a proxy."""
         if self.status == HTTPStatus.NOT_MODIFIED:
             return "If-None-Match" in send.headers
         return self.status < 300 and not self.headers.get("content-type", "").lower().startswith("text/html")
@@ -84,8 +84,8 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreached:
-    """No answer came, for this cause. `taken`: the request may have reached the service all the same. `passing`: it may
-    be another time; a certificate that is not trusted will not.
+    """No answer came, for this cause. `taken`: the request may have reached the service. `passing`: a retry may
+    succeed, unlike with a certificate that is not trusted.
     """
 
     cause: Exception
@@ -101,7 +101,9 @@ Steps = Generator[Send | Pause, Any, T]
 
 
 class AnswerCache:
-    """The last answers with an entity tag, by path and parameters: asked for again with it, they are not sent again."""
+    """The last answers with an entity tag, by path and parameters. A repeated request sends the tag, and the service
+    does not send the body again.
+    """
 
     def __init__(self, most_bytes: int = CACHE_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -118,7 +120,7 @@ class AnswerCache:
             return found
 
     def keep(self, key: str, answer: Received) -> None:
-        """Keeps an answer; those that were not asked for the longest make room for it."""
+        """Keeps an answer; the least recently used ones make room for it."""
         with self._lock:
             before = self._answers.pop(key, None)
             self._held_bytes -= len(before.content) if before is not None else 0
@@ -142,7 +144,7 @@ class ServiceExchange:
     cache: AnswerCache = field(default_factory=AnswerCache)
 
     def get(self, path: str, parameters: Parameters | None = None) -> Steps[bytes]:
-        """The body of what is there, from memory where the service says that it is the same still."""
+        """The body of a resource, from memory if the service reports that it has not changed."""
         given = {key: value for key, value in (parameters or {}).items() if value is not None}
         send = Send(method="GET", path=path, parameters=given)
         key = f"{path}?{sorted(given.items())}"
@@ -164,8 +166,8 @@ class ServiceExchange:
         key: str | None = None,
         patience_s: float | None = None,
     ) -> Steps[bytes]:
-        """The answer to a JSON body, which is sent again only under an idempotency key, or with a patience of its own:
-        then whoever calls knows that the service takes this body once.
+        """The answer to a JSON body. It is sent again only under an idempotency key, or with a patience of its own: the
+        caller then knows that the service accepts this body only once.
         """
         content = {"Content-Type": "application/json"} if body is not None else {}
         keyed = {"Idempotency-Key": key} if key is not None else {}
@@ -174,16 +176,16 @@ class ServiceExchange:
         return (yield from self._answer(send, again=again, patience_s=patience_s)).content
 
     def put(self, path: str, body: str, *, headers: Mapping[str, str] | None = None) -> Steps[bytes]:
-        """The answer to a JSON body that is to stand under the path."""
+        """The answer to a JSON body that is stored under the path."""
         send = Send(method="PUT", path=path, body=body, headers={"Content-Type": "application/json", **(headers or {})})
         return (yield from self._answer(send, again="unless taken" if headers else "always")).content
 
     def delete(self, path: str, *, headers: Mapping[str, str] | None = None) -> Steps[None]:
-        """Takes away what is there."""
+        """Deletes a resource."""
         yield from self._answer(Send(method="DELETE", path=path, headers=headers or {}), again="unless taken")
 
     def error_of(self, outcome: Outcome) -> PipeplanError:
-        """The error that an outcome without success stands for."""
+        """The error of an outcome without success."""
         if isinstance(outcome, Received):
             return _error_in(outcome)
         cause = str(outcome.cause) or type(outcome.cause).__name__
@@ -218,7 +220,7 @@ class ServiceExchange:
 
 @contextmanager
 def promised(what: str) -> Iterator[None]:
-    """Raises ServiceError where the block finds that an answer is not what the service promises."""
+    """Raises ServiceError if the block finds that an answer is not what the service promises."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as error:  # InvalidInputError is a ValueError
@@ -228,13 +230,13 @@ def promised(what: str) -> Iterator[None]:
 
 
 def answered(kind: type[T], content: bytes) -> T:
-    """What an answer describes. Raises ServiceError where it is something else."""
+    """The document of an answer. Raises ServiceError if it is something else."""
     with promised(kind.__name__):
         return parse(kind, content)
 
 
 def _retry_after_s(outcome: Outcome) -> float:
-    """How long the service asks to wait; 0 where it does not say so in seconds."""
+    """How long the service asks to wait; 0 if it does not say so in seconds."""
     text = outcome.headers.get("retry-after", "") if isinstance(outcome, Received) else ""
     return float(text) if text.isascii() and text.isdigit() else 0.0
 

@@ -1,6 +1,6 @@
-"""Operations: everything that the service can be asked, once for both clients.
+"""Operations: every request to the service, once for both clients.
 
-Each is a method that yields requests and returns what they give (`client.exchange`); lists and streams of events are
+Each is a method that yields requests and returns their result (`client.exchange`); lists and streams of events are
 read item by item (`client.reading`).
 """
 
@@ -50,15 +50,15 @@ from pipeplan.protocol.tokens import Whoami
 T = TypeVar("T")
 
 POLL_S = 0.3
-"""Between two looks at a job."""
+"""Seconds between two looks at a job."""
 
 ENDED = ("succeeded", "failed", "cancelled", "dead")
-"""The states in which a job stays."""
+"""The final states of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer:
-    """What a planner answered: a plan with its id, or the reasons why none fits."""
+    """A planner's answer: a plan with its id, or the reasons why none fits."""
 
     answer: Answer
     plan_id: str | None
@@ -193,7 +193,7 @@ class Operations:
         return answered(Comparison, (yield from self.exchange.get("/v1/plans/compare", {"id": plan_ids})))
 
     def plan_alternatives(self, plan_id: str) -> Steps[Alternatives]:
-        """What a plan was chosen over, and why."""
+        """The alternatives to a plan, and why each lost."""
         return answered(Alternatives, (yield from self.exchange.get(f"/v1/plans/{_part(plan_id)}/alternatives")))
 
     def export_plan(self, plan_id: str, format_name: str, target_version: str | None = None) -> Steps[str]:
@@ -213,7 +213,7 @@ class Operations:
         return answered(Alias, (yield from self.exchange.put(_alias_path(name), body, headers=headers)))
 
     def alias(self, name: str) -> Steps[Alias]:
-        """Where an alias points."""
+        """An alias, with the plan at which it points."""
         return answered(Alias, (yield from self.exchange.get(_alias_path(name))))
 
     def aliases(
@@ -223,7 +223,7 @@ class Operations:
         return self._pages(Alias, "/v1/aliases", query or AliasQuery(), limit, cursor)
 
     def alias_history(self, name: str, *, limit: int | None = None, cursor: str | None = None) -> Pages[AliasMove]:
-        """What an alias pointed at, the latest first."""
+        """The plans at which an alias has pointed, the latest first."""
         return self._pages(AliasMove, f"{_alias_path(name)}/history", ListQuery(), limit, cursor)
 
     def delete_alias(self, name: str, *, if_version: int | None = None) -> Steps[None]:
@@ -231,7 +231,7 @@ class Operations:
         yield from self.exchange.delete(_alias_path(name), headers=_matching(if_version))
 
     def plan_streams(self, plan_id: str, *, batches: int = 1) -> Steps[Streams]:
-        """What every worker executes."""
+        """The instructions of every worker."""
         path = f"/v1/plans/{_part(plan_id)}/streams"
         return answered(Streams, (yield from self.exchange.get(path, {"batches": batches})))
 
@@ -284,7 +284,7 @@ class Operations:
         while_waiting: Callable[[], None] | None = None,
         timeout_s: float | None = None,
     ) -> Steps[Job]:
-        """Waits until the job has ended, in whichever state. `on_progress` is called with every change.
+        """Waits until the job has ended, in any state. `on_progress` is called with every change.
 
         `while_waiting` is called at every look, and may raise to end the waiting. Raises ServiceError once the
         timeout is over. In both cases the job goes on.
@@ -343,7 +343,7 @@ class Operations:
     def _post(
         self, path: str, body: str | None = None, *, headers: dict[str, str] | None = None, key: str | None = None
     ) -> Steps[bytes]:
-        """Under the caller's key or one made for this call: sent again, it has no second effect."""
+        """Sends under the caller's key, or one made for this call: a repetition has no second effect."""
         return self.exchange.post(path, body, headers=headers, key=key or uuid.uuid4().hex)
 
     def _pages(self, item: type[T], path: str, query: ListQuery, limit: int | None, cursor: str | None) -> Pages[T]:
@@ -375,7 +375,7 @@ class Operations:
 
 
 def _part(text: str) -> str:
-    """Text as one part of a path."""
+    """The text as one segment of a path."""
     return quote(text, safe="")
 
 

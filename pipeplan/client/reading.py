@@ -1,6 +1,6 @@
-"""Reading: lists and streams of events, item by item, for programs that block and for those that await.
+"""Reading: lists and streams of events, item by item, for blocking and for asynchronous programs.
 
-`Pages` and `Following` know what is asked next, and what an answer changes; the iterators do it with a connection.
+`Pages` and `Following` know the next request, and what an answer changes; the iterators send it over a connection.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from pipeplan.protocol.runs import Event, events_in
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
-"""After so long without an event, a stream that breaks off is an error."""
+"""After this time without an event, a stream that breaks off is an error."""
 
 SILENCE_S = 45.0
-"""A stream of events that says nothing for so long is broken: it says something three times as often."""
+"""A stream of events that sends nothing for this time is broken: the service sends something three times as often."""
 
 AGAIN_S = 0.3
-"""Before a stream of events that broke off is asked for again."""
+"""The pause before a broken stream of events is requested again."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Pages(Generic[T]):
-    """A list, asked for a page at a time: `limit` items of it, all where there is none.
+    """A list, requested a page at a time: `limit` items of it, or all.
 
-    `next_cursor` asks for what follows the items taken so far once `held` is empty; None at the list's end.
+    `next_cursor` requests the items after those taken so far, once `held` is empty; None at the list's end.
     """
 
     fetch: Callable[[int, str | None], Steps[Page[T]]]
@@ -42,7 +42,7 @@ class Pages(Generic[T]):
     begun: bool = False
 
     def more(self) -> Steps[bool]:
-        """Holds another item, where there is one: a page of the service may be empty and have others after it."""
+        """Holds another item, if there is one: a page of the service may be empty and have others after it."""
         while not self.held:
             if self.limit == 0 or (self.begun and self.next_cursor is None):
                 return False
@@ -65,15 +65,15 @@ class Following:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the next connection asks with."""
+        """The parameters of the next connection."""
         return {"Last-Event-ID": str(self.after)}
 
     def heard(self, event: Event) -> None:
-        """Notes what has come: a stream that breaks off goes on after it."""
+        """Records what has come: a broken stream continues after it."""
         self.after, self.ended, self.heard_s = event.number, event.ends, time.monotonic()
 
     def broke(self, error: ServiceError) -> None:
-        """Raises the error if nothing was heard for too long."""
+        """Raises the error if no event came for too long."""
         if time.monotonic() - self.heard_s > PATIENCE_S:
             raise error
 

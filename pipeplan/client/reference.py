@@ -73,7 +73,7 @@ def _own(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _signed(name: str, called: Callable[..., Any]) -> str:
-    """How it is called: types without their modules, and without what only tests give."""
+    """The signature: types without their modules, and without arguments for tests."""
     signature = inspect.signature(called)
     kept = [one for one in signature.parameters.values() if one.name not in ("self", "transport", "clock")]
     text = str(signature.replace(parameters=kept))

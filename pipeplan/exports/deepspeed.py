@@ -22,7 +22,7 @@ _PRECISIONS = {"bfloat16": {"bf16": {"enabled": True}}, "float16": {"fp16": {"en
 
 
 _PIPELINED = ("none", "optimizer")
-"""What of the states PipelineModule's replicas may share."""
+"""The states that PipelineModule's replicas may share."""
 
 _PIPELINE_NOTES = (
     "`config` is DeepSpeed's configuration; num_stages and activation_checkpoint_interval are PipelineModule's.",
@@ -75,7 +75,7 @@ def write(source: ExportSource) -> str:
 
 
 def pipeline_of(source: ExportSource, width: int) -> dict[str, Any]:
-    """What PipelineModule is given. Its topology has tensor groups innermost, then replicas, then stages."""
+    """The arguments of PipelineModule. Its topology has tensor groups innermost, then replicas, then stages."""
     plan, tensor = source.plan, source.plan.form.tensor
     longest = max(stage.stop - stage.start for stage in plan.stages)
     return {

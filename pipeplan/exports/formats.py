@@ -10,7 +10,7 @@ from pipeplan.simulation.predict import predict
 from pipeplan.simulation.trace import chrome_trace
 
 BATCHES = 2
-"""The batches that a trace shows."""
+"""The number of batches in a trace."""
 
 
 def write_chrome_trace(source: ExportSource) -> str:
@@ -20,9 +20,9 @@ def write_chrome_trace(source: ExportSource) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """How an export is made, what it is sent as, and what its file is called.
+    """How an export is made, its media type, and the name of its file.
 
-    `versions` are the formats for the target's versions, where these read different files; the first of them is the
+    `versions` are the formats for the target's versions, if these read different files; the first of them is the
     format itself.
     """
 
@@ -51,7 +51,7 @@ FORMATS = {
 
 
 def format_named(name: str, target_version: str | None = None) -> Format:
-    """The format, for a version of its target. Raises InvalidInputError for what does not exist."""
+    """The format, for a version of its target. Raises InvalidInputError for an unknown format or version."""
     require_one_of(FORMATS, "format", name)
     chosen = FORMATS[name]
     if target_version is None:

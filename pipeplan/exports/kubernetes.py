@@ -78,7 +78,7 @@ _GPUS = """          resources:
 
 
 def write(source: ExportSource) -> str:
-    """The manifests. Raises InvalidInputError where the plan cannot be executed so."""
+    """The manifests. Raises InvalidInputError if the plan cannot be executed in this way."""
     require_chain(source)
     nodes = nodes_of(source)
     on_cpu = "cpu" in source.cluster.device.name.lower()

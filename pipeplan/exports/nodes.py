@@ -30,7 +30,7 @@ fi"""
 RUN = """--plan "$PLAN_FILE" --model "$MODEL" --data "$DATA" --steps "$STEPS" \\
   --seed "${SEED:-0}" --out "$OUT" \\
   ${LEARNING_RATE:+--learning-rate "$LEARNING_RATE"}"""
-"""The arguments of `pipeplan-agent run` that the settings make."""
+"""The arguments of `pipeplan-agent run` that the environment sets."""
 
 _TOGETHER = """: "${{MASTER_ADDR:?name the node of rank 0}}"
 NODE_RANK="${{NODE_RANK:-${{SLURM_NODEID:-${{JOB_COMPLETION_INDEX:-}}}}}}"
@@ -50,7 +50,7 @@ srun --ntasks-per-node=1 --kill-on-bad-exit=1 \\
 
 
 def commented(lines: list[str]) -> str:
-    """Comment lines of a shell script, YAML, TOML or Python: one each, with escapes for what does not print."""
+    """Comment lines of a shell script, YAML, TOML or Python: one for each text, with unprintable characters escaped."""
     return "".join(f"# {printable(line)}\n" for line in lines)
 
 
@@ -62,8 +62,8 @@ def printable(text: str) -> str:
 def settings_of(source: ExportSource) -> str:
     """Lines that take MODEL, DATA, STEPS and OUT from the environment, or refuse to go on.
 
-    MODEL has a default only where every agent builds the model from pipeplan's own code. Code that a document names
-    otherwise runs only if whoever starts the script names it too.
+    MODEL has a default only where every agent builds the model from pipeplan's own code. Other code that a document
+    names runs only if the user who starts the script names it too.
     """
     spec = source.spec
     if spec is not None and spec.is_built_in:
@@ -106,7 +106,7 @@ def require_chain(source: ExportSource) -> None:
 
 
 def nodes_of(source: ExportSource) -> int:
-    """How many nodes the plan's workers take. Raises InvalidInputError where they cannot be spread evenly."""
+    """How many nodes the plan's workers take. Raises InvalidInputError if they cannot be spread evenly."""
     workers, a_node = source.plan.workers, source.devices_a_node
     if workers <= a_node:
         return 1
@@ -119,7 +119,7 @@ def nodes_of(source: ExportSource) -> int:
 
 
 def notes_of(source: ExportSource, arguments: str) -> list[str]:
-    """What must be known before the start; `arguments` says where the command's options go."""
+    """The comments on what to set before the start; `arguments` says where the command's options go."""
     nodes = nodes_of(source)
     spec = source.spec
     required = "DATA and STEPS" if spec is not None and spec.is_built_in else "MODEL, DATA and STEPS"
@@ -134,7 +134,7 @@ def notes_of(source: ExportSource, arguments: str) -> list[str]:
 
 
 def write_torchrun(source: ExportSource) -> str:
-    """The script. Raises InvalidInputError where the plan cannot be executed so."""
+    """The script. Raises InvalidInputError if the plan cannot be executed in this way."""
     require_chain(source)
     notes = commented([*source.heading, *notes_of(source, "The script's arguments")])
     body = "set -euo pipefail\n" + settings_of(source) + 'PLAN_FILE="$(mktemp)"\n' + plan_file(source)
@@ -142,7 +142,7 @@ def write_torchrun(source: ExportSource) -> str:
 
 
 def write_slurm(source: ExportSource) -> str:
-    """The script. Raises InvalidInputError where the plan cannot be executed so."""
+    """The script. Raises InvalidInputError if the plan cannot be executed in this way."""
     require_chain(source)
     nodes = nodes_of(source)
     options = [f"--job-name=pipeplan-{source.short_id}", f"--nodes={nodes}", "--ntasks-per-node=1"]

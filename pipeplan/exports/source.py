@@ -40,7 +40,7 @@ class ExportSource:
 
     @property
     def spec(self) -> Spec | None:
-        """The SPEC of the plan's model; None where the profile has none that could be read."""
+        """The SPEC of the plan's model; None if the profile has none that can be read."""
         try:
             return parse_spec(self.plan.model.spec or "", field="model")
         except InvalidInputError:
@@ -48,7 +48,7 @@ class ExportSource:
 
     @property
     def tied(self) -> bool | None:
-        """Whether the embedding and the head share weights; None where the SPEC does not say."""
+        """Whether the embedding and the head share weights; None if the SPEC does not say."""
         spec = self.spec
         return bool(spec.options.get("tie_word_embeddings", False)) if spec and spec.is_hugging_face else None
 
@@ -102,15 +102,15 @@ def layers_of(source: ExportSource) -> tuple[tuple[Layers, ...], list[str]]:
 
 
 def require_engine(source: ExportSource, target: str, *engines: str) -> None:
-    """Raises InvalidInputError for a plan that is for none of these engines: it would not be the same there."""
+    """Raises InvalidInputError for a plan that is for none of these engines: it would be another plan there."""
     rule = f"cannot be {target} for a plan that is made for the engine {source.plan.engine}"
     require(source.plan.engine in engines, "format", rule, source.plan.engine)
 
 
 def require_grid(source: ExportSource, target: str, engine: str) -> int:
-    """The replicas of every stage. Raises InvalidInputError where they differ: the target knows one number for all.
+    """The replicas of every stage. Raises InvalidInputError if they differ: the target has one number for all.
 
-    `engine`: the one whose plans the target trains as they are; of others it takes those of our runtime.
+    `engine`: the one whose plans the target trains unchanged; it also accepts plans for our runtime.
     """
     require_engine(source, target, OUR_RUNTIME, engine)
     width = source.plan.width
@@ -134,7 +134,9 @@ def require_grid(source: ExportSource, target: str, engine: str) -> int:
 def grid_notes(
     source: ExportSource, engine: str, *, runs: tuple[str, ...] = ("1f1b", "data-parallel", "1f1b-interleaved")
 ) -> list[str]:
-    """What the engine cannot take from the plan. It runs these schedules, 1F1B for all others, and equal pipelines."""
+    """Notes on what the engine cannot take over from the plan. It runs these schedules, 1F1B instead of all others, and
+    equal pipelines.
+    """
     plan = source.plan
     notes = []
     if plan.schedule not in runs:

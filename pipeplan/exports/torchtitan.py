@@ -19,7 +19,7 @@ from pipeplan.exports.source import ExportSource, Layers, grid_notes, layers_of,
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
 _RESHARD = {"weights": "always", "gradients": "never"}
-"""By sharding. In a pipeline weights stay whole until a batch ends, whatever is shared out."""
+"""By sharding. In a pipeline, weights stay whole until a batch ends, whatever is sharded."""
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b-interleaved": "Interleaved1F1B"}
 
@@ -61,11 +61,11 @@ def with_plan(config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What torchtitan is to do, whatever its settings are called.
+    """What torchtitan should do, independent of the names of its settings.
 
-    Beside a pipeline its replicas are FSDP's shards: torchtitan has no DDP there. So are those of a plan for FSDP,
-    which says also when weights are shared out again (`reshard`), in what they are computed with (`computes_in`), and
-    whether shares and optimizer are on the host.
+    With a pipeline its replicas are FSDP's shards: torchtitan has no DDP there. So are those of a plan for FSDP, which
+    also says when weights are resharded (`reshard`), the type of the compute (`computes_in`), and whether shards and
+    optimizer are on the host.
     """
 
     notes: tuple[str, ...]
@@ -115,7 +115,7 @@ class _Job:
 
 
 def write_toml(source: ExportSource) -> str:
-    """The file. Raises InvalidInputError for what torchtitan has no setting for."""
+    """The file. Raises InvalidInputError for anything without a setting in torchtitan."""
     job = _job(source)
     rule = "cannot be torchtitan 0.2, where tensor parallelism always shares tokens as well (sequence parallelism)"
     require(job.tensor == 1 or job.sequence_parallel, "format", rule, f"tensor {job.tensor}")
@@ -152,7 +152,7 @@ def write_toml(source: ExportSource) -> str:
 
 
 def write_python(source: ExportSource) -> str:
-    """The module. Raises InvalidInputError for what torchtitan has no setting for."""
+    """The module. Raises InvalidInputError for anything without a setting in torchtitan."""
     job = _job(source)
     notes = [
         *job.notes,

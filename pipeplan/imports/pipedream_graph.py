@@ -136,7 +136,7 @@ def _require(condition: bool, number: int, rule: str, value: object) -> None:
 
 
 def implied_microbatch_size(graph: ParsedGraph, dtype: str) -> int:
-    """The minibatch that the file was measured with. Raises InvalidInputError where the file does not tell one size.
+    """The minibatch that the file was measured with. Raises InvalidInputError if the file does not imply one size.
 
     Two outputs have the minibatch and the model's own sizes as their only dimensions: what is flattened into rows for
     a `Linear`, minibatch x in_features; and the state of a recurrent layer, layers x minibatch x hidden size.
@@ -150,7 +150,7 @@ def implied_microbatch_size(graph: ParsedGraph, dtype: str) -> int:
 
 
 def _of_minibatches(graph: ParsedGraph, element_bytes: int) -> Iterator[tuple[float, int]]:
-    """The numbers of a tensor whose dimensions are known, and how many of them belong to a sample."""
+    """How many numbers a tensor with known dimensions has, and how many of them belong to a sample."""
     for node in graph.nodes.values():
         if linear := _LINEAR.fullmatch(node.description):
             for source in (graph.nodes[name] for name in graph.reads[node.name]):
@@ -172,9 +172,9 @@ def import_pipedream_graph(
 ) -> Profile:
     """The profile of a graph file; one measurement a block, at the size that the file was measured with.
 
-    `microbatch_size` None stands for the size that the file implies. Blocks stand in the order of
-    `pipeplan.costs.graph.line_of`. With `single_tensor` the profile is a chain, whose blocks are what lies between two
-    places that one tensor crosses. Raises InvalidInputError for what is not such a file, naming the line where it can.
+    `microbatch_size` None stands for the size that the file implies. Blocks are in the order of
+    `pipeplan.costs.graph.line_of`. With `single_tensor` the profile is a chain, whose blocks merge everything between
+    two places that one tensor crosses. Raises InvalidInputError for any other file, with the line if possible.
     """
     graph = parse_graph(text)
     size = implied_microbatch_size(graph, dtype) if microbatch_size is None else microbatch_size

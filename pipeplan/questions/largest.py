@@ -26,7 +26,7 @@ KINDS = (
 """Schedules, each with or without recomputation."""
 
 MOST_BLOCKS = 4096
-"""Larger models are not looked for: the answer is then that this many fit."""
+"""Larger models are not tried: the answer is then that this many blocks fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class LargestSize:
 
 
 def inner_blocks(profile: Profile) -> range:
-    """What is repeated by default: all blocks but the first and the last, or all where there are no others."""
+    """The blocks repeated by default: all but the first and the last, or all if there are no others."""
     blocks = len(profile.blocks)
     return range(1, blocks - 1) if blocks > 2 else range(blocks)
 
 
 def repeated(profile: Profile, inner: range, times: int) -> Profile:
-    """The profile with its inner blocks so many times, one round after the other."""
+    """The profile with its inner blocks repeated so many times, one round after another."""
     blocks = profile.blocks
     first, last = blocks[: inner.start], blocks[inner.stop :]
     rounds = [
@@ -68,11 +68,11 @@ def largest(
     depths: Sequence[int],
     progress: Progress = lambda done, total: None,
 ) -> tuple[LargestSize, ...]:
-    """For every depth and kind the most repetitions that fit. They are bisected: a larger model never fits more easily.
+    """The most repetitions that fit, for every depth and kind, by bisection: a larger model never fits more easily.
 
     `planner` must take `schedule`, `stages` and `recompute`, as PipeDream-2BW's does. A pipeline of depth d has d
-    devices of the cluster's type; more replicas of it would hold the same. Raises InvalidInputError for what the
-    planner refuses at every depth.
+    devices of the cluster's type; more replicas of it would hold the same. Raises InvalidInputError if the planner
+    refuses every depth.
     """
     require(problem.profile.edges is None, "profile.edges", "must not be there: repeated blocks make a chain", "edges")
     rule = f"must be some of the {len(problem.profile.blocks)} blocks"

@@ -23,18 +23,18 @@ from pipeplan.planners.solve import solve
 from pipeplan.questions.changes import differences, flat, profile_changes
 
 SCHEMA_VERSION = 1
-"""Of the lock's document."""
+"""The version of the lock's document."""
 
 MOST_CHANGES = 30
 """The most lines of one finding's difference."""
 
 TOLERANCE, GAIN = 0.05, 0.02
-"""The thresholds unless others are given."""
+"""The default thresholds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedQuestion:
-    """What the planner was asked when the plan was made, with the documents."""
+    """The request for the plan, with its documents."""
 
     planner: str
     batch_size: int
@@ -48,7 +48,7 @@ class LockedQuestion:
 
     @property
     def problem(self) -> PlanningProblem:
-        """It as planners take it. Raises InvalidInputError for documents that do not go together."""
+        """The problem for planners. Raises InvalidInputError for documents that do not match."""
         return PlanningProblem(
             profile=self.profile,
             cluster=self.cluster,
@@ -61,9 +61,10 @@ class LockedQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """A plan that is pinned: `ids` are the hashes of its documents, by what they are, as they were written down.
+    """A pinned plan: `ids` are the recorded hashes of its documents, by kind.
 
-    `alias` is the name that pointed at it. `derived` is what the document says beside the plan: its depth, its price.
+    `alias` is the name that pointed at it. `derived` holds the derived values in the plan's document: its depth, its
+    price.
     """
 
     alias: str | None
@@ -75,7 +76,9 @@ class Lock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockFinding:
-    """One thing that was looked at: `holds`, `detail` says how or what is wrong, `changes` are lines of a diff."""
+    """One finding of the check: whether it `holds`, `detail` with how or what is wrong, and `changes`, the lines of a
+    diff.
+    """
 
     what: str
     holds: bool
@@ -85,7 +88,7 @@ class LockFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """From when on a change counts: of measured times and speeds, and of a better plan's throughput, as fractions."""
+    """The smallest changes that count, as fractions: of measured times and speeds, and of a better throughput."""
 
     tolerance: float = TOLERANCE
     gain: float = GAIN
@@ -96,7 +99,7 @@ class Thresholds:
 
 
 def ids_of(plan: Plan, asked: LockedQuestion) -> dict[str, str | None]:
-    """The hashes of a lock's documents, by what they are."""
+    """The hashes of a lock's documents, by kind."""
     found: dict[str, str | None] = {"plan_id": content_id(plan), "profile_id": content_id(asked.profile)}
     for number, other in enumerate(asked.other_profiles, 1):
         found[f"other_profile_id_{number}"] = content_id(other)
@@ -110,9 +113,9 @@ def ids_of(plan: Plan, asked: LockedQuestion) -> dict[str, str | None]:
 
 
 def whole(lock: Lock, derived: Mapping[str, object]) -> LockFinding:
-    """Whether the lock is as it was written: its hashes are those of its documents, which are the plan's.
+    """Whether the lock is as it was written: its hashes must be those of its documents, and these the plan's.
 
-    `derived` is what a document says today beside such a plan. Its price is played again.
+    `derived` holds the values that a document derives from such a plan today. The price is played again.
     """
     plan, now = lock.plan, ids_of(lock.plan, lock.asked)
     if "question_id" not in lock.ids:  # of a lock from before there was one
@@ -147,7 +150,7 @@ def moved_on(lock: Lock, now: LockedQuestion, thresholds: Thresholds) -> tuple[L
 
 
 def plan_changes(then: Plan, now: Plan) -> tuple[str, ...]:
-    """What two plans do differently, as lines of a diff."""
+    """The differences of two plans, as lines of a diff."""
     return tuple(differences(_facts(then), _facts(now)))
 
 
@@ -160,11 +163,11 @@ def _compared(what: str, changes: Sequence[str]) -> LockFinding:
 
 
 def _better_plan(lock: Lock, now: LockedQuestion, gain: float) -> LockFinding:
-    """Asks the planner again; the locked plan is played with today's costs, where its own can be computed again."""
+    """Asks the planner again. The locked plan is played with today's costs, if its own costs can be computed again."""
     what = "better plan"
     try:
         found = solve(now.planner, now.problem)
-    except InvalidInputError as error:  # the documents of today do not go together, or not with the options
+    except InvalidInputError as error:  # today's documents do not match each other, or the options
         detail = f"the planner {now.planner} cannot be asked any more: {error}"
         return LockFinding(what=what, holds=False, detail=detail)
     if isinstance(found, Infeasible):
@@ -186,7 +189,7 @@ def _better_plan(lock: Lock, now: LockedQuestion, gain: float) -> LockFinding:
 
 
 def _repriced(lock: Lock, now: LockedQuestion) -> Plan | None:
-    """The locked plan with the costs of other documents, played; None where its costs cannot be computed again."""
+    """The locked plan with the costs of other documents, played; None if its costs cannot be computed again."""
     plan, then, after = lock.plan, lock.asked.problem.corrected, now.problem.corrected
     alike = len(after.profile.blocks) == plan.stages[-1].stop and after.cluster.devices == then.cluster.devices
     one_type = len(then.cluster.types) == len(after.cluster.types) == 1
@@ -195,7 +198,7 @@ def _repriced(lock: Lock, now: LockedQuestion) -> Plan | None:
     if plan.microbatch_size not in after.profile.microbatch_sizes:
         return None
     if costs_of(plan, then.profile, then.cluster) != plan.costs:
-        return None  # it was asked for with options that its costs depend on, and that a plan does not hold
+        return None  # its costs depend on options of its request that a plan does not hold
     repriced = replace(plan, costs=costs_of(plan, after.profile, after.cluster))
     return replace(repriced, simulated=play(repriced))
 

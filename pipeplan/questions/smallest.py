@@ -12,15 +12,15 @@ from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require, require_am
 from pipeplan.planners.problem import Planner, PlanningProblem
 
 Progress = Callable[[int, int], None]
-"""Called with how many questions are answered, of how many."""
+"""Called with the number of answered questions, and the total."""
 
 _ROUNDING = 1e-9
 
 
 def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
-    """By their number of devices: 1, 2, ... within a server, then whole servers, and so on outwards.
+    """The sub-clusters by their number of devices: 1, 2, ... within a server, then whole servers, and so on outwards.
 
-    Raises InvalidInputError for devices of several types: there the first devices do not stand for all.
+    Raises InvalidInputError for devices of several types, because the first devices do not represent all.
     """
     names = [device.name for device in cluster.types]
     require(len(names) == 1, "cluster.groups", "must be of one type for this question", names)
@@ -47,7 +47,7 @@ def sub_cluster(cluster: Cluster, devices: int) -> Cluster:
 class SmallestStep:
     """A number of devices, and the throughput of their best plan or why there is none.
 
-    The throughput is the played one, None where the plan was not played: the closed form's then judges the plan.
+    The throughput is the played one, None if the plan was not played: the closed form's is then used instead.
     """
 
     devices: int
@@ -61,8 +61,8 @@ class SmallestStep:
 class Smallest:
     """The fewest devices that reach the throughput, their plan, and what the next smaller sub-cluster gives.
 
-    Where no sub-cluster reaches it, `plan` is None and `fastest` comes nearest. `skipped` counts the sub-clusters that
-    have too few devices for the mere work of the blocks.
+    If no sub-cluster reaches it, `plan` is None and `fastest` comes nearest. `skipped` counts the sub-clusters that
+    have too few devices for the blocks' compute alone.
     """
 
     throughput_samples_per_s: float
@@ -75,7 +75,7 @@ class Smallest:
 
 
 def rate(plan: Plan) -> float:
-    """The throughput by which plans are judged: the played one, or the closed form's where there is none."""
+    """The throughput by which plans are judged: the played one, or the closed form's if there is none."""
     played = plan.throughput_samples_per_s
     return plan.closed_form.throughput_samples_per_s if played is None else played
 
@@ -130,12 +130,12 @@ def smallest(
 
 
 def _judged(step: SmallestStep) -> float:
-    """The step's `rate`; 0 where it has no plan."""
+    """The step's `rate`; 0 if it has no plan."""
     return step.throughput_samples_per_s or step.closed_form_samples_per_s or 0.0
 
 
 def _step(problem: PlanningProblem, planner: Planner, cluster: Cluster) -> tuple[SmallestStep, Plan | None]:
-    """What the planner answers for a sub-cluster. A refusal is an answer too, unless it is of the whole cluster."""
+    """The planner's answer for a sub-cluster. A refusal is an answer too, unless it concerns the whole cluster."""
     sizes = tuple(level.size for level in cluster.levels)
     try:
         answer = planner(replace(problem, cluster=cluster))

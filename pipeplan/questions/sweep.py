@@ -28,7 +28,7 @@ def sweep(
     values: Sequence[float],
     progress: Progress = lambda done, total: None,
 ) -> tuple[SweepRow, ...]:
-    """A row for every value; where the planner cannot be asked for it, the row says why.
+    """A row for every value; if the planner refuses a value, the row says why.
 
     Raises InvalidInputError if the planner cannot be asked for any of them.
     """
