@@ -7,9 +7,9 @@ _NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
 
 
 def alike(names: Sequence[str], contents: Sequence[Hashable]) -> Iterator[tuple[int, int, str]]:
-    """Where each run of equal blocks starts and stops, and its name: `layer.0-79` for layer.0 to layer.79.
+    """The start, stop and name of each run of equal blocks: `layer.0-79` for layer.0 to layer.79.
 
-    Blocks belong together where their contents are equal and their names differ by consecutive numbers at the end.
+    Blocks belong together if their contents are equal and their names differ by consecutive numbers at the end.
     """
     start = 0
     for stop in range(1, len(names) + 1):

@@ -1,7 +1,7 @@
-"""Calibration: what measured runs say of the cost terms, and how it corrects a profile and a cluster.
+"""Calibration: the cost terms that measured runs show, and how they correct a profile and a cluster.
 
-A calibration is applied to what a planner is given, never to what it answers: planners and the simulator see a profile
-and a cluster with the figures that the runs showed, and know nothing of the calibration.
+A calibration is applied to the planner's inputs, never to its answers: planners and the simulator see a profile and a
+cluster with the figures that the runs showed, and do not know of the calibration.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ OVERHEADS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One corrected term: the median of what was observed, the interquartile range around it, and how often."""
+    """One corrected term: the median of the observations, the interquartile range around it, and their number."""
 
     value: float
     spread: float = 0.0
@@ -43,7 +43,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFactors:
-    """What the blocks' measured seconds are multiplied by, in the profile's order.
+    """The factors of the blocks' measured seconds, in the profile's order.
 
     `observations` counts the stages that runs showed; `spread` is the root mean square of their deviations from the
     factors, as a share.
@@ -64,7 +64,7 @@ class BlockFactors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTerms:
-    """A level of the network as transfers between stages showed it."""
+    """A level of the network, measured by transfers between stages."""
 
     level: int
     bandwidth_bytes_per_s: float
@@ -82,7 +82,9 @@ class LevelTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunUsed:
-    """A run that the calibration was made from, its measured throughput, and what is predicted without and with it."""
+    """A run from which the calibration was made: its measured throughput, and its predictions without and with the
+    calibration.
+    """
 
     plan_id: str
     schedule: str
@@ -103,15 +105,15 @@ class RunUsed:
 
     @property
     def error_after(self) -> float:
-        """The same with the calibration."""
+        """The same error with the calibration."""
         return self.calibrated_samples_per_s / self.measured_samples_per_s - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The cost terms that runs of one model on one device showed. None, or no entry: the runs say nothing of it.
+    """The cost terms that runs of one model on one device showed. None, or no entry: the runs do not show it.
 
-    `profile_id` and `cluster_id` name what was corrected. The terms by the names that they have in a profile's
+    `profile_id` and `cluster_id` name the corrected documents. The terms by the names that they have in a profile's
     `overheads` replace those; the factors multiply the blocks' seconds and activation bytes at every microbatch size.
     `context_bytes` is what a process held beside the tensors, `allocator_reserve` the share of the rest that a GPU's
     allocator held without a tensor being there.
@@ -154,7 +156,7 @@ class Calibration:
 
 
 def require_match(calibration: Calibration, profile: Profile, cluster: Cluster) -> None:
-    """Raises InvalidInputError where the calibration is of another model, device or dtype, or of other blocks."""
+    """Raises InvalidInputError if the calibration is of another model, device or dtype, or of other blocks."""
     _same("calibration.model", calibration.model.name, profile.model.name)
     _same("calibration.device", calibration.device, profile.device.name)
     _same("calibration.dtype", calibration.dtype, profile.dtype)
@@ -167,7 +169,7 @@ def require_match(calibration: Calibration, profile: Profile, cluster: Cluster) 
 
 
 def apply(calibration: Calibration, profile: Profile, cluster: Cluster) -> tuple[Profile, Cluster]:
-    """The profile and the cluster as the runs showed them. Raises InvalidInputError where they do not match."""
+    """The profile and the cluster as the runs showed them. Raises InvalidInputError if they do not match."""
     require_match(calibration, profile, cluster)
     return corrected_profile(calibration, profile), corrected_cluster(calibration, cluster)
 
@@ -181,7 +183,7 @@ def corrected_profile(calibration: Calibration, profile: Profile) -> Profile:
     blocks = []
     for index, block in enumerate(profile.blocks):
         forward, backward = _factor(calibration.forward, index), _factor(calibration.backward, index)
-        # A split backward whose halves were not observed is corrected as the whole is.
+        # A split backward whose halves were not observed is corrected like the whole.
         backward_input = _factor(calibration.backward_input, index, unknown=backward)
         backward_weight = _factor(calibration.backward_weight, index, unknown=backward)
         measurements = tuple(
@@ -211,7 +213,7 @@ def corrected_cluster(calibration: Calibration, cluster: Cluster) -> Cluster:
     levels = list(cluster.levels)
     for terms in calibration.levels:
         known = levels[terms.level]
-        own = known.device_bandwidth_bytes_per_s  # transfers show this one, where there is one
+        own = known.device_bandwidth_bytes_per_s  # transfers show this one, if there is one
         levels[terms.level] = replace(
             known,
             bandwidth_bytes_per_s=terms.bandwidth_bytes_per_s / known.device_share,

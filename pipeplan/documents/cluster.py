@@ -1,8 +1,8 @@
-"""Cluster: how many devices there are, of which types, and what lies between any two of them.
+"""Cluster: the number and types of devices, and the network between any two of them.
 
-A device's name says which accelerator it is, however a vendor, a driver or a user spells it. Names are compared by
+A device's name identifies the accelerator, however a vendor, a driver or a user spells it. Names are compared by
 their words: in lower case, without the vendor's and the brand's, memory as `80gb`. A known type has the words that its
-names use. A name may stand for every known type that has all of the name's words.
+names use. A name may mean every known type that has all of the name's words.
 
     NVIDIA A100-SXM4-80GB -> a100 sxm4 80gb -> a100-80gb
     A100                  -> a100           -> a100-40gb or a100-80gb
@@ -23,10 +23,10 @@ from pipeplan.errors import InvalidInputError, require, require_amount, require_
 MAX_DEVICES = 2**17
 
 SHOWN_LEVELS = 64
-"""So many of a cluster's levels the error multiplies that refuses too many devices."""
+"""How many of a cluster's levels are multiplied in the error about too many devices."""
 
 _MODELS = frozenset({"v100", "a100", "h100", "h200", "l4", "t4", "a10g", "3090", "4090"})
-"""The words that say which chip it is: a name without one stands for no type."""
+"""The words that identify the chip: a name without one means no type."""
 
 _MORE_WORDS = {
     "v100-16gb": ("sxm",),
@@ -52,7 +52,7 @@ _SEPARATORS = re.compile(r"[\W_]+")
 
 
 def words(name: str) -> tuple[str, ...]:
-    """The words of a name that are compared, in their order; the brands only where there is nothing else."""
+    """The words of a name that are compared, in order; brands only if there is nothing else."""
     text = _MARKETING.sub(" ", name.casefold())
     text = _MEMORY.sub(r" \1gb ", _RTX.sub("rtx ", text))
     every = tuple(word for word in _SEPARATORS.split(text) if word)
@@ -60,12 +60,12 @@ def words(name: str) -> tuple[str, ...]:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether a name says nothing of the device, as in an imported profile: `unknown`, or empty."""
+    """Whether a name does not identify a device, as in an imported profile: `unknown`, or empty."""
     return name.strip().casefold() in ("", "unknown")
 
 
 def known_types(name: str) -> frozenset[str]:
-    """The known types that a name may stand for, by their keys: none, one, or several where it is short."""
+    """The known types that a name may mean, by their keys: none, one, or several if it is short."""
     asked = set(words(name))
     if asked.isdisjoint(_MODELS):
         return frozenset()
@@ -73,13 +73,13 @@ def known_types(name: str) -> frozenset[str]:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two names surely stand for one type: the same words, or spellings of one known type."""
+    """Whether two names certainly mean one type: the same words, or spellings of one known type."""
     types = known_types(one)
     return words(one) == words(other) or (len(types) == 1 and types == known_types(other))
 
 
 def differ(one: str, other: str) -> bool:
-    """Whether two names surely stand for two types: of two known chips, or of known types without a common one."""
+    """Whether two names certainly mean two types: of two known chips, or of known types without a common one."""
     models, others = _MODELS.intersection(words(one)), _MODELS.intersection(words(other))
     if models and others and models.isdisjoint(others):
         return True
@@ -95,9 +95,9 @@ _WORDS = {key: {*words(key), *words(known.device.name), *_MORE_WORDS[key]} for k
 class Level:
     """One level of the network: `size` units of the level inside it, joined by links of this speed.
 
-    `bandwidth_bytes_per_s` is what a unit, a server say, sends and receives together. `device_bandwidth_bytes_per_s` is
-    what one of its devices has of it, where that is less: the speed of its own network card. `latency_s` is that of
-    one message, and of each hop of a collective.
+    `bandwidth_bytes_per_s` is what all devices of a unit, such as a server, can together send, and receive as well.
+    `device_bandwidth_bytes_per_s` is the part that one of its devices can use, if that is less: the speed of its own
+    network card. `latency_s` is that of one message, and of each hop of a collective.
     """
 
     size: int
@@ -120,18 +120,18 @@ class Level:
 
     @property
     def transfer_bytes_per_s(self) -> float:
-        """What a single transfer between two devices has."""
+        """The bandwidth of a single transfer between two devices."""
         return self.device_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
 
     @property
     def device_share(self) -> float:
-        """What a single transfer has of a unit's bandwidth."""
+        """A single transfer's share of a unit's bandwidth."""
         return self.transfer_bytes_per_s / self.bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What one device has of its server's host, where all devices use theirs at once.
+    """One device's share of its server's host, when all devices use theirs at the same time.
 
     `bandwidth_bytes_per_s` is that of the link between them, in each direction. `update_bytes_per_s` is what the host's
     processors read and write of its memory while they update weights for the device.
@@ -151,7 +151,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceGroup:
-    """So many devices of one type, in a row."""
+    """A number of consecutive devices of one type."""
 
     device: Device
     count: int
@@ -168,7 +168,7 @@ class Cluster:
 
     Devices with near numbers are near each other: device r sits in server `r // levels[0].size`. All are of the type
     `device`, unless there are `groups`, in the order of the devices; `device` is then the first group's and may be left
-    out. A type may come in several groups. `host`: None where nothing is known of it.
+    out. A type may come in several groups. `host`: None if it is unknown.
     """
 
     device: Device = field(default=None)  # type: ignore[assignment]  # filled in from the groups, never None
@@ -204,7 +204,7 @@ class Cluster:
 
     @property
     def types(self) -> tuple[Device, ...]:
-        """The types of its devices, in the order in which they come."""
+        """The types of its devices, in the order of the devices."""
         return tuple(dict.fromkeys(group.device for group in self.groups)) or (self.device,)
 
     def ranks_of(self, device: Device) -> tuple[int, ...]:
@@ -220,10 +220,10 @@ class Cluster:
         return prod(level.size for level in self.levels)
 
     def link(self, ranks: Iterable[int]) -> Level:
-        """What a transfer among these devices crosses: the slowest bandwidth that a transfer has, the longest latency.
+        """The path of a transfer among these devices: its slowest bandwidth, its longest latency.
 
-        Devices [0, size of level 0) share level 0, and so on outwards. A single device crosses nothing: the
-        innermost level is returned, which costs nothing where nothing is sent.
+        Devices [0, size of level 0) share level 0, and so on outwards. A single device crosses nothing: the innermost
+        level is returned, which costs nothing because nothing is sent.
         """
         members = list(ranks)
         low, high = min(members), max(members)

@@ -1,7 +1,7 @@
-"""Coordinates: where a rank of a plan stands on each axis, and which ranks share something with it.
+"""Coordinates: a plan's rank on each axis, and the ranks that share something with it.
 
-Tensor groups are innermost, then context groups (`Form.stride`). The devices of a form stand for one entry of the
-placement, which says where replicas and ranks of a pipeline are. Replicas that share experts have numbers in a row.
+Tensor groups are innermost, then context groups (`Form.stride`). One entry of the placement, which places replicas and
+ranks of a pipeline, covers all devices of a form. Replicas that share experts have numbers in a row.
 
     rank = entry x form.devices + context x tensor's degree + tensor
 """
@@ -16,7 +16,7 @@ from pipeplan.errors import require
 class Coordinates:
     """A rank's place on every axis. `pipeline` is the first stage that the rank holds.
 
-    `expert` says which share of the experts it holds: the replica's number among those that share them.
+    `expert` is the share of the experts that it holds: the replica's number among those that share them.
     """
 
     pipeline: int
@@ -31,7 +31,7 @@ GROUPS = ("tensor", "context", "expert", "replica", "pipeline")
 
 
 def coordinates_of(plan: Plan, rank: int) -> Coordinates:
-    """A rank's. Raises InvalidInputError for a rank that the plan does not have."""
+    """The coordinates of a rank. Raises InvalidInputError for a rank that the plan does not have."""
     require(0 <= rank < plan.workers, "rank", f"must be from 0 to {plan.workers - 1}", rank)
     form = plan.form
     entry, member = divmod(rank, form.devices)
@@ -46,7 +46,7 @@ def coordinates_of(plan: Plan, rank: int) -> Coordinates:
 
 
 def rank_at(plan: Plan, place: Coordinates) -> int:
-    """The rank at these coordinates. Raises InvalidInputError where there is none."""
+    """The rank at these coordinates. Raises InvalidInputError if there is none."""
     form, worker = plan.form, Worker(stage=place.pipeline, replica=place.replica)
     inside = 0 <= place.tensor < form.tensor and 0 <= place.context < form.context
     known = inside and worker in plan.placement and place.expert == place.replica % form.expert
@@ -56,7 +56,7 @@ def rank_at(plan: Plan, place: Coordinates) -> int:
 
 
 def group_of(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:
-    """The ranks that differ from a rank on one axis alone, with it, in the axis's order.
+    """The ranks that differ from a rank on one axis only, including itself, in the axis's order.
 
     Those of `expert` are the replicas that share the experts of a block; those of `replica` hold the same weights.
     """

@@ -1,4 +1,4 @@
-"""Degrees that are words: what goes to the host's memory; and why each degree of a plan has its value.
+"""Degrees that are words: what is kept in the host's memory; and why each degree of a plan has its value.
 
 Offloading keeps on the host what a device does not need all the time. `activations`: what blocks keep from forward to
 backward is copied there after a block's forward, and back before its backward (Rhu et al. 2016, "vDNN").
@@ -14,7 +14,7 @@ from pipeplan.documents.names import STRICT
 OFFLOADS = ("none", "activations", "optimizer", "both")
 
 ANY_OFFLOAD = "any"
-"""A question's word for all of them. A question that says nothing means it where nothing fits without offloading."""
+"""A request's word for all of them. It is also the default if nothing fits without offloading."""
 
 
 def offloads_activations(offload: str) -> bool:
@@ -29,9 +29,9 @@ def offloads_optimizer(offload: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DegreeChoice:
-    """What was chosen of a degree, and what the best plan gives that was found with another value in its place.
+    """The chosen value of a degree, and the best plan found with another value instead.
 
-    `throughput_samples_per_s` is that plan's, played; None where none fits, or none could be played. `reason` says
+    `throughput_samples_per_s` is that plan's, played; None if none fits, or none could be played. `reason` says
     which.
     """
 

@@ -1,4 +1,4 @@
-"""Devices: the types of accelerators that are known by name, and what each is apart from its speed.
+"""Devices: the types of accelerators that are known by name, and their properties except speed.
 
 Memory is what a driver leaves of the vendor's figure, as PyTorch reports it. The context's bytes and the allocator's
 reserve are what PyTorch takes in most programs. The link is the one between neighbouring devices of a server, in one
@@ -29,7 +29,7 @@ PCIE_LATENCY_S = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownType:
-    """A type of device, and its link to the others of a server. `nvlink` says whether that is NVLink, else PCIe."""
+    """A type of device, and its link to the others of a server. `nvlink`: the link is NVLink, else PCIe."""
 
     device: Device
     link_bandwidth_bytes_per_s: float

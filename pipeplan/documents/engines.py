@@ -1,11 +1,12 @@
-"""Engines: what trains a model by a plan, and what each of them can do. Planner and runtime both read this list.
+"""Engines: the programs that train a model by a plan, and what each of them can do. Planner and runtime both read this
+list.
 
     pipeplan    our runtime (worker_agent): every schedule, one device for each replica of a stage
     megatron    Megatron-LM (core 0.15): Shoeybi et al. 2019, Narayanan et al. 2021, Korthikanti et al. 2022
     deepspeed   DeepSpeed with Megatron's tensor parallelism; with pipelines ZeRO-1 alone (Rajbhandari 2020)
     fsdp        PyTorch's fully sharded data parallelism, as torchtitan and llm-foundry run it (Zhao et al. 2023)
 
-Sharding says what of the states is shared out among replicas: `optimizer` (ZeRO-1), with it `gradients` (ZeRO-2), with
+Sharding says which states are divided among replicas: `optimizer` (ZeRO-1), with it `gradients` (ZeRO-2), with
 both `weights` (ZeRO-3, FSDP).
 
 What goes to the host (`documents.degrees`):
@@ -32,11 +33,11 @@ OUR_RUNTIME = "pipeplan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
-    """What a block takes in an engine beyond its kernels, fitted to measured iterations (docs/benchmarks.md).
+    """The time of a block in an engine beyond its kernels, fitted to measured iterations (docs/benchmarks.md).
 
     The host needs `host_s` to launch an operation, the device `gap_s` from one kernel to the next. An exchange that
-    goes on beside the compute slows it by the share `beside` of its own time. An exchange inside a block begins when
-    the last of its devices is there: each is late by `late_s` in the mean.
+    overlaps the compute slows the compute by the share `beside` of the exchange's own time. An exchange inside a block
+    begins when the last of its devices is ready: each is late by `late_s` on average.
     """
 
     host_s: float = 0.0
@@ -125,7 +126,7 @@ def engine_named(name: str) -> TrainingEngine:
 
 
 def require_sharding(engine: TrainingEngine, sharding: str, *, pipelined: bool, field: str = "sharding") -> None:
-    """Raises InvalidInputError for states that the engine cannot share out so."""
+    """Raises InvalidInputError for a sharding that the engine does not have."""
     known = engine.pipelined_shardings if pipelined else engine.shardings
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}{' with several stages' * pipelined}"
     require(sharding in known, field, rule, sharding)
@@ -134,7 +135,7 @@ def require_sharding(engine: TrainingEngine, sharding: str, *, pipelined: bool, 
 def cannot_offload(
     engine: TrainingEngine, offload: str, *, sharding: str, recompute: str, pipelined: bool
 ) -> str | None:
-    """The rule that forbids the engine to offload so; None where it can. `recompute` says what is run again."""
+    """The rule by which the engine cannot offload in this way; None if it can. `recompute` is what runs again."""
     if offloads_optimizer(offload):
         if not engine.offloads_optimizer:
             return f"must be none for the engine {engine.name}, which offloads nothing"
@@ -151,7 +152,7 @@ def cannot_offload(
 
 
 def require_offload(engine: TrainingEngine, offload: str, *, sharding: str, recompute: str, pipelined: bool) -> None:
-    """Raises InvalidInputError for what the engine cannot keep on the host."""
+    """Raises InvalidInputError for an offloading that the engine does not have."""
     require(offload in OFFLOADS, "offload", f"must be one of {', '.join(OFFLOADS)}", offload)
     rule = cannot_offload(engine, offload, sharding=sharding, recompute=recompute, pipelined=pipelined)
     require(rule is None, "offload", rule or "", offload)
@@ -178,6 +179,6 @@ def require_degrees(engine: TrainingEngine, devices: int, degrees: Mapping[str, 
 
 
 def require_executable(engine: str) -> None:
-    """Raises InvalidInputError for the engine of a plan that our runtime does not execute."""
+    """Raises InvalidInputError for a plan's engine whose plans our runtime does not execute."""
     rule = f"must be {OUR_RUNTIME} to be run here: this plan is for another engine; export it"
     require(engine == OUR_RUNTIME, "plan.engine", rule, engine)

@@ -33,10 +33,10 @@ DEGREES = {
     "context": "devices that share a sequence",
     "expert": "replicas that share the experts of a block",
 }
-"""In how many ways a plan shares out the work: `Plan.degrees`."""
+"""The number of ways in which a plan divides the work: `Plan.degrees`."""
 
 PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s", *PRICE, *DEGREES, "sequence_parallel"})
-"""What a plan's document says beside the plan: derived, or true of one answer only."""
+"""The keys of a plan's document besides the plan: derived, or true of one answer only."""
 
 _PLAYING = "auto"
 """The planner whose alternatives had played throughputs in release 0.1.0; the others' were the closed form's."""
@@ -45,20 +45,20 @@ MAX_NESTING = 200
 """How deep pydantic's parser goes."""
 
 _OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibration": "runs"}
-"""A required key of each kind of document that the others do not have."""
+"""For each kind of document, a required key that the others do not have."""
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 """Pydantic's findings for a key that is not known."""
 
 _NULL = re.compile(rb"(?<!\\)(?:\\\\)*+\\u0000")
-"""The escape itself, and not a backslash that happens to stand before such a text."""
+"""The escape itself, not an escaped backslash before such a text."""
 
 _MISTYPED: dict[str, tuple[type, ...]] = {
     "int_type": (str, bool),
     "float_type": (str, bool),
     "bool_type": (str, int, float),
 }
-"""By pydantic's finding: a text or a truth value in place of a number, a text or a number in place of a truth value."""
+"""By pydantic's finding: a text or a boolean instead of a number, a text or a number instead of a boolean."""
 
 _UNREADABLE: dict[type[Exception], str] = {
     FileNotFoundError: "there is none of this name",
@@ -81,28 +81,28 @@ def load(kind: type[T], path: str | Path) -> T:
 
 
 def save(document: object, path: str | Path) -> None:
-    """Writes a document that `load` reads. Raises InvalidInputError where that is not possible."""
+    """Writes a document that `load` reads. Raises InvalidInputError if that fails."""
     write_document(Path(path), dump(answer_document(document) if isinstance(document, Plan | Infeasible) else document))
 
 
 def parse(kind: type[T], content: str | bytes | dict[str, Any]) -> T:
     """The dataclass or model that a JSON text (or its parsed value) describes. Raises InvalidInputError.
 
-    A bad document costs about what a good one of its size costs: findings end at a sequence's first wrong item.
+    A bad document takes about as long as a good one of its size: findings end at a sequence's first wrong item.
     """
     text = json.dumps(content) if isinstance(content, dict) else content
     return _validated(kind, text, repeated_keys=True)
 
 
 def parse_sent(kind: type[T], content: bytes) -> T:
-    """The same of a body, which must hold nothing that a database cannot keep."""
+    """The same for a body, which must not hold anything that a database cannot store."""
     has_null = rb"\u0000" in content and _NULL.search(content) is not None
     require(not has_null, "document", "must not hold the null character, which a database cannot keep", r"\u0000")
     return parse(kind, content)
 
 
 def read(kind: type[T], path: Path) -> T:
-    """The document in a file; its errors name the file, or where there is none, the kind that was wanted."""
+    """The document in a file; its errors name the file or, if there is none, the wanted kind."""
     text = read_text(path, field=kind.__name__.lower())
     try:
         if kind is Plan:
@@ -115,7 +115,7 @@ def read(kind: type[T], path: Path) -> T:
 
 
 def read_text(path: Path, *, field: str = "file") -> str:
-    """A file's text, without a byte order mark. Raises InvalidInputError for `field` where there is none to be read."""
+    """A file's text, without a byte order mark. Raises InvalidInputError for `field` if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -126,7 +126,7 @@ def read_text(path: Path, *, field: str = "file") -> str:
 
 
 def write_document(path: Path, text: str, *, field: str = "output") -> None:
-    """Writes a document. Raises InvalidInputError for `field` where that is not possible."""
+    """Writes a document. Raises InvalidInputError for `field` if that fails."""
     try:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
@@ -135,7 +135,7 @@ def write_document(path: Path, text: str, *, field: str = "output") -> None:
 
 
 def require_place(path: Path | None, *, field: str = "output") -> None:
-    """Raises InvalidInputError where a document cannot be written there: to know it before the work, not after."""
+    """Raises InvalidInputError if a document cannot be written there: called before the work, not after it."""
     if path is not None:
         rule = "must be a file that can be written"
         require(not path.is_dir(), field, f"{rule}: this is a folder", str(path))
@@ -143,7 +143,7 @@ def require_place(path: Path | None, *, field: str = "output") -> None:
 
 
 def parse_plan(content: str | bytes | dict[str, Any]) -> Plan:
-    """A plan from its document, of any release; the derived keys that `plan_document` adds are left aside."""
+    """A plan from its document, of any release; the derived keys that `plan_document` adds are ignored."""
     try:
         document = content if isinstance(content, dict) else json.loads(content)
     except ValueError as error:
@@ -162,7 +162,7 @@ def parse_plan(content: str | bytes | dict[str, Any]) -> Plan:
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, with its id and what can be read off it: its price, and the closed form's name."""
+    """The plan as plain values, with its id and derived values: its price, and the closed form's name."""
     derived = {"id": content_id(plan), "feasible": True, "depth": plan.depth, "width": plan.width}
     derived |= {name: getattr(plan, name) for name in PRICE} | plan.degrees
     derived |= {"engine": plan.engine, "sharding": plan.sharding, "offload": plan.offload}
@@ -178,7 +178,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
 
 
 def _with_closed_form(document: dict[str, Any]) -> dict[str, Any]:
-    """A plan's document of release 0.1.0, whose figures were the closed form's, with them where they are today."""
+    """A plan's document of release 0.1.0, whose figures were the closed form's, with them in today's places."""
     today = document | {"closed_form": {name: document[name] for name in PRICE if name in document}}
     others = document.get("alternatives")
     if document.get("planner") != _PLAYING and isinstance(others, list):
@@ -198,12 +198,12 @@ def dump(content: Any) -> str:
 
 
 def invalid_input(error: ValidationError) -> InvalidInputError:
-    """The first of pydantic's findings, as field, rule and value; how many more there are is said in the rule."""
+    """The first of pydantic's findings, as field, rule and value; the rule says how many more there are."""
     return _invalid_input(error.errors(include_url=False))
 
 
 def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
-    """Raises InvalidInputError for a document of another kind: it says more than which keys the wanted kind has."""
+    """Raises InvalidInputError for a document of another kind; this says more than a list of missing keys."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -229,7 +229,7 @@ def _validated(kind: type[T], text: str | bytes, *, repeated_keys: bool) -> T:
 
 
 def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) -> None:
-    """Raises InvalidInputError for an object of far more keys than any has, and for one that holds a key twice.
+    """Raises InvalidInputError for an object with far more keys than any kind has, and for one that holds a key twice.
 
     Of two equal keys JSON parsers silently keep the last; in a file that somebody wrote that is a mistake. This takes a
     tenth of the time that validation takes: numbers and objects are dropped at once.
@@ -252,7 +252,7 @@ def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) 
 
 
 def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
-    """The first finding, and how many more there are. A key that is not known goes before the missing one."""
+    """The first finding, and how many more there are. An unknown key has precedence over a missing one."""
     unknown = [one for one in findings if one["type"] in _UNKNOWN and _meant(one, findings)]
     first = (unknown or findings)[0]
     kind, rule, value = first["type"], first["msg"], first["input"]
@@ -279,7 +279,7 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
 
 
 def _meant(unknown: ErrorDetails, findings: Sequence[ErrorDetails]) -> str:
-    """The missing key that an unknown one stands for, as a rule's end: it is spelt otherwise, or has another unit."""
+    """The missing key that an unknown one most likely means, as a rule's end: another spelling, or another unit."""
     *place, key = map(str, unknown["loc"])
     lacking = [one for one in findings if one["input"] is MISSING or one["type"].startswith("missing")]
     missing = sorted(str(one["loc"][-1]) for one in lacking if [*map(str, one["loc"][:-1])] == place)

@@ -1,4 +1,4 @@
-"""Forms: what one device does of a model whose blocks are shared out among devices.
+"""Forms: what one device computes of a model whose blocks several devices share.
 
 Tensor parallelism gives a device a share of every weight matrix and of the attention heads (Shoeybi et al. 2019,
 "Megatron-LM", section 3), with sequence parallelism also a share of the tokens between them (Korthikanti et al. 2022,
@@ -44,7 +44,8 @@ class Form:
         return self.tensor * self.context
 
     def stride(self, axis: str) -> int:
-        """How many ranks lie from one device of an axis to the next: tensor groups are innermost, then context groups.
+        """The distance in ranks from one device of an axis to the next: tensor groups are innermost, then context
+        groups.
 
         Replicas that share experts are neighbours.
         """
@@ -52,12 +53,12 @@ class Form:
 
 
 WHOLE = Form()
-"""Nothing is shared out."""
+"""No block is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """What the devices of one axis exchange, `count` times one after the other.
+    """What the devices of one axis exchange, `count` times one after another.
 
     `size_bytes` is that of the whole tensor: what an all-gather leaves on every device, what a reduce-scatter, an
     all-reduce or an all-to-all takes from each, what a ring passes by each of them in all.
@@ -79,10 +80,10 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selective:
-    """Selective recomputation: attention's core is run again before its backward (Korthikanti et al. 2022, section 5).
+    """Selective recomputation: attention's core runs again before its backward (Korthikanti et al. 2022, section 5).
 
-    `activation_bytes` is then kept from forward to backward, and `recompute_s` is what comes on top. `operations` are
-    those that are launched again.
+    `activation_bytes` is then kept from forward to backward, and `recompute_s` is the additional time. `operations` are
+    those launched again.
     """
 
     recompute_s: float
@@ -166,7 +167,7 @@ class BlockKind:
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:
-        """The sizes that are known, ascending."""
+        """The known sizes, ascending."""
         return tuple(sorted(each.microbatch_size for each in self.measurements))
 
     def at(self, microbatch_size: int) -> FormMeasurement:
@@ -197,5 +198,5 @@ class ModelForm:
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:
-        """The sizes that are known, ascending; the same for every kind."""
+        """The known sizes, ascending; the same for every kind."""
         return self.kinds[0].microbatch_sizes

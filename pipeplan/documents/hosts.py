@@ -1,4 +1,4 @@
-"""Hosts: what a device of a named server has of its host (`documents.named_clusters` has the vendors' pages).
+"""Hosts: a device's share of its host in named servers (`documents.named_clusters` has the vendors' pages).
 
 Memory is the server's by the same page, in equal parts for all devices. Its bandwidth is the peak of the processors'
 channels (Intel's product specifications and AMD's datasheets), of two sockets. An update reaches less of it: Adam takes
@@ -17,13 +17,13 @@ from pipeplan.documents.devices import GIB, KNOWN_TYPES
 GB = 10**9
 
 UPDATE_SHARE = 0.45
-"""Of the peak of the host's memory, that an update reaches."""
+"""The share of the peak of the host's memory that an update reaches."""
 
 COPY_SHARE = 0.8
-"""Of the peak of PCIe, that copies reach."""
+"""The share of the peak of PCIe that copies reach."""
 
 _PCIE_BYTES_PER_S = {"v100": 16e9, "t4": 16e9, "a100": 32e9, "a10g": 32e9, "l4": 32e9, "h100": 64e9, "h200": 64e9}
-"""By the first word of the type: in one direction."""
+"""In one direction, by the first word of the type."""
 
 _CHANNELS_BYTES_PER_S = {
     "Xeon E5 v4": 4 * 2400e6 * 8,
@@ -70,11 +70,11 @@ _SERVERS: dict[str, tuple[int, str]] = {
     "bm.gpu.a100-v2.8": (2048 * GB, "EPYC Milan"),
     "bm.gpu.h100.8": (2048 * GB, "Xeon Sapphire Rapids"),
 }
-"""Memory, and the processors of both sockets."""
+"""A server's memory, and the processors of both sockets."""
 
 
 def host_of(server: str, device_type: str, devices: int) -> Host:
-    """What one of so many devices of a named server has."""
+    """The share of one device of a named server."""
     memory_bytes, processor = _SERVERS[server]
     sharing = 2 if KNOWN_TYPES[device_type].nvlink else 1
     return Host(

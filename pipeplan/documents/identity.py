@@ -2,8 +2,8 @@
 
 An id is a hash of the document's canonical text. That text has every field of the document's first version, and a later
 one only where it is not at its default: a field that a release adds changes the id of nothing that was stored before,
-and no id has to be stored again. A field that has moved or has another name since is where it was, under its old name.
-Whoever changes this rule makes a second version of it, and keeps this one for the ids that are out there.
+and no id has to be stored again. A field that has moved or been renamed since is in its old place, under its old name.
+To change this rule, add a second version of it, and keep this one for existing ids.
 """
 
 import dataclasses
@@ -55,8 +55,8 @@ FIRST_FIELDS: Mapping[str, str] = {
     "Term": "spread observations",
     "Worker": "replica",
 }
-"""By class, the fields with a default that are in every id. Frozen: no name is ever added to a class that is here; a
-class that documents begin to hold is added once, with none.
+"""By class, the fields with a default that are in every id. Frozen: no name is ever added to a class that is here. A
+new class of documents is added once, without names.
 """
 
 FIRST_PLACES: Mapping[str, str] = {"Plan": "closed_form"}
@@ -89,18 +89,18 @@ def content_id(content: Any) -> str:
 
 
 def text_id(canonical: str) -> str:
-    """The same of a canonical text, for what is in its first version's shape still: all but plans."""
+    """The same for a canonical text, for documents that still have their first version's shape: all but plans."""
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
 
 def known_id(document: Any) -> str:
-    """`content_id` of a document that is asked for again and again, as all planners name the same profile."""
+    """`content_id` of a document that is needed repeatedly: all planners name the same profile."""
     return _known_id(_Same(document))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Same:
-    """A document by its identity: equal ones may differ in their text, as 1 and 1.0 do."""
+    """A document by its identity: equal documents may differ in their text, as in 1 and 1.0."""
 
     content: Any
 
@@ -117,7 +117,7 @@ def _known_id(same: _Same) -> str:
 
 
 def plain(content: Any) -> Any:
-    """The document's plain values: what its canonical text holds."""
+    """The document's plain values, as in its canonical text."""
     if dataclasses.is_dataclass(content):
         return {name: plain(value) for name, value in _fields(content).items()}
     return tuple(map(plain, content)) if isinstance(content, tuple) else content

@@ -1,8 +1,8 @@
-"""Named clusters: servers that can be bought or rented, and clusters of so many of them.
+"""Named clusters: servers that can be bought or rented, and clusters of them.
 
-`dgx-h100` is one server, `dgx-h100:32` are 32 of them. Inside a server its devices are joined by their own links.
-The network between servers has no bottlenecks of its own: a server has the bandwidth of all its network cards
-together, and a device that of its own cards, or of the one card that it shares with others.
+`dgx-h100` is one server, `dgx-h100:32` are 32 of them. Inside a server its devices are joined by their own links. The
+network between servers has no bottlenecks of its own: a server has the bandwidth of all its network cards together; a
+device has that of its own cards, or of the one card that it shares with others.
 
 Vendors state bandwidths; latencies are taken from elsewhere. A message over RDMA takes the 14 us that NCCL's own tuning
 table has for its simple protocol on a network (NCCL 2.19, src/graph/tuning.cc). Over TCP it takes 30 us, the middle of
@@ -27,7 +27,7 @@ RDMA_LATENCY_S = 14e-6
 TCP_LATENCY_S = 30e-6
 
 USUAL_DEVICES = 8
-"""How many devices a server holds where no named one has them."""
+"""How many devices a server holds if no named server has the type."""
 
 _SEPARATORS = re.compile(r"[\s_]+")
 _NODES = re.compile(r"[0-9]{1,9}")
@@ -35,9 +35,9 @@ _NODES = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A server: so many devices of a known type, its network cards, and the vendor's page that says so.
+    """A server: a number of devices of a known type, its network cards, and the vendor's page.
 
-    `card_bytes_per_s` is what one card sends, and as much receives, at a time.
+    `card_bytes_per_s` is the speed of one card in each direction.
     """
 
     name: str
@@ -50,16 +50,19 @@ class Server:
 
     @property
     def network_bytes_per_s(self) -> float:
-        """What the server has together."""
+        """The bandwidth of the whole server."""
         return self.cards * self.card_bytes_per_s
 
     @property
     def device_network_bytes_per_s(self) -> float:
-        """What one device has: that of its own cards, or of the card that it shares."""
+        """The bandwidth of one device: that of its own cards, or of the card that it shares."""
         return self.card_bytes_per_s * max(1, self.cards // self.devices)
 
     def cluster(self, nodes: int) -> Cluster:
-        """So many of these servers. Raises InvalidInputError for none, or for more devices than a cluster may have."""
+        """A cluster of these servers.
+
+        Raises InvalidInputError for no servers, or for more devices than a cluster may have.
+        """
         known = KNOWN_TYPES[self.type]
         inside = Level(
             size=self.devices,
@@ -131,14 +134,14 @@ _ALL = (
 )
 
 SERVERS: dict[str, Server] = {server.name: server for server in _ALL}
-"""Network cards are those that devices exchange over; cards for storage and management are left out."""
+"""Network cards are those over which devices exchange; cards for storage and management do not count."""
 
 
 def named_cluster(text: str, *, field: str = "cluster", or_else: str = "a file") -> Cluster:
     """The cluster that `NAME` or `NAME:NODES` stands for; case does not matter, nor whether - or _ separates.
 
     Raises InvalidInputError for a name that is not known, with those that are near, and for a wrong number of nodes.
-    It says that the field may hold something else as well.
+    The error says that the field may hold something else as well.
     """
     name, colon, nodes = text.partition(":")
     server = SERVERS.get(_plain(name))

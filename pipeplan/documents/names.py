@@ -1,4 +1,4 @@
-"""Names: what models, blocks and devices may be called, and the SPEC, which names what an agent builds.
+"""Names: the valid names of models, blocks and devices, and the SPEC, which names what an agent builds.
 
 Scripts, logs and terminals print names: each is one line of printable characters. A SPEC is the one grammar by which
 models, data and losses are named:
@@ -23,10 +23,10 @@ from urllib.parse import quote, unquote
 from pipeplan.errors import InvalidInputError, require
 
 STRICT: dict[str, Any] = {"extra": "forbid", "allow_inf_nan": False}
-"""How documents are validated: unknown keys, NaN and infinity are refused."""
+"""The validation of documents: unknown keys, NaN and infinity are refused."""
 
 Value = int | float | bool | str | list[Any] | dict[str, Any] | None
-"""Of an option in a SPEC."""
+"""The value of an option in a SPEC."""
 
 MAX_LENGTH = 2000
 """The characters that a SPEC may have."""
@@ -53,7 +53,7 @@ FAMILIES = (
     "vit",
     "whisper",
 )
-"""The Hugging Face families that the worker is tested with; it builds others as well, where they can be cut."""
+"""The Hugging Face families that the worker's tests cover; it builds others as well, if they can be cut."""
 
 PRESETS = (
     "alexnet",
@@ -83,7 +83,7 @@ PRESETS = (
     "transformer",
     "vgg16",
 )
-"""The models, data and losses that the worker brings."""
+"""The worker's own models, data and losses."""
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """C0, DEL, C1, the line and paragraph separators, and half characters."""
@@ -99,7 +99,7 @@ _CHARACTERS = "must hold printable characters and no spaces; %XX stands for othe
 
 
 def require_name(field: str, value: str) -> None:
-    """Raises InvalidInputError for a name that is empty, or that does not print as the one line that it is.
+    """Raises InvalidInputError for a name that is empty, or does not print as one line.
 
     Letters of every script, spaces and emoji pass.
     """
@@ -113,7 +113,7 @@ def require_line(field: str, value: str) -> None:
 
 
 def on_one_line(text: str) -> str:
-    """The text with escapes in place of what `require_line` refuses: it prints as one line, whatever it was."""
+    """The text with everything escaped that `require_line` refuses: it always prints as one line."""
     return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
@@ -136,27 +136,27 @@ class Spec:
 
     @property
     def is_preset(self) -> bool:
-        """Whether it names something of pipeplan's own."""
+        """Whether it names one of pipeplan's own models, data or losses."""
         return self.scheme == "preset"
 
     @property
     def is_built_in(self) -> bool:
-        """Whether every worker builds it, from nothing but the SPEC and pipeplan's own code."""
+        """Whether every worker can build it from only the SPEC and pipeplan's own code."""
         return self.name in {"hf": FAMILIES, "preset": PRESETS}.get(self.scheme, ())
 
     @property
     def path(self) -> str | None:
-        """The file or folder with a Hugging Face config that it names, if it does."""
+        """The file or folder with a Hugging Face config, if it names one."""
         return self.name if self.is_hugging_face and _is_path(self.name) else None
 
     @property
     def target(self) -> str:
-        """The SPEC without its query and its escapes: what an operator allows or does not."""
+        """The SPEC without its query and its escapes, to which an operator's list applies."""
         return f"{self.scheme}:{self.name}"
 
 
 def parse_spec(text: str, *, field: str) -> Spec:
-    """The SPEC that a text holds. Raises InvalidInputError naming the field ("model", "data" or "loss")."""
+    """The SPEC in a text. Raises InvalidInputError naming the field ("model", "data" or "loss")."""
     require(len(text) <= MAX_LENGTH, field, f"must have at most {MAX_LENGTH} characters", text)
     require(" " not in text and text.isprintable(), field, _CHARACTERS, text)
     target, _, query = text.partition("?")
@@ -179,7 +179,7 @@ def parse_spec(text: str, *, field: str) -> Spec:
 
 
 def query_of(options: Mapping[str, Any]) -> str:
-    """The query that reads as these options. Raises InvalidInputError for a text that would read as something else."""
+    """The query of these options. Raises InvalidInputError for a text that would be read as something else."""
     items = []
     for key, value in options.items():
         text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Plan: the answer of a planner, complete enough to be executed; or Infeasible: why there is none."""
+"""Plan: a planner's answer, complete enough to be executed; or Infeasible: why there is none."""
 
 from dataclasses import dataclass, fields
 from itertools import accumulate
@@ -15,18 +15,18 @@ from pipeplan.errors import InvalidInputError, require, require_amount, require_
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 RECOMPUTE_UNITS = ("stage", "block", "attention")
-"""What a stage that recomputes runs again at a time. The first is what a stage has where nothing else is said."""
+"""What a stage that recomputes runs again at a time. The first is the default."""
 
 FIRST_VERSION = "1.0.0"
-"""Of a planner, where a plan says nothing else."""
+"""The version of a planner in plans that do not name one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """What a worker of a stage holds at its peak, by what it is. The sum is the stage's `memory_bytes`.
+    """What a worker of a stage holds at its peak, by item. The sum is the stage's `memory_bytes`.
 
-    `activations` are those of the microbatches in flight (kept whole, or their inputs), `transient` the largest that a
-    block takes on top while it runs, `buffers` what is being sent and received.
+    `activations` are those of the microbatches in flight (kept whole, or their inputs), `transient` the most that a
+    block takes in addition while it runs, `buffers` what is being sent and received.
     """
 
     weights: int = 0
@@ -49,7 +49,7 @@ class StageMemory:
 class Stage:
     """Blocks [start, stop) on `replicas` workers, with the planner's time a microbatch and memory a worker.
 
-    Where a rank holds several stages, each has its share of what the rank takes and holds when it holds most.
+    If a rank holds several stages, each has its share of the rank's time and peak memory.
     `recompute`: it keeps inputs and runs its forward again. `recompute_unit` says how much of it at a time: the whole
     `stage`, of which the input is kept, one `block` after the other, of which every input is kept, or the core of
     `attention` alone, where all else is kept.
@@ -106,7 +106,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedForm:
-    """What the planner's formulas give, those that the plan's `cost_model` names: what its search compared.
+    """What the planner's formulas give, which the plan's `cost_model` names and its search compared.
 
     The time is a microbatch's of all replicas of the pipeline together, or PipeDream's minibatch's.
     """
@@ -122,11 +122,11 @@ class ClosedForm:
 class Simulated:
     """What the instruction streams give when they are played with the plan's costs.
 
-    Where a batch is too long to be played, two shorter ones were, the longer one of `extrapolated_from` microbatches:
+    If a batch is too long to play, two shorter ones were played, the longer one of `extrapolated_from` microbatches:
     time, work and memory grow with the microbatches in a straight line once the pipeline is full.
 
-    A plan may be stored without a play, for its length, and be played later: with at most `added_within` instructions.
-    Its id is that of the plan without it.
+    A plan may be stored without a play because of its length, and be played later, with at most `added_within`
+    instructions. Its id is that of the plan without it.
     """
 
     batches: int
@@ -144,8 +144,8 @@ class Simulated:
 class Alternative:
     """A configuration that was considered and not chosen, and why.
 
-    `throughput_samples_per_s` is that of its streams, None where they were not played. `closed_form_samples_per_s` is
-    what the planner's formulas give, None where they were not asked or a played figure stands in their place.
+    `throughput_samples_per_s` is that of its streams, None if they were not played. `closed_form_samples_per_s` is what
+    the planner's formulas give, None if they were not used or a played figure replaces theirs.
     """
 
     schedule: str
@@ -168,9 +168,9 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Why no plan of the kind that was searched can be better than `bound`: a lower bound that a reader can check.
+    """Why no plan of the searched kind can be better than `bound`: a lower bound that a reader can check.
 
-    `value` is what the plan reaches of the `quantity`, which is to be small; `gap` is (value - bound) / bound, 0 for a
+    `value` is the plan's `quantity`, which should be small; `gap` is (value - bound) / bound, 0 for a
     proven optimum. `claim` says it in words. `witness` holds the numbers that prove it, named in the claim.
     """
 
@@ -185,13 +185,13 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """How far the plan may be from the optimum."""
+        """How far the plan may be from the optimum, as a share."""
         return max(self.value - self.bound, 0.0) / self.bound if self.bound > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which blocks run where, in which order, and what that was predicted to give.
+    """Which blocks run where, in which order, and the predictions for this.
 
     `microbatches` counts a batch's microbatches on one replica of the pipeline: 1 for PipeDream, whose minibatch
     is never divided. `simulated` comes from the instruction streams, played with the stages' `costs`: whoever has the
@@ -317,12 +317,12 @@ class Plan:
 
     @property
     def throughput_samples_per_s(self) -> float | None:
-        """The throughput of the streams; None where they were not played."""
+        """The throughput of the streams; None if they were not played."""
         return None if self.simulated is None else self.simulated.throughput_samples_per_s
 
     @property
     def bubble_fraction(self) -> float | None:
-        """The share of the workers' time without compute when the streams are played; None where they were not."""
+        """The share of the workers' time without compute when the streams are played; None if they were not."""
         return None if self.simulated is None else self.simulated.bubble_fraction
 
     @property
@@ -338,7 +338,7 @@ class Plan:
 
     @property
     def width(self) -> int | None:
-        """The number of replicas where all stages have the same; None where they differ."""
+        """The number of replicas, if all stages have the same; None if they differ."""
         counts = {stage.replicas for stage in self.stages}
         return counts.pop() if len(counts) == 1 else None
 
@@ -370,7 +370,7 @@ class Plan:
 
     @property
     def degrees(self) -> dict[str, int | bool | str | None]:
-        """In how many ways the work is shared out, by the field's names; `data` is None where stages differ."""
+        """The degrees of parallelism, by the names of the fields; `data` is None if stages differ."""
         form = self.form
         return {
             "tensor": form.tensor,
@@ -385,7 +385,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a class of configurations is out. `stage` and `missing_bytes` are those of its nearest miss."""
+    """Why a class of configurations is ruled out. `stage` and `missing_bytes` are those of its nearest miss."""
 
     rule: str
     detail: str

@@ -30,8 +30,8 @@ def numbers(dtype: str, autocast: str | None) -> str:
 class Device:
     """One accelerator (or core) and the memory that a worker on it may use.
 
-    `context_bytes` is what the framework, its kernels and communicators take before a tensor is made;
-    `allocator_reserve` the share of the rest that the allocator holds without a tensor being there.
+    `context_bytes` is what the framework, its kernels and communicators take before any tensor; `allocator_reserve` is
+    the share of the rest that the allocator holds beyond tensors.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What tensors may take."""
+        """The bytes that tensors may take."""
         return int((self.memory_bytes - self.context_bytes) * (1 - self.allocator_reserve))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What one process has taken of a GPU: the most by tensors, the most by the allocator, and the rest at its end.
+    """One process's use of a GPU: the most by tensors, the most by the allocator, and the rest at its end.
 
     `context_bytes` is the rest: the driver's context, the kernels that are loaded, and communicators' buffers.
     """
@@ -75,7 +75,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """The model that was measured; `spec` is what an agent builds it from."""
+    """The measured model; an agent builds it from `spec`."""
 
     name: str
     spec: str | None = None
@@ -187,7 +187,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overheads:
-    """What a step costs beside the blocks, measured.
+    """The measured costs of a step besides the blocks.
 
     `update_s_per_byte` is the time of the optimizer's update for each byte of weights, `update_s` what every update
     of a stage takes on top. `version_s_per_byte` is added
@@ -289,7 +289,7 @@ class Profile:
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:
-        """The sizes that were measured, ascending; the same for every block."""
+        """The measured sizes, ascending; the same for every block."""
         return _sizes(self.blocks[0])
 
     @property
@@ -300,7 +300,7 @@ class Profile:
     def at(self, microbatch_size: int) -> tuple[Measurement, ...]:
         """Every block at one size: as measured, or interpolated between the two sizes measured next to it.
 
-        Raises InvalidInputError beyond the smallest and the largest size that was measured.
+        Raises InvalidInputError outside of the measured sizes.
         """
         measured = self.microbatch_sizes
         if microbatch_size in measured:

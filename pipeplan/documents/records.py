@@ -1,7 +1,7 @@
-"""Records: dataclasses from the JSON texts that our own processes write for each other, with nothing but Python.
+"""Records: dataclasses from the JSON texts that our own processes write for each other, with Python alone.
 
-`canonical_json` writes them. What people and other programs send is for `documents.files`, which explains mistakes
-better, and loads pydantic for it; a process that computes reads its job without.
+`canonical_json` writes them. `documents.files` reads what people and other programs send: it explains mistakes better,
+and loads pydantic for this. A computing process reads its job without pydantic.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from pipeplan.errors import InvalidInputError, require
 T = TypeVar("T")
 
 _LARGEST = sys.float_info.max
-"""JSON's whole numbers may be larger, and no float holds those."""
+"""JSON's whole numbers may be larger than any float."""
 
 _PLAIN: dict[Any, tuple[frozenset[type], str]] = {
     str: (frozenset({str}), "must be a text"),
@@ -25,7 +25,7 @@ _PLAIN: dict[Any, tuple[frozenset[type], str]] = {
     int: (frozenset({int}), "must be a whole number"),
     float: (frozenset({float, int}), "must be a number"),
 }
-"""The types without parts: what JSON may give for each, and the rule that says so."""
+"""The simple types: what JSON may hold for each, and the rule in an error."""
 
 _Reader = Callable[[str, Any], Any]
 """The value of a field, from the field's path and what JSON gives for it."""
@@ -34,7 +34,7 @@ _Reader = Callable[[str, Any], Any]
 def read_record(kind: type[T], text: str | bytes) -> T:
     """The dataclass, or mapping of them, that a text describes. Raises InvalidInputError.
 
-    Types are held to: every key is known, a count is neither a text nor a truth value, and every number is finite.
+    Types are enforced: every key is known, a count is neither a text nor a boolean, and every number is finite.
     """
     try:
         content = json.loads(text, parse_constant=_refuse_constant)
@@ -53,7 +53,7 @@ def _refuse_constant(name: str) -> None:
 
 @cache
 def _reader(kind: Any) -> _Reader:
-    """What reads a type; made once for each."""
+    """The reader of a type; made once for each."""
     if dataclasses.is_dataclass(kind):
         return _reader_of_dataclass(kind)
     if kind in _PLAIN:

@@ -79,8 +79,8 @@ class StageCosts:
     def held_bytes(
         self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0, gradients: int = 0
     ) -> int:
-        """Bytes of what is fixed, of so many weight versions, of microbatches kept whole, by their input and for p2,
-        and of further sets of gradients.
+        """Bytes of the fixed part, of weight versions, of microbatches kept whole, by their input and for p2, and of
+        further sets of gradients.
         """
         deferred_bytes = self.activation_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
         return (

@@ -1,10 +1,10 @@
 """Validators: pydantic's, made from the dataclasses and models themselves, and strict in what a bad document may cost.
 
-Pydantic collects every finding, and makes several Python objects of each: a list of a million wrong items is a million
-findings. Here a sequence ends at its first wrong item. Pydantic has no such rule for an object of a million unknown
-keys: `most_keys` finds that before pydantic sees it.
+Pydantic collects every finding, and makes several Python objects for each: a list of a million wrong items gives a
+million findings. Here a sequence ends at its first wrong item. Pydantic has no such rule for an object of a million
+unknown keys: `most_keys` finds that before pydantic sees it.
 
-What an error shows of a value, which may be as large as the document that holds it, is an `excerpt`.
+An error shows only an `excerpt` of a value, which may be as large as its document.
 """
 
 import reprlib
@@ -17,16 +17,16 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, SchemaValidator
 
 MISTAKEN_KEYS = 32
-"""How many keys an object may have beyond those that any has: so many mistakes are reported one by one."""
+"""How many keys an object may have beyond those of any kind: up to this number, mistakes are reported one by one."""
 
 _NESTING = frozenset(
     {"schema", "choices", "items_schema", "fields", "definitions", "keys_schema", "values_schema", "extras_schema"}
     | {"json_schema", "python_schema", "lax_schema", "strict_schema", "steps"}
 )
-"""Where a core schema holds others."""
+"""The keys under which a core schema holds others."""
 
 _BY_NAME = frozenset({"fields", "choices"})
-"""Of these, where the schemas may stand under names of the document's own."""
+"""Of these, the keys whose schemas may be under names of the document's own."""
 
 _SEQUENCES = frozenset({"list", "tuple", "set", "frozenset"})
 _FIELDS = frozenset({"model-field", "dataclass-field"})
@@ -55,7 +55,7 @@ _SHORT.maxstring = 60
 
 
 class Missing:
-    """What stands for a field that a document lacks. No schema takes it for a value.
+    """Represents a field that a document lacks. No schema accepts it as a value.
 
     Pydantic's own finding holds the whole object that lacks the field, and makes Python objects of all that is in it.
     """
@@ -66,7 +66,7 @@ MISSING = Missing()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validator:
-    """What validates documents of a kind. No object in one has more than `most_keys` keys; None: keys are free."""
+    """Validates documents of one kind. No object in a document has more than `most_keys` keys; None: keys are free."""
 
     schema: SchemaValidator
     most_keys: int | None
@@ -86,7 +86,7 @@ def validator_of(kind: Any) -> Validator:
 
 
 def fault_of_number(value: float) -> str | None:
-    """What keeps a number from being a whole one, in pydantic's words."""
+    """Why a number is not a whole one, in pydantic's words."""
     try:
         _LENIENT_INT.validate_python(value)
     except ValidationError as error:
@@ -105,7 +105,7 @@ class Excerpt:
 
 
 def excerpt(value: object) -> object:
-    """The value itself where it is small; of a longer text its beginning, of a larger collection an Excerpt."""
+    """The value itself if it is small; the beginning of a longer text, an Excerpt of a larger collection."""
     if isinstance(value, str):
         return value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "..."
     if isinstance(value, bytes):
@@ -113,7 +113,7 @@ def excerpt(value: object) -> object:
     if not isinstance(value, list | tuple | dict):
         return value
 
-    # A small one is walked through; of a large one no more than it takes to see that it is large.
+    # A small value is walked through completely, a large one only until it is known to be large.
     waiting: list[object] = [value]
     seen = 0
     while waiting and seen <= SHOWN_ITEMS:

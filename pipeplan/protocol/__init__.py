@@ -1,1 +1,1 @@
-"""Protocol: all that crosses HTTP between the service, its agents and its clients."""
+"""Protocol: everything that crosses HTTP between the service, its agents and its clients."""

@@ -1,4 +1,4 @@
-"""Agents: what a node's agent says of itself, and how it is shown."""
+"""Agents: what a node's agent reports of itself, and how lists show it."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from pipeplan.protocol.jobs import NO_NULL, AgentName, Instance
 from pipeplan.protocol.listing import ListQuery, WireModel
 
 AgentState = Literal["alive", "lost", "draining"]
-"""`lost`: not heard of for as long as a lease lasts. `draining`: it ends, and takes no more jobs."""
+"""`lost`: not heard of for as long as a lease lasts. `draining`: it is about to end, and takes no more jobs."""
 
 Text = Annotated[str, Field(max_length=500, pattern=NO_NULL)]
 
@@ -38,7 +38,7 @@ class Registration(WireModel):
 
 
 class Presence(WireModel):
-    """The agent is there."""
+    """An agent's sign of life."""
 
     instance: Instance
     draining: bool = False
@@ -68,6 +68,6 @@ class Agent(WireModel):
 
 
 class AgentQuery(ListQuery):
-    """Which agents, and in which order: a minus before it is from the last to the first. Default: newest first."""
+    """Which agents, and in which order: a minus reverses it. Default: newest first."""
 
     sort: Literal["created_at", "-created_at", "last_seen_at", "-last_seen_at"] | None = None

@@ -32,8 +32,8 @@ Action = Literal[
     "database.prune",
     "database.restore",
 ]
-"""What can be done. Of `job.renew` and `agent.present`, an agent's signs of life, only what was refused is kept, and
-that it drains.
+"""The actions. Of `job.renew` and `agent.present`, an agent's signs of life, only refusals and the start of draining
+are kept.
 """
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -62,7 +62,7 @@ class AuditEntry(WireModel):
 
 
 class AuditQuery(ListQuery):
-    """Which entries, and in which order: a minus before it is from the last to the first. Default: newest first."""
+    """Which entries, and in which order: a minus reverses it. Default: newest first."""
 
     sort: Literal["created_at", "-created_at"] | None = None
     action: Action | None = None

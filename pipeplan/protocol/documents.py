@@ -11,7 +11,7 @@ from pipeplan.protocol.listing import ListQuery, Name, WireModel
 class ProfileSummary(WireModel):
     """A stored profile: what identifies it, without its measurements.
 
-    `estimated` says that they were computed from a datasheet.
+    `estimated`: they were computed from a datasheet.
     """
 
     id: str
@@ -24,7 +24,7 @@ class ProfileSummary(WireModel):
 
 
 class ProfileQuery(ListQuery):
-    """Which profiles, and in which order: a minus before it is from the most to the least. Default: newest first."""
+    """Which profiles, and in which order: with a minus, descending. Default: newest first."""
 
     sort: Literal["created_at", "-created_at", "blocks", "-blocks"] | None = None
     model: Name | None = Field(default=None, description="the model's name")
@@ -43,7 +43,7 @@ class ClusterSummary(WireModel):
 
 
 class ClusterQuery(ListQuery):
-    """Which clusters, and in which order: a minus before it is from the most to the least. Default: newest first."""
+    """Which clusters, and in which order: with a minus, descending. Default: newest first."""
 
     sort: Literal["created_at", "-created_at", "devices", "-devices"] | None = None
     device: Name | None = Field(default=None, description="the type of the devices")

@@ -1,4 +1,4 @@
-"""Estimates: plans for a model without a profile. An agent estimates it by a datasheet, and then a planner plans.
+"""Estimates: plans for a model without a profile. An agent estimates the profile by a datasheet, then a planner plans.
 
     ModelPlanRequest ──service──▶ EstimateTask ──agent──▶ EstimateResult ──service──▶ PlanTask(PlanRequest)
 
@@ -28,7 +28,7 @@ from pipeplan.protocol.plans import PlanQuestion, PlanRequest
 MOST_TOKENS = 2**16
 LEAST_SAMPLES = 8
 USUAL_LENGTH = 512
-"""Microbatches are estimated up to so many tokens, but at least up to so many samples."""
+"""Microbatches are estimated up to the first number of tokens, but at least up to the second number of samples."""
 
 MOST_SHARING = 8
 """Devices that share a sequence, or experts, at most, unless more are asked for."""
@@ -53,17 +53,17 @@ class ModelPlanRequest(PlanQuestion):
     dtype: Dtype = "float32"
 
     def with_profile(self, profile_id: str) -> PlanRequest:
-        """The same with a profile in the model's place."""
+        """The same request with a profile instead of the model."""
         shared = {name: getattr(self, name) for name in PlanQuestion.model_fields}
         return PlanRequest(profile_id=profile_id, **shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormsAsked:
-    """Which forms an estimated profile is to have beside whole blocks.
+    """The forms of an estimated profile besides whole blocks.
 
-    `tensor`, `context` and `expert` are degrees that must be possible. Where they are None, all powers of two up to
-    `most_tensor`, `most_context` and `most_expert` are tried, and those that the model cannot have are left out.
+    `tensor`, `context` and `expert` are degrees that must be possible. If they are None, all powers of two up to
+    `most_tensor`, `most_context` and `most_expert` are tried, and those that are impossible for the model are left out.
     """
 
     tensor: int | None = None
@@ -86,7 +86,7 @@ class FormsAsked:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """All of them, whether the model can have them or not."""
+        """All of them, whether they are possible for the model or not."""
         degrees = [(getattr(self, axis), getattr(self, f"most_{axis}")) for axis in AXES]
         every = ([2**k for k in range(most.bit_length())] if fixed is None else [fixed] for fixed, most in degrees)
         return tuple(
@@ -95,14 +95,14 @@ class FormsAsked:
         )
 
     def may_lack(self, degree: str) -> bool:
-        """Whether a form that this degree makes impossible is left out: where the user does not name it."""
+        """Whether an impossible form with this degree is left out: only if the user does not name the degree."""
         return degree in AXES and getattr(self, degree) is None
 
 
 class EstimateTask(WireModel):
-    """Estimate a model's profile by a datasheet; no device is needed. The job goes on as the plan of its request.
+    """Estimate a model's profile by a datasheet; no device is needed. The job continues as the plan of its request.
 
-    `forms` are asked for where the plan is for an engine that shares blocks out.
+    `forms` are set if the plan is for an engine that shares blocks among devices.
     """
 
     kind: Literal["estimate"] = "estimate"
@@ -125,11 +125,11 @@ class EstimateResult(WireModel):
 
 
 def parse_plan_request(content: bytes) -> PlanRequest | ModelPlanRequest:
-    """The request for a plan in a JSON text: one with a `model` is for an estimate. Raises InvalidInputError."""
+    """The request for a plan in a JSON text; with a `model`, it needs an estimate. Raises InvalidInputError."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
-        document = None  # the parser says what is wrong with it
+        document = None  # the parser reports what is wrong
     if isinstance(document, dict) and "model" in document:
         return parse_sent(ModelPlanRequest, content)
     return parse_sent(PlanRequest, content)
@@ -146,10 +146,10 @@ def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | 
 def forms_asked(
     cluster: Cluster, options: Options, *, batch_size: int, sequence_length: int | None
 ) -> FormsAsked | None:
-    """The forms that the engine and the options allow; None for our runtime, which shares no block out.
+    """The forms that the engine and the options allow; None for our runtime, which never shares a block.
 
-    Tensor groups stay inside a server, where a level may not be torn. Raises InvalidInputError for options that the
-    engine, the devices or the batch rule out.
+    Tensor groups stay inside a server, and no group may span a part of a level. Raises InvalidInputError for options
+    that the engine, the devices or the batch rule out.
     """
     engine, length = engine_named(options.engine or OUR_RUNTIME), sequence_length or 0
     if engine.name == OUR_RUNTIME:
@@ -168,7 +168,7 @@ def forms_asked(
 
 
 def datasheet_of(device: Device) -> str:
-    """The key of the device's datasheet. Raises InvalidInputError for a name that stands for none, or for several."""
+    """The key of the device's datasheet. Raises InvalidInputError for a name that means none, or several."""
     found = sorted(known_types(device.name))
     rule = f"must be a device with a datasheet ({', '.join(KNOWN_TYPES)}) where the profile is estimated"
     require(len(found) > 0, "cluster.device.name", rule, device.name)

@@ -1,7 +1,7 @@
 """Jobs: what the service asks of agents, and what they report back under a lease.
 
-A task names factories by SPECs, and an agent's operator lists those that jobs may name. Both sides go by the same
-check: the service when it chooses an agent for a job, the agent before it runs one.
+A task names factories by SPECs, and an agent's operator lists those that jobs may name. Both sides use the same check:
+the service when it chooses an agent for a job, the agent before it runs one.
 
 Tasks and completions are documents of several kinds; their errors name the field as the sender wrote it.
 """
@@ -30,7 +30,7 @@ from pipeplan.simulation.report import RunReport
 RULE = "must be a factory that this agent's operator allows (pipeplan-agent start --allow; --models-dir for paths)"
 
 IN_FOLDER = "/**"
-"""How a pattern ends that allows all paths in a folder; no operator's own pattern does."""
+"""The ending of a pattern that allows all paths in a folder; no pattern of an operator has it."""
 
 FIELDS = ("model", "data", "loss")
 """The fields of tasks that hold SPECs."""
@@ -51,7 +51,7 @@ def specs_of(task: object) -> Iterator[tuple[str, str]]:
 
 
 def require_specs(task: object) -> None:
-    """Raises InvalidInputError for a task with a text that is no SPEC, or data or a loss that is no callable."""
+    """Raises InvalidInputError for a task with a text that is not a SPEC, or data or a loss that is not a callable."""
     for field, text in specs_of(task):
         spec = parse_spec(text, field=field)
         rule = "must name a callable as preset:NAME or package.module:factory"
@@ -70,7 +70,7 @@ def require_patterns(field: str, patterns: Iterable[str]) -> None:
 
 
 def factory_of(text: str) -> str:
-    """What a SPEC names, without its options and escapes; of a text that is no SPEC, as in earlier jobs, its start."""
+    """The name in a SPEC, without options and escapes; for a text that is not a SPEC, as in old jobs, its start."""
     try:
         return parse_spec(text, field="model").target
     except InvalidInputError:
@@ -99,7 +99,7 @@ def _covers(pattern: str, factory: str) -> bool:
     """Whether a pattern allows a factory. A trailing * reaches no further than a module's own names.
 
     `mine.models:*` must not allow `mine.models:os.system`, which the module holds if it imports os; nor does `hf:*`
-    allow a path. `hf:FOLDER/**`, which an agent's `models_dir` stands for, allows every path in a folder.
+    allow a path. `hf:FOLDER/**`, which an agent's `models_dir` adds, allows every path in a folder.
     """
     if pattern.endswith(IN_FOLDER):
         return factory.startswith(pattern.removesuffix("**")) and ".." not in factory.split("/")
@@ -150,7 +150,7 @@ class LinksTask(WireModel):
 class RunTask(WireModel):
     """Execute a plan through torchrun, on one node or spread evenly over several that share a folder.
 
-    Beside what names the run, the fields of TrainingOptions.
+    Besides the fields that name the run, it has the fields of TrainingOptions.
     """
 
     kind: Literal["run"] = "run"
@@ -177,12 +177,12 @@ class RunTask(WireModel):
 
     @property
     def training(self) -> TrainingOptions:
-        """How it trains."""
+        """The training options."""
         return TrainingOptions(**{field.name: getattr(self, field.name) for field in fields(TrainingOptions)})
 
 
 class PlanTask(WireModel):
-    """Ask a planner. The service's own solver processes do it; agents are never given one."""
+    """Ask a planner. The service's own solver processes do it; agents never get such a task."""
 
     kind: Literal["plan"] = "plan"
     request: PlanRequest
@@ -191,14 +191,14 @@ class PlanTask(WireModel):
 Task = Annotated[ProfileTask | EstimateTask | LinksTask | RunTask | PlanTask, Field(discriminator="kind")]
 
 AgentTask = ProfileTask | EstimateTask | LinksTask | RunTask
-"""What agents do."""
+"""The tasks of agents."""
 
 JobState = Literal["queued", "leased", "succeeded", "failed", "cancelled", "dead"]
-"""`failed`: its owner reported an error. `dead`: given up after the last attempt, none of which came to an end."""
+"""`failed`: its owner reported an error. `dead`: given up after the last attempt; no attempt was completed."""
 
 
 class Progress(WireModel):
-    """How far a job is: `done` of `total` units, and what it is at in a few words."""
+    """A job's progress: `done` of `total` units, and its current work in a few words."""
 
     done: int = Field(ge=0)
     total: int = Field(ge=0)
@@ -206,10 +206,10 @@ class Progress(WireModel):
 
 
 class Job(WireModel):
-    """A job as everybody sees it. A run has its id from the start; other ids are there once the job has succeeded.
+    """A job as everybody sees it. A run has its id from the start; other ids are set once the job has succeeded.
 
-    An estimate's profile is there before: its job then goes on as that of a plan, with another task.
-    A plan job that found that no plan fits has succeeded too: with `infeasible`, the reasons, instead of a plan's id.
+    An estimate's profile is set earlier: its job then continues as a plan job, with another task. A plan job that finds
+    that no plan fits has also succeeded: it has `infeasible`, the reasons, instead of a plan's id.
     """
 
     id: str
@@ -238,7 +238,7 @@ class Job(WireModel):
 
 
 class JobQuery(ListQuery):
-    """Which jobs, and in which order: a minus before it is newest first, which is the default."""
+    """Which jobs, and in which order: with a minus, newest first, which is the default."""
 
     sort: Literal["created_at", "-created_at"] | None = None
     state: list[JobState] = Field(default_factory=list, max_length=6, description="in one of these states")
@@ -250,10 +250,10 @@ AgentKind = Literal["profile", "estimate", "links", "run"]
 
 
 class LeaseRequest(WireModel):
-    """An agent that does nothing asks for work. `kinds` are those that it can do.
+    """An idle agent asks for work. `kinds` are those that it can do.
 
-    An agent that has registered tells its `instance`: it gets what it can do only, and parts of runs over several
-    nodes. What an earlier answer gave it, if it was lost on the way, is given again.
+    A registered agent sends its `instance`: it gets only jobs that it can do, and parts of runs over several nodes. A
+    job that was lost in transit with an earlier answer is given again.
     """
 
     agent: AgentName
@@ -271,7 +271,7 @@ class Gang(WireModel):
 
     @property
     def nodes(self) -> int:
-        """How many there are."""
+        """The number of nodes."""
         return len(self.agents)
 
 
@@ -285,14 +285,14 @@ class Lease(WireModel):
 
 
 class Heartbeat(WireModel):
-    """The owner is alive; the answer says whether it should go on."""
+    """The owner is alive; the answer says whether it should continue."""
 
     token: str
     progress: Progress | None = None
 
 
 class HeartbeatAnswer(WireModel):
-    """`cancelled` asks the owner to stop; so does `stop`, with the reason, where others of a gang have ended."""
+    """`cancelled` asks the owner to stop. So does `stop`, with the reason, if others of a gang have ended."""
 
     expires_in_s: float
     cancelled: bool
@@ -300,7 +300,7 @@ class HeartbeatAnswer(WireModel):
 
 
 class ProfileResult(WireModel):
-    """What a profile job gives: stored, with the job's end, in one transaction."""
+    """The result of a profile job. It is stored together with the job's end, in one transaction."""
 
     kind: Literal["profile"] = "profile"
     profile: Profile
@@ -308,7 +308,7 @@ class ProfileResult(WireModel):
 
 
 class RunResult(WireModel):
-    """What a run job gives."""
+    """The result of a run job."""
 
     kind: Literal["run"] = "run"
     report: RunReport
@@ -316,7 +316,7 @@ class RunResult(WireModel):
 
 
 class LinksResult(WireModel):
-    """What was measured between devices: stored as a cluster."""
+    """The measured links between devices, stored as a cluster."""
 
     kind: Literal["links"] = "links"
     cluster: Cluster
@@ -336,7 +336,7 @@ AgentResult = ProfileResult | EstimateResult | LinksResult | RunResult | PartRes
 
 
 class Completion(WireModel):
-    """The owner's last word on a job that went well."""
+    """The owner's final report on a job that succeeded."""
 
     token: str
     report_id: ReportId = None
@@ -344,9 +344,9 @@ class Completion(WireModel):
 
 
 class Failure(WireModel):
-    """The owner's last word on a job that did not; `error` is one sentence for the user.
+    """The owner's final report on a job that failed; `error` is one sentence for the user.
 
-    `retry`: the cause lies outside of the job, another node was lost, say, and another attempt may go well.
+    `retry`: the cause is outside of the job, such as a lost node, and another attempt may succeed.
     """
 
     token: str
@@ -356,7 +356,7 @@ class Failure(WireModel):
 
 
 class Release(WireModel):
-    """The owner hands the job back, unfinished, because it drains; that is no attempt."""
+    """The owner hands the job back unfinished because it drains; this does not count as an attempt."""
 
     token: str
     report_id: ReportId = None
@@ -365,7 +365,7 @@ class Release(WireModel):
 def parse_task(content: bytes) -> Task:
     """The task in a JSON text, its SPECs checked. Raises InvalidInputError.
 
-    The tasks themselves hold any text where a SPEC belongs: jobs of earlier versions must stay readable.
+    The task classes accept any text as a SPEC, because jobs of earlier versions must stay readable.
     """
     try:
         task = parse_sent(cast(type[AgentTask | PlanTask], Task), content)
@@ -384,7 +384,7 @@ def parse_completion(content: bytes) -> Completion:
 
 
 def _without_tag(error: InvalidInputError, place: str) -> InvalidInputError:
-    """The path that pydantic gives has the chosen kind in it, which is no key of the document."""
+    """The path from pydantic includes the chosen kind, which is not a key of the document."""
     for kind in KINDS:
         if error.field.startswith(f"{place}{kind}."):
             field = place + error.field.removeprefix(f"{place}{kind}.")

@@ -1,6 +1,6 @@
-"""Listing: what all documents of the wire share, and how lists are asked for and answered.
+"""Listing: the common part of all documents of the protocol, and the requests and answers of lists.
 
-A list comes a page at a time, in an order, and holds what passes the filters.
+A list comes a page at a time, in an order, and holds the items that pass the filters.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,16 @@ MAX_LIMIT = 200
 
 
 class WireModel(BaseModel):
-    """A document of the wire: unknown keys, NaN and infinity are refused."""
+    """A document of the protocol: unknown keys, NaN and infinity are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
 class Page(BaseModel, Generic[T]):
-    """Some items, in the order asked for: newest first unless another is.
+    """Some items, in the requested order, by default newest first.
 
-    `next_cursor` asks for those that follow; it is null on the last page. A page may hold fewer items than its limit
-    although more follow: where few rows pass the filters, only so many are looked at for one page.
+    `next_cursor` requests the next ones; it is null on the last page. A page may hold fewer items than its limit
+    although more follow: if few rows pass the filters, one page searches only a limited number of rows.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,7 +35,7 @@ class Page(BaseModel, Generic[T]):
 
 
 def _moment(value: object, parse: Callable[[object], datetime]) -> datetime:
-    """The moment in UTC. A count of seconds is refused: a moment is written out, as the lists themselves write it."""
+    """The time in UTC. A number of seconds is refused: a time must be written out, as in the lists themselves."""
     if isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit():
         raise ValueError("must be a date and time with its zone, such as 2026-01-31T12:00:00Z")
     try:
@@ -54,11 +54,11 @@ Moment = Annotated[AwareDatetime, WrapValidator(_moment)]
 """A date and time with its zone, such as 2026-01-02T03:04:05Z."""
 
 Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_without_null)]
-"""What a filter compares with a stored text, which is never longer or empty."""
+"""A filter's text. A stored text is never longer or empty."""
 
 
 class ListQuery(WireModel):
-    """What every list can be asked for. Lists with filters and orders of their own add them."""
+    """The parameters of every list. Lists with filters and orders of their own add them."""
 
     limit: int = Field(default=50, ge=1, le=MAX_LIMIT, description="items on a page, at most")
     cursor: str | None = Field(default=None, max_length=2000, description="the `next_cursor` of the page before")
@@ -67,18 +67,18 @@ class ListQuery(WireModel):
 
 
 Noun = Literal["profile", "cluster", "plan", "job", "run"]
-"""What has ids of 32 hexadecimal digits."""
+"""The nouns with ids of 32 hexadecimal digits."""
 
 
 class IdQuery(WireModel):
-    """Which ids: those of a noun that begin so."""
+    """Which ids: those of a noun with a prefix."""
 
     noun: Noun
     prefix: str = Field(pattern=r"^[0-9a-f]{4,32}$", description="the beginning of an id")
 
 
 class Matches(WireModel):
-    """The first ids that begin so, in their order; `more`: there are others."""
+    """The first ids with the prefix, in order; `more`: there are others."""
 
     ids: tuple[str, ...]
     more: bool

@@ -1,7 +1,7 @@
-"""Plans: what is asked for, what lists show, the instruction streams in their text form, comparisons and aliases.
+"""Plans: requests, summaries for lists, the instruction streams in text form, comparisons and aliases.
 
 A comparison puts plans side by side: what differs, and what makes each faster or slower than the first.
-An alias is a name that points at a plan, for readers that must not know ids; what it pointed at before is kept.
+An alias is a name that points at a plan, for readers that do not know ids; its history is kept.
 """
 
 import re
@@ -22,21 +22,21 @@ MAX_CHARACTERS = 200
 """The longest name of an alias."""
 
 PATTERN = r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)*$"
-"""What an alias's name looks like."""
+"""The pattern of an alias's name."""
 
 RESERVED = ("plan", "history")
-"""Last parts that would be taken for what is asked about an alias."""
+"""Last parts of a name that would clash with routes of an alias."""
 
 PLAYED = "of the plan's streams when they are played; null where they were not"
 CLOSED_FORM = "what the planner's formulas give, and its search compared"
-"""What the two figures of a plan are."""
+"""The meaning of a plan's two kinds of figures."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHORT_ID = re.compile(r"[0-9a-f]{4,31}")
 
 
 class PlanQuestion(WireModel):
-    """What every request for a plan says: where, by which planner, for which batch."""
+    """The common part of all requests for a plan: the cluster, the planner, the batch."""
 
     cluster_id: str = Field(
         min_length=1, max_length=64, description="id of a stored cluster, or NAME:NODES of a known one: dgx-h100:4"
@@ -59,7 +59,7 @@ class PlanRequest(PlanQuestion):
 
 
 class PlanSummary(WireModel):
-    """A stored plan: its shape and what it promises; `estimated` if its profile was not measured."""
+    """A stored plan: its shape and its predictions; `estimated` if its profile was not measured."""
 
     id: str
     planner: str
@@ -88,7 +88,7 @@ class PlanSummary(WireModel):
 
 
 class PlanQuery(ListQuery):
-    """Which plans, and in which order: a minus before it is from the most to the least. Default: newest first.
+    """Which plans, and in which order: with a minus, descending. Default: newest first.
 
     `throughput` is the played one: plans whose streams were not played come last in both directions, and do not pass
     `min_throughput`.
@@ -126,7 +126,7 @@ class Streams(WireModel):
 
 
 class PlanFacts(WireModel):
-    """What a plan is and promises. `simulated_...` are the names of 0.1.0 for the played figures."""
+    """A plan's facts and predictions. `simulated_...` are the names of 0.1.0 for the played figures."""
 
     id: str
     planner: str
@@ -169,14 +169,14 @@ class PlanFacts(WireModel):
 
 
 class Difference(WireModel):
-    """A fact that the plans do not share; the values are in the plans' order."""
+    """A fact that differs between the plans; the values are in the plans' order."""
 
     field: str
     values: tuple[Any, ...]
 
 
 class Factor(WireModel):
-    """One reason for another speed: this times as fast as the first, because of it."""
+    """One factor of a plan's speed, relative to the first plan's."""
 
     name: str
     ratio: float
@@ -184,9 +184,9 @@ class Factor(WireModel):
 
 
 class Speed(WireModel):
-    """How a plan's speed comes about, against the first: the factors' product is the ratio.
+    """A plan's speed relative to the first: the product of the factors is the ratio.
 
-    The ratio is of played throughputs. Where one of the two plans was not played, it is of the closed forms'.
+    The ratio is that of played throughputs, or of the closed forms' if one of the two plans was not played.
     """
 
     id: str
@@ -196,9 +196,9 @@ class Speed(WireModel):
 
 
 class Comparison(WireModel):
-    """Plans side by side. The fastest is that of the played ones; where none was played, the closed form's.
+    """Plans side by side. The fastest is the fastest played one; if none was played, the fastest by closed form.
 
-    `caveats`: sentences that say where the plans are not comparable as they are, of another model or batch, say.
+    `caveats`: sentences that say why the plans are not comparable, for example because of another model or batch.
     """
 
     plans: tuple[PlanFacts, ...]
@@ -209,7 +209,7 @@ class Comparison(WireModel):
 
 
 class Alternatives(WireModel):
-    """What a plan was chosen over, why, and which plans no other beats in both throughput and memory."""
+    """The alternatives to a plan, why each lost, and the plans that no other beats in both throughput and memory."""
 
     plan_id: str
     configurations_considered: int
@@ -218,7 +218,7 @@ class Alternatives(WireModel):
 
 
 class AliasTarget(WireModel):
-    """Where an alias is to point."""
+    """The plan at which an alias will point."""
 
     plan_id: str = Field(min_length=1, max_length=64, description="id of a stored plan")
 
@@ -244,14 +244,14 @@ class AliasMove(WireModel):
 
 
 class AliasQuery(ListQuery):
-    """Which aliases, and in which order: a minus before it is from the last to the first. Default: newest first."""
+    """Which aliases, and in which order: a minus reverses it. Default: newest first."""
 
     sort: Literal["created_at", "-created_at", "name", "-name"] | None = None
     plan_id: Name | None = Field(default=None, description="those that point at this plan")
 
 
 def require_name(name: str) -> None:
-    """Raises InvalidInputError unless the name can be an alias's, and cannot be taken for a plan's id."""
+    """Raises InvalidInputError unless the name is valid for an alias, and cannot be taken for a plan's id."""
     require(0 < len(name) <= MAX_CHARACTERS, "name", f"must have 1 to {MAX_CHARACTERS} characters", name)
     rule = "must consist of a-z, 0-9, '.', '_' and '-', in parts that '/' separates and a letter or digit starts"
     require(re.fullmatch(PATTERN.strip("^$"), name) is not None, "name", rule, name)
@@ -266,5 +266,5 @@ def is_plan_id(name: str) -> bool:
 
 
 def is_short_id(name: str) -> bool:
-    """Whether the text may be the beginning of an id, which stands for it where no other begins so."""
+    """Whether the text may be the prefix of an id."""
     return _SHORT_ID.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Problem details (RFC 9457): every error of ours on the wire, and back. The one place where errors get statuses."""
+"""Problem details (RFC 9457): every error of ours as a document, and back. Errors get their statuses only here."""
 
 import math
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:pipeplan:problem:"
 
 SHOWN_CHARACTERS = 200
-"""How much of a refused value is sent back."""
+"""The most characters of a refused value that are sent back."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemKind:
-    """How one error appears on the wire."""
+    """How one error appears in a document."""
 
     slug: str
     status: HTTPStatus
@@ -98,7 +98,7 @@ def problem_of(error: PipeplanError) -> Problem:
 
 
 def headers_of(error: PipeplanError) -> dict[str, str]:
-    """What an answer says beside the document: how to identify oneself, or after how many seconds to come back."""
+    """The headers of an answer besides the document: how to authenticate, or after how many seconds to retry."""
     if isinstance(error, UnauthorizedError):
         return {"WWW-Authenticate": 'Bearer realm="pipeplan"'}
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
@@ -106,7 +106,7 @@ def headers_of(error: PipeplanError) -> dict[str, str]:
 
 
 def error_of(problem: Problem) -> PipeplanError:
-    """The error that the document carries, in printable words; a ServiceError where it is none of ours."""
+    """The error in the document, in printable words; a ServiceError if it is none of ours."""
     for error, kind in KINDS.items():
         if problem.type != TYPE_PREFIX + kind.slug:
             continue
@@ -119,7 +119,7 @@ def error_of(problem: Problem) -> PipeplanError:
 
 
 def shown(value: object) -> object:
-    """The value as JSON can carry it, and short: a document that was refused is not sent back whole."""
+    """The value, in JSON and short: a refused document is not sent back whole."""
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     value = value.decode(errors="replace") if isinstance(value, bytes) else value

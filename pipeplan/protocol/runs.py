@@ -1,7 +1,7 @@
-"""Runs: executions of a plan, what happens to them, and the files that they leave.
+"""Runs: executions of a plan, their events, and the files that they leave.
 
 A run's state is that of its job. Events say what happened to a job or a run, in order, numbered from 1. A run's folder
-holds what others read: the plan, its measured timeline, and the report.
+holds files for other programs: the plan, its measured timeline, and the report.
 """
 
 import json
@@ -27,14 +27,14 @@ from pipeplan.simulation.report import RankReport, RunReport
 SubjectKind = Literal["job", "run"]
 
 ENDINGS = frozenset({"succeeded", "failed", "cancelled", "dead"})
-"""The kinds of event after which there are no more."""
+"""The kinds of events after which no other follows."""
 
 PLAN, TIMELINE, REPORT = "plan.json", "timeline.json", "run.json"
 """The files in a run's folder."""
 
 
 class Event(BaseModel):
-    """One event. `kind` is the state that the subject came to, or "progress"; `data` tells what changed with it."""
+    """One event. `kind` is the state that the subject came to, or "progress"; `data` holds what changed with it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,7 +45,7 @@ class Event(BaseModel):
 
     @property
     def ends(self) -> bool:
-        """Whether it is the subject's last."""
+        """Whether it is the subject's last event."""
         return self.kind in ENDINGS
 
 
@@ -61,7 +61,7 @@ def events_in(lines: Iterable[str]) -> Iterator[Event]:
 
 
 class RunSummary(WireModel):
-    """A run as lists show it; throughputs are there once it has succeeded."""
+    """A run as lists show it; it has throughputs once it has succeeded."""
 
     id: str
     job_id: str
@@ -76,7 +76,7 @@ class RunSummary(WireModel):
 
 
 class Run(WireModel):
-    """A run: what was asked for, how far it is, and what it measured once it has succeeded."""
+    """A run: its request, its progress, and its measurements once it has succeeded."""
 
     id: str
     job_id: str
@@ -101,7 +101,7 @@ class RunQuery(ListQuery):
 
 
 class Losses(WireModel):
-    """A run's losses, a step each; the first of them is that of `first_step`."""
+    """A run's losses, one for each step; the first is that of `first_step`."""
 
     run_id: str
     first_step: int
@@ -110,7 +110,7 @@ class Losses(WireModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlayColumns:
-    """A run's last batches, each timeline from 0 on. `predicted` is None where the plan is too large to be played."""
+    """A run's last batches, each timeline from 0 on. `predicted` is None if the plan is too large to be played."""
 
     predicted: TimelineColumns | None
     measured: TimelineColumns

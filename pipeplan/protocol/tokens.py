@@ -1,4 +1,4 @@
-"""Tokens: who may call the service, what with, and how secrets are masked in logs and tables of settings."""
+"""Tokens: who may call the service, with which scopes, and how secrets are masked in logs and tables of settings."""
 
 import ipaddress
 import re
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pipeplan.errors import require
 
 Scope = Literal["read", "plan", "agent", "admin"]
-"""What a route asks for: to look, to plan and enqueue, to work as an agent, to manage."""
+"""The scopes that routes demand: to read, to plan and enqueue, to work as an agent, to manage."""
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -56,7 +56,7 @@ class Credential:
     secret: str = field(repr=False)
 
     def text(self) -> str:
-        """The parts with a checksum, which tells a mistyped text from a wrong one without a look into the database."""
+        """The parts with a checksum, which shows a mistyped text without a query of the database."""
         body = f"{self.prefix}_{self.id}_{self.secret}"
         return f"{body}{zlib.crc32(body.encode()):08x}"
 
@@ -67,7 +67,7 @@ def new_credential(prefix: str) -> Credential:
 
 
 def parse_credential(prefix: str, text: str) -> Credential | None:
-    """The credential that a text spells; None for any other text."""
+    """The credential in a text; None for any other text."""
     match = _TEXT.fullmatch(text)
     if match is None or match[1] != prefix:
         return None
@@ -76,7 +76,7 @@ def parse_credential(prefix: str, text: str) -> Credential | None:
 
 
 def masked(text: str) -> str:
-    """The text without what looks like a secret: tokens, passwords in URLs and settings."""
+    """The text with secrets masked: tokens, passwords in URLs and settings."""
     return _SECRET.sub(lambda found: f"{found[1] or found[2] or found[3] or found[4]}{HIDDEN}", text)
 
 
@@ -124,7 +124,7 @@ class CreatedToken(Token):
 
 
 class Whoami(BaseModel):
-    """Who the caller is to the service. `token` is null where none was asked for."""
+    """Who the caller is to the service. `token` is null if none was demanded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -135,7 +135,7 @@ class Whoami(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who calls: the token's name, and every scope that it allows. `token_id` is None where no token was asked for."""
+    """Who calls: the token's name, and every scope that it allows. `token_id` is None if no token was demanded."""
 
     name: str
     scopes: frozenset[Scope]
@@ -143,10 +143,10 @@ class Identity:
 
 
 LOCAL = Identity(name="local", scopes=frozenset(SCOPES))
-"""Whoever calls from this machine where no token is demanded."""
+"""Any caller from this machine, if no token is demanded."""
 
 NOBODY = Identity(name="nobody", scopes=frozenset())
-"""Whoever asks for a public page."""
+"""Any caller of a public page."""
 
 
 def allowed(scopes: tuple[Scope, ...]) -> frozenset[Scope]:

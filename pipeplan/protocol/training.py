@@ -1,4 +1,4 @@
-"""Training: what a run needs beside its plan, its model and its data. The command, jobs and ranks all take this."""
+"""Training: the options of a run besides its plan, its model and its data. The command, jobs and ranks all use them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ LEARNING_RATES = ("constant", "linear", "cosine")
 """How a learning rate decays after its warm-up."""
 
 DEFAULT_RATES: Mapping[str, float] = {"sgd": 0.1, "momentum": 0.01, "adam": 0.001, "adamw": 0.001}
-"""By optimizer, the learning rate of a run that names none.
+"""The default learning rate of each optimizer.
 
 Adam's is its authors' (Kingma and Ba 2015, algorithm 1), which AdamW shares. A momentum of 0.9 moves ten times as far
 as plain SGD in the long run, and has a tenth of its rate.
@@ -25,7 +25,7 @@ FIRST_LOSS_SCALE = 2.0**16
 """Where the loss scale of float16 begins, as that of torch's GradScaler."""
 
 BATCH_NORMS = ("microbatch", "minibatch")
-"""What running statistics may be of."""
+"""The units over which running statistics may be taken."""
 
 
 def require_planned_autocast(asked: str | None, planned: str | None) -> None:
