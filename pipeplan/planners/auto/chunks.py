@@ -17,6 +17,7 @@ import numpy as np
 from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
+from pipeplan.planners.auto.chunk_memory import ChunkMemory
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.wiring import Wiring
@@ -108,6 +109,7 @@ class ChunkedSpace:
     model: SearchedModel
     schedules: Sequence[str]
     planner: str = "auto"
+    begun: int = 0
     counted: int = 0
     squeezed: int = 0
     beyond: float = 0.0
@@ -130,12 +132,13 @@ class ChunkedSpace:
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[ChunkedConfiguration]:
         """Those whose stages fit, the highest bound first. Families' members are made as they are needed."""
+        least = needed or (lambda: 0.0)
         waiting: list[tuple[float, int, ChunkedConfiguration]] = []
         numbers = count()
         for family in sorted(self.families(), key=lambda each: -each.most):
             while waiting and -waiting[0][0] > family.most:
                 yield heappop(waiting)[-1]
-            for member in self.members(family):
+            for member in self.members(family, least()):
                 heappush(waiting, (-member.most, next(numbers), member))
         while waiting:
             yield heappop(waiting)[-1]
@@ -161,19 +164,27 @@ class ChunkedSpace:
             for shapes in alike.values():
                 yield ChunkedFamily(shapes=tuple(shapes), most=self._most_of_any(shapes[0]))
 
-    def members(self, family: ChunkedFamily) -> Iterator[ChunkedConfiguration]:
-        """Those whose stages fit, on every placement."""
+    def members(self, family: ChunkedFamily, needed: float = 0.0) -> Iterator[ChunkedConfiguration]:
+        """Those whose stages fit, on every placement; without those that memory keeps from the rate that is needed."""
+        options = self.problem.options
         for shape in family.shapes:
             wirings = self.model.wirings(shape.width, shape.ranks)
             chain = self.model.evaluator.chain(shape.microbatch_size)
             terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
             if not terms.weights_fit():
                 continue
-            self.counted += 4 * ROUNDS * shape.ranks**2 * shape.chunks
-            if self.counted > MOST_COUNTED * (1 if self.problem.options.schedule is None else 10):
+            memory, enough = ChunkMemory(model=self.model, terms=terms), 1 if options.schedule is None else 10
+            self.begun += memory.counted
+            if self.begun > MOST_COUNTED * enough:
                 self.beyond = max(self.beyond, family.most)
                 continue
-            stops = self._stages(terms, family.most)
+            if not memory.may_exceed(needed):
+                continue
+            self.counted += 4 * ROUNDS * shape.ranks**2 * shape.chunks
+            if self.counted > MOST_COUNTED * enough:
+                self.beyond = max(self.beyond, min(memory.most(), family.most))
+                continue
+            stops = self._stages(memory, family.most)
             if stops is None:
                 continue
             for wiring in wirings:
@@ -217,9 +228,9 @@ class ChunkedSpace:
             ),
         )
 
-    def _stages(self, terms: ChunkedTerms, most: float) -> tuple[int, ...] | None:
+    def _stages(self, memory: ChunkMemory, most: float) -> tuple[int, ...] | None:
         """Even stages if they fit; else others that fit, if there is time to find them; None if there are none."""
-        shape = terms.shape
+        terms, shape = memory.terms, memory.terms.shape
         key = shape.ranks, shape.chunks, shape.laws.v_shaped, shape.microbatch_size
         if key not in self._stops:
             self._stops[key] = even_by_time(terms)
@@ -230,7 +241,7 @@ class ChunkedSpace:
         if found is not None:
             return found
         if self.squeezed >= MOST_SQUEEZED:
-            self.beyond = max(self.beyond, most)
+            self.beyond = max(self.beyond, min(memory.most(), most))
             return None
         self.squeezed += 1
         return squeezed(terms, stops)
