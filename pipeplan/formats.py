@@ -8,6 +8,7 @@ from pipeplan.documents.calibration import Calibration, Term
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.degrees import DegreeChoice
+from pipeplan.documents.forms import AXES
 from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import Options
@@ -78,6 +79,15 @@ def price_of(other: Alternative) -> str:
     if other.throughput_samples_per_s is not None or other.closed_form_samples_per_s is None:
         return rate(other.throughput_samples_per_s)
     return f"{rate(other.closed_form_samples_per_s)} in closed form"
+
+
+def scheme(each: Alternative) -> str:
+    """`1f1b`; `1f1b, tensor 2, optimizer sharded` of what another engine shares out."""
+    parts = [f"{axis} {getattr(each.form, axis)}" for axis in AXES if getattr(each.form, axis) > 1]
+    parts += [f"{each.chunks} stages a rank"] if each.chunks > 1 else []
+    parts += [f"{each.sharding} sharded"] if each.sharding != "none" else []
+    parts += [f"offload {each.offload}"] if each.offload != "none" else []
+    return ", ".join((each.schedule, *parts))
 
 
 def in_order(choices: Sequence[DegreeChoice]) -> list[DegreeChoice]:
@@ -287,4 +297,5 @@ FILTERS: dict[str, Callable[..., object]] = {
     "clip": clip,
     "proven": proven,
     "in_order": in_order,
+    "scheme": scheme,
 }

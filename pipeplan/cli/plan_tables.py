@@ -15,10 +15,9 @@ from pipeplan.cli.console import PIPED_WIDTH, table_of
 from pipeplan.costs.memory import rank_bytes, rank_host_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.files import plan_document
-from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
-from pipeplan.formats import in_order, layout, memory_items, percent, proven, several, size
+from pipeplan.formats import in_order, layout, memory_items, percent, proven, scheme, several, size
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
@@ -71,9 +70,8 @@ def show_solution(plan: Plan) -> None:
         ]
         console.print(table_of(headings, front))
     if plan.alternatives:
-        others = [
-            (*_configuration(other), _rate_of(other), other.reason) for other in plan.alternatives[:SHOWN_ALTERNATIVES]
-        ]
+        shown = list(dict.fromkeys(plan.alternatives))[:SHOWN_ALTERNATIVES]
+        others = [(*_configuration(other), _rate_of(other), other.reason) for other in shown]
         console.print(table_of(("Considered", *CONFIGURATION, "Samples/s", "Why not"), others))
     if simulated is not None:
         console.print(picture(plan, simulated), soft_wrap=True)
@@ -144,7 +142,8 @@ def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
             together.append((about, [index]))
     for (each, *others), indices in together:
         first, last = indices[0], indices[-1]
-        blocks = f"{plan.stages[first].start}-{plan.stages[last].stop - 1}"
+        start, end = plan.stages[first].start, plan.stages[last].stop - 1
+        blocks = f"{start}-{end}" if end > start else f"{start}"
         if first == last:
             yield str(first), blocks, *others
         else:
@@ -249,7 +248,7 @@ def show_alternatives(found: Alternatives) -> None:
     headings = ("Schedule", "Stages x replicas", "Microbatches", "Recompute", "Samples/s", "Memory", "Why it lost")
     rows = [
         (
-            other.schedule,
+            scheme(other),
             f"{other.depth} x {other.width or 'mixed'}",
             f"{other.microbatches} x {other.microbatch_size}",
             "yes" if other.recompute else "no",
@@ -309,12 +308,10 @@ def _console(*, on_error_stream: bool = False) -> Console:
 def _configuration(other: Alternative) -> tuple[str, ...]:
     """The schedule, and the cells under the headings of CONFIGURATION."""
     if other.depth == 0:
-        return (other.schedule, *("–",) * 4)
-    shared = [f"{axis} {getattr(other.form, axis)}" for axis in AXES if getattr(other.form, axis) > 1]
-    shared += [f"{other.sharding} sharded"] if other.sharding != "none" else []
-    shared += [f"offload {other.offload}"] if other.offload != "none" else []
+        microbatches = f"{other.microbatches} x {other.microbatch_size}" if other.microbatches else "–"
+        return (other.schedule, "–", "–", microbatches, "–")
     return (
-        ", ".join((other.schedule, *shared)),
+        scheme(other),
         str(other.depth),
         str(other.width or "mixed"),
         f"{other.microbatches} x {other.microbatch_size}",

@@ -121,6 +121,7 @@ def plan_view(
     """Gathers the page's content; `across` and `down` are the degrees of the search's map. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
     capacities = plans.capacities(context, plan)
+    others = tuple(dict.fromkeys(plan.alternatives))  # those that were not looked into may be alike
     # Enough batches to show the steady state, and no more than the service plays.
     enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
     batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))
@@ -142,8 +143,8 @@ def plan_view(
         ranks=_ranks(plan),
         capacity_bytes=min(capacities),
         streams=plans.streams(context, plan_id, 1) if batches and short else None,
-        alternatives=plan.alternatives[:shown_alternatives],
-        hidden_alternatives=max(len(plan.alternatives) - shown_alternatives, 0),
+        alternatives=others[:shown_alternatives],
+        hidden_alternatives=max(len(others) - shown_alternatives, 0),
         runs=runs.newest(context, SHOWN_RUNS, plan_id).items,
         aliases=aliases.page(context, AliasQuery(plan_id=plan_id, limit=SHOWN_ALIASES)).items,
         request=plans.request(context, plan_id),

@@ -9,11 +9,12 @@ Every chart has `rows`: the table that its CSV file holds, the names of the colu
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from pipeplan.costs.memory import rank_bytes, stages_by_rank
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import require
-from pipeplan.formats import several, shape, size
+from pipeplan.formats import scheme, several, shape, size
 from planner_service.documents.chart_files import Row
 from planner_service.plans.drawings import items
 from planner_service.platform.axes import Tick, memory_ticks, ticks
@@ -160,6 +161,7 @@ class Dot:
     x: float
     y: float
     kind: str
+    on_front: bool
     title: str
     label: str
     label_x: float
@@ -189,6 +191,10 @@ OFFSETS = (-10.0, 18.0, -23.0, 31.0, -36.0, 44.0)
 """Where a label may be above or below its dot, the best place first."""
 
 
+Known: TypeAlias = tuple[Alternative, int, float]
+"""A configuration, the bytes that its fullest device holds, and its samples a second."""
+
+
 def front_chart(plan: Plan) -> FrontChart | None:
     """The chart; None if the answer's rate or memory is unknown."""
     every = considered(plan)
@@ -200,37 +206,8 @@ def front_chart(plan: Plan) -> FrontChart | None:
     stated = {_shape(each) for each in plan.pareto} if price == PLAYED else set()
     front = {index for index, (each, _, _) in enumerate(known) if _shape(each) in stated} or _front(known)
     most_bytes, most_rate = 1.1 * max(held for _, held, _ in known), 1.2 * max(rate for _, _, rate in known)
-    dots: list[Dot] = []
-    boxes: list[tuple[float, float, float]] = []
-    order = sorted(range(len(known)), key=lambda index: (index not in front, known[index][1], index))
-    for index in order:
-        each, held, rate = known[index]
-        x, y = LEFT + (RIGHT - LEFT) * held / most_bytes, BOTTOM - (BOTTOM - TOP) * rate / most_rate
-        labelled = index == 0 or (index in front and len(boxes) < MOST_LABELS)
-        text = f"{each.schedule} {shape(each.depth, each.width)}, {each.microbatch_size}" if labelled else ""
-        came_to = f"{rate:.4g} samples/s {price}, {size(held)} a device; {each.reason}"
-        start = x - LETTER_WIDTH * len(text) if x > (LEFT + RIGHT) / 2 else x
-        end = start + LETTER_WIDTH * len(text)
-        beside = [at for low, high, at in boxes if low < end and start < high]
-        inside = (y + by for by in OFFSETS if TOP <= y + by <= BOTTOM - 4)
-        label_y = next((at for at in inside if all(abs(other - at) >= 13 for other in beside)), y + OFFSETS[0])
-        if text:
-            boxes.append((start, end, label_y))
-        dots.append(
-            Dot(
-                x=x,
-                y=y,
-                kind="chosen" if index == 0 else "front" if index in front else "beaten",
-                title=f"{each.schedule}, {shape(each.depth, each.width)}, microbatches of {each.microbatch_size}"
-                f"{', recomputing' if each.recompute else ''}: {came_to}",
-                label=text,
-                label_x=x,
-                label_y=label_y,
-                anchor="end" if start < x else "start",
-            )
-        )
-    line = sorted((dot for dot, index in zip(dots, order, strict=True) if index in front), key=lambda dot: dot.x)
-    degrees = tuple(DEGREES)
+    dots = _dots(known, front, price, most_bytes, most_rate)
+    line = sorted((dot for dot in dots if dot.on_front), key=lambda dot: dot.x)
     return FrontChart(
         price=price,
         unknown=len(every) - len(known),
@@ -238,24 +215,59 @@ def front_chart(plan: Plan) -> FrontChart | None:
         points=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in line),
         memory=memory_ticks(most_bytes, start=LEFT, end=RIGHT, most=8),
         rates=ticks(0.0, most_rate, start=BOTTOM, end=TOP, most=5, label=lambda value: f"{value:g}"),
-        rows=(
-            (*degrees, "memory_bytes", "samples_per_s", "price", "on_front", "reason"),
-            *(
-                (
-                    *(DEGREES[name](each) for name in degrees),
-                    held,
-                    rate,
-                    price,
-                    str(index in front).lower(),
-                    each.reason,
-                )
-                for index, (each, held, rate) in enumerate(known)
-            ),
+        rows=_front_rows(known, front, price),
+    )
+
+
+def _dots(known: Sequence[Known], front: set[int], price: str, most_bytes: float, most_rate: float) -> list[Dot]:
+    """A dot a configuration, those of the front first and labelled where they are not too many."""
+    dots: list[Dot] = []
+    boxes: list[tuple[float, float, float]] = []
+    for index in sorted(range(len(known)), key=lambda index: (index not in front, known[index][1], index)):
+        each, held, rate = known[index]
+        x, y = LEFT + (RIGHT - LEFT) * held / most_bytes, BOTTOM - (BOTTOM - TOP) * rate / most_rate
+        labelled = index == 0 or (index in front and len(boxes) < MOST_LABELS)
+        text = f"{each.schedule} {shape(each.depth, each.width)}, {each.microbatch_size}" if labelled else ""
+        start = x - LETTER_WIDTH * len(text) if x > (LEFT + RIGHT) / 2 else x
+        label_y = _label_y(y, start, start + LETTER_WIDTH * len(text), boxes)
+        if text:
+            boxes.append((start, start + LETTER_WIDTH * len(text), label_y))
+        came_to = f"{rate:.4g} samples/s {price}, {size(held)} a device; {each.reason}"
+        dots.append(
+            Dot(
+                x=x,
+                y=y,
+                kind="chosen" if index == 0 else "front" if index in front else "beaten",
+                on_front=index in front,
+                title=f"{scheme(each)}, {shape(each.depth, each.width)}, microbatches of {each.microbatch_size}"
+                f"{', recomputing' if each.recompute else ''}: {came_to}",
+                label=text,
+                label_x=x,
+                label_y=label_y,
+                anchor="end" if start < x else "start",
+            )
+        )
+    return dots
+
+
+def _label_y(y: float, start: float, end: float, boxes: Sequence[tuple[float, float, float]]) -> float:
+    """Where a label of this width stands above or below its dot, over none of those that stand already."""
+    beside = [at for low, high, at in boxes if low < end and start < high]
+    inside = (y + by for by in OFFSETS if TOP <= y + by <= BOTTOM - 4)
+    return next((at for at in inside if all(abs(other - at) >= 13 for other in beside)), y + OFFSETS[0])
+
+
+def _front_rows(known: Sequence[Known], front: set[int], price: str) -> tuple[Row, ...]:
+    return (
+        (*DEGREES, "memory_bytes", "samples_per_s", "price", "on_front", "reason"),
+        *(
+            (*(of(each) for of in DEGREES.values()), held, rate, price, str(index in front).lower(), each.reason)
+            for index, (each, held, rate) in enumerate(known)
         ),
     )
 
 
-def _front(known: Sequence[tuple[Alternative, int, float]]) -> set[int]:
+def _front(known: Sequence[Known]) -> set[int]:
     """The places of those that none beats: no other is as fast with less memory, or faster with as much."""
     front, fastest = set(), 0.0
     for index in sorted(range(len(known)), key=lambda place: (known[place][1], -known[place][2], place)):
