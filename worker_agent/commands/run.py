@@ -17,7 +17,7 @@ from pipeplan.documents.files import read
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.plan import Plan
-from pipeplan.errors import InvalidInputError, require
+from pipeplan.errors import InvalidInputError, require, require_count
 from pipeplan.protocol.training import DESCRIBED_RATES
 from pipeplan.schedules.registry import schedule_asked
 from pipeplan.simulation.report import Compared
@@ -131,6 +131,7 @@ def run(
     for field, text in (("model", model), ("data", data), ("loss", loss)):
         if text is not None:
             parse_spec(text, field=field)
+    require_count("steps", steps)  # the job's intervals follow from it
     chosen = read(Plan, plan)
     if schedule is not None:
         own = schedule_asked(schedule)

@@ -198,6 +198,7 @@ def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (("--steps", "0"), "steps: must be a whole number of at least 1, got 0"),
+        (("--steps", str(10**20)), f"steps: must be at most {2**63 - 1}, got {10**20}"),
         (("--model", MLP.replace("depth=4", "depth=5")), "model: must have the plan's 4 blocks, got 5"),
         (("--model", "no.such.module:factory"), "model: "),
         (("--data", "worker_agent.models.presets:no_such_factory"), "data: "),
