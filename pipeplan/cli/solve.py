@@ -25,6 +25,7 @@ from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, require_place, write_document
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
 from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import (
     ACCOUNTINGS,
     CUTS,
@@ -159,6 +160,15 @@ for _name, _known in _NAMES.items():
     get_args(_FLAGS[_name])[1].autocompletion = completion.names(_known)
 
 
+_FLAG_OF = {
+    "forced_cuts": "force_cut",
+    "forbidden_cuts": "forbid_cut",
+    "split_backward": "two_bp",
+    "split_backward_half_way": "two_bp_half_way",
+}
+"""What a refusal calls the options whose flags have other names."""
+
+
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Puts a flag for every field of `Options` in the place of the command's parameter `options`."""
     signature = inspect.signature(command, eval_str=True)
@@ -178,7 +188,10 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         if values["schedule"] is not None:
             values["schedule"] = schedule_asked(values["schedule"]).name
-        command(**given, options=Options(**values))
+        try:
+            command(**given, options=Options(**values))
+        except InvalidInputError as error:
+            raise InvalidInputError(_FLAG_OF.get(error.field, error.field), error.rule, error.value) from error
 
     kept = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

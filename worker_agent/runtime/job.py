@@ -68,6 +68,9 @@ _DECAYS: dict[str, Callable[[float], float]] = {
 }
 """The share of the learning rate by how much of the decay is done, from 0 to 1."""
 
+LONGEST_TIMEOUT_S = 1e6
+"""Sockets count milliseconds in 32 bits: 24 days are the most."""
+
 LEFT_OVER_S = 10.0
 """How long `holding` waits for the ranks of a run whose launcher was killed."""
 
@@ -113,6 +116,8 @@ class RunJob(TrainingOptions):
         require(self.autocast is None or self.plan.dtype == "float32", "autocast", rule, self.autocast)
         require_planned_autocast(self.autocast, self.plan.autocast)
         require_amount("timeout_s", self.timeout_s, positive=True)
+        rule = f"must be at most {LONGEST_TIMEOUT_S:,.0f}"
+        require(self.timeout_s <= LONGEST_TIMEOUT_S, "timeout_s", rule, self.timeout_s)
         if self.recorded_batches is not None:
             require_count("recorded_batches", self.recorded_batches)
         require(self.device in DEVICES, "device", f"must be one of {', '.join(DEVICES)}", self.device)

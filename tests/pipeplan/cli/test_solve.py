@@ -137,6 +137,7 @@ def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_word
     ("arguments", "message"),
     [
         (("--planner", "magic", "--batch-size", "8"), "planner: must be one of pipedream"),
+        (("--planner", "gpipe", "--batch-size", "8", "--force-cut", "0"), "force_cut: must be a whole number of"),
         (("--planner", "gpip", "--batch-size", "8"), "gpipe, exact, auto (near: gpipe), got 'gpip'"),
         (("--planner", "gpipe", "--batch-size", "8", "--optimizer", "adma"), "adamw (near: adam, adamw), got 'adma'"),
         (("--planner", "gpipe", "--batch-size", "8", "--schedule", "1fb1"), "(near: 1f1b), got '1fb1'"),

@@ -198,6 +198,7 @@ def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (("--steps", "0"), "steps: must be a whole number of at least 1, got 0"),
+        (("--timeout-s", "1e20"), "timeout_s: must be at most 1,000,000, got 1e+20"),
         (("--steps", str(10**20)), f"steps: must be at most {2**63 - 1}, got {10**20}"),
         (("--model", MLP.replace("depth=4", "depth=5")), "model: must have the plan's 4 blocks, got 5"),
         (("--model", "no.such.module:factory"), "model: "),
