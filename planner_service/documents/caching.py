@@ -15,6 +15,7 @@ from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request, Response
 from starlette.datastructures import Headers
@@ -87,7 +88,7 @@ def packed_response(request: Request, load: Callable[[], bytes], identity: str, 
 
 def derived_tag(identity: str, *parameters: object) -> str:
     """The tag of what this release derives from a document."""
-    return ".".join((identity, *map(str, parameters), VERSION))
+    return ".".join((identity, *(quote(str(each), safe="") for each in parameters), VERSION))
 
 
 def stored(services: Context, noun: Noun, identity: str, load: Callable[[Context, str], str]) -> bytes:

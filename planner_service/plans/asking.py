@@ -9,6 +9,7 @@ check a field's content.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -134,7 +135,7 @@ def _value(text: str, kind: Kind, choices: tuple[tuple[str, str], ...]) -> Any:
         number = json.loads(text)
     except ValueError:
         return text
-    return number if type(number) in (int, float) else text
+    return number if type(number) in (int, float) and math.isfinite(number) else text
 
 
 def checked(context: Context, document: Mapping[str, Any]) -> PlanRequest | ModelPlanRequest:

@@ -11,12 +11,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address, ip_network
+from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeplan.errors import TooManyRequestsError
+from pipeplan.errors import InvalidInputError, NotFoundError, PipeplanError, TooManyRequestsError
 from pipeplan.protocol.problems import Problem
-from planner_service.platform.problems import problem_response
+from planner_service.platform.problems import problem_response, send_error
 
 POLICY = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """An answer of the API is not a page: it loads nothing and cannot be framed. Pages have their own policy."""
@@ -105,7 +106,7 @@ class Rates:
 
 
 class RequestLimits:
-    """Refuses requests whose head is too large, before anything reads it, and ends those whose body does not arrive."""
+    """Refuses requests whose head is too large or holds null characters, and ends those whose body does not arrive."""
 
     def __init__(self, app: ASGIApp, *, body_timeout_s: float) -> None:
         self._app = app
@@ -121,6 +122,10 @@ class RequestLimits:
             status, detail = refusal
             problem = Problem(title=status.phrase, status=status, detail=detail)
             await problem_response(problem)(scope, receive, send)
+            return
+        refused = _not_text(scope)
+        if refused is not None:
+            await send_error(refused, scope, receive, send)
             return
         if not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"]):
             await self._app(scope, receive, send)
@@ -168,4 +173,15 @@ def _too_large(scope: Scope) -> tuple[HTTPStatus, str] | None:
         return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, rule
     if query.count(b"&") >= MAX_PARAMETERS:
         return HTTPStatus.UNPROCESSABLE_ENTITY, f"the address must have at most {MAX_PARAMETERS} parameters"
+    return None
+
+
+def _not_text(scope: Scope) -> PipeplanError | None:
+    """What to answer to an address that holds the null character, which PostgreSQL refuses; None for any other."""
+    if "\0" in scope["path"]:
+        return NotFoundError("there is nothing at an address with a null character")
+    if b"%00" in scope["query_string"]:
+        for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
+            if "\0" in name or "\0" in value:
+                return InvalidInputError(name, "must not hold a null character", value)
     return None

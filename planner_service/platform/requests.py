@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Scope as AsgiScope
 
 from pipeplan.documents.files import parse_sent
-from pipeplan.errors import InvalidInputError, PipeplanError, TooLargeError
+from pipeplan.errors import InvalidInputError, PipeplanError, TooLargeError, require
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.tokens import Identity, Scope
 from planner_service.platform.context import Context
@@ -98,12 +98,17 @@ async def form(request: Request) -> dict[str, str]:
         fields = parse_qs(content.decode(), max_num_fields=MAX_FORM_FIELDS)
     except ValueError as error:
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the form cannot be read") from error
-    return {name: values[0] for name, values in fields.items()}
+    given = {name: values[0] for name, values in fields.items()}
+    for name, value in given.items():
+        require("\0" not in name + value, name, "must not hold a null character", value)
+    return given
 
 
 async def _received(request: Request, kind: str, what: str) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} must be sent as {kind}")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"{what} must be sent uncompressed")
     size: BodySize = request.scope[_SIZE]
     limit_bytes = limit_of(request.app, size)
     source = "this address's limit" if limit_bytes == size.most_bytes else "PIPEPLAN_MAX_BODY_BYTES"

@@ -2,14 +2,20 @@
 
 import re
 from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 import pytest
 from fastapi.testclient import TestClient
 
-from pipeplan.protocol.jobs import LeaseRequest
+from pipeplan.documents.identity import content_id
+from pipeplan.protocol.estimates import ModelPlanRequest
+from pipeplan.protocol.jobs import LeaseRequest, LinksTask, PlanTask, Task
+from pipeplan.protocol.plans import PlanRequest
 from planner_service.aliases import service as aliases
 from planner_service.app import create_app
 from planner_service.jobs import service as jobs
+from planner_service.overview.openapi import CLUSTER, PROFILE
+from planner_service.plans import estimates
 from planner_service.platform.context import Context
 from planner_service.platform.migrations import upgrade
 from planner_service.platform.settings import Settings
@@ -159,6 +165,24 @@ def test_agents_are_shown_with_what_they_have_and_lost_when_they_are_silent(
     clock.advance(3600)
     assert "node-7 lost" in _page(http, "/agents").text
     assert "1 hour ago" in _page(http, "/agents").text
+
+
+def test_a_job_of_every_kind_is_shown(http: TestClient, context: Context) -> None:
+    """A job that measures links has no model: once there was one, the first page and the list were a 500."""
+    plan_id = store_plan(context)
+    profile_id, cluster_id = content_id(PROFILE), content_id(CLUSTER)
+    asked = PlanRequest(profile_id=profile_id, cluster_id=cluster_id, planner="gpipe", batch_size=16)
+    tasks = (PROFILE_TASK, run_task(plan_id), LinksTask(devices=4, nodes=2), PlanTask(request=asked))
+    stored = [jobs.enqueue(context, task) for task in tasks]
+    model = ModelPlanRequest(model="hf:gpt2", cluster_id="dgx-a100:2", planner="gpipe", batch_size=16)
+    stored.append(estimates.enqueue(context, model))
+    kinds = {get_args(get_type_hints(kind)["kind"])[0] for kind in get_args(get_args(Task)[0])}
+    assert {job.task.kind for job in stored} == kinds | {"estimate"}
+    first, listed = (http.get(address, headers=HTML).text for address in ("/", "/jobs"))
+    assert f"/jobs/{stored[0].id}" in first and "2 x 4 devices" in first
+    for job in stored:
+        assert f"/jobs/{job.id}" in listed
+        _page(http, f"/jobs/{job.id}")
 
 
 def test_a_job_is_cancelled_and_tried_again_by_its_buttons(http: TestClient, context: Context) -> None:
