@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from pipeplan.errors import ConflictError, NotFoundError, PipeplanError
 from pipeplan.protocol.listing import Page
+from pipeplan.protocol.plans import is_short_id
 from pipeplan.protocol.tokens import (
     SCOPES,
     SESSION_PREFIX,
@@ -136,21 +137,23 @@ def revoke(context: Context, token_id: str) -> Token:
         return _token(found("token", token_id, storage.get(connection, token_id)), key, now)
 
 
-def id_of(context: Context, name_or_id: str) -> str:
-    """The id of a token given by its id, or by a name that only one valid token has.
+def id_of(context: Context, given: str) -> str:
+    """The id of a token given by its id, by a name that only one valid token has, or by the head of its id.
 
-    Raises NotFoundError, or ConflictError where several tokens have the name.
+    Raises NotFoundError, or ConflictError where several tokens have the name or ids that begin so.
     """
     with context.database.read() as connection:
-        if storage.get(connection, name_or_id) is not None:
-            return name_or_id
-        of_this_name = storage.named(connection, name_or_id, context.now())
-    if not of_this_name:
-        raise NotFoundError(f"there is no token {name_or_id!r} that could be revoked")
-    if len(of_this_name) > 1:
-        ids = ", ".join(token.id for token in of_this_name)
-        raise ConflictError(f"{len(of_this_name)} tokens have the name {name_or_id!r}: give the id, one of {ids}")
-    return of_this_name[0].id
+        if storage.get(connection, given) is not None:
+            return given
+        found = [token.id for token in storage.named(connection, given, context.now())]
+        what = "the name"
+        if not found and is_short_id(given):
+            found, what = storage.beginning(connection, given), "an id that begins with"
+    if not found:
+        raise NotFoundError(f"there is no token {given!r} that could be revoked")
+    if len(found) > 1:
+        raise ConflictError(f"{len(found)} tokens have {what} {given!r}: give the id, one of {', '.join(found)}")
+    return found[0]
 
 
 def require_any_valid(context: Context, host: str) -> None:

@@ -78,6 +78,12 @@ def named(connection: Connection, name: str, now: datetime) -> list[StoredToken]
     return [_token(row) for row in connection.execute(select(tokens).where(tokens.c.name == name, *_valid(now)))]
 
 
+def beginning(connection: Connection, head: str) -> list[str]:
+    """The ids that begin so. No hexadecimal digit comes after g."""
+    query = select(tokens.c.id).where(tokens.c.id >= head, tokens.c.id < head + "g").order_by(tokens.c.id)
+    return list(connection.execute(query).scalars())
+
+
 def revoke(connection: Connection, token_id: str, now: datetime) -> None:
     """Revokes a token, and ends the sessions that it opened. The time of the first revocation stays."""
     ended = update(tokens).where(tokens.c.id == token_id, tokens.c.revoked_at.is_(None)).values(revoked_at=now)

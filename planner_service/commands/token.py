@@ -93,7 +93,7 @@ def list_tokens(
 @app.command()
 def revoke(
     token: Annotated[
-        str, typer.Argument(metavar="ID|NAME", help="The token's id, or its name if no other token has it.")
+        str, typer.Argument(metavar="ID|NAME", help="The token's id, its head, or its name if no other token has it.")
     ],
     database: DatabaseUrl = None,
     config: Config = None,

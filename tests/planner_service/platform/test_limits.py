@@ -176,6 +176,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def send(_message: Message) -> None:
         raise AssertionError
 
-    scope: Scope = {"type": "http", "headers": [(b"content-length", b"5")], "query_string": b"", "raw_path": b"/"}
+    address = {"path": "/", "raw_path": b"/", "query_string": b""}
+    scope: Scope = {"type": "http", "headers": [(b"content-length", b"5")], **address}
     asyncio.run(RequestLimits(application, body_timeout_s=0.0)(scope, never, send))
     assert heard == [{"type": "http.disconnect"}] * 2
