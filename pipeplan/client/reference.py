@@ -4,8 +4,9 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
+import pipeplan
 import pipeplan.errors
 from pipeplan.client.client import AsyncClient, Client
 from pipeplan.client.reading import Items
@@ -49,6 +50,13 @@ Pauses begin with 0.2 s and double up to 5 s. They are not shorter than `Retry-A
 """
 
 
+_TYPES = """
+What the methods take and return, with its fields and properties.
+
+| | from | it has |
+|---|---|---|"""
+
+
 def written() -> str:
     """The whole reference."""
     parts = [_OPENING]
@@ -64,8 +72,32 @@ def written() -> str:
     parts += [f"- `{name}()`: {inspect.getdoc(method)}" for name, method in _own(Items)]
     tree = (inspect.getdoc(pipeplan.errors) or "").split("\n\n")[1]
     same = "The same as those of the commands, from `pipeplan.errors`:"
+    parts += ["\n## Types", _TYPES, *map(_row, sorted(set(_types()), key=lambda kind: kind.__name__))]
     parts.append(f"\n## Errors\n\n{same}\n\n```\n{inspect.cleandoc(tree)}\n```\n")
     return "\n".join(parts)
+
+
+def _types() -> Iterator[type]:
+    """The classes of ours that the methods take and return, in lists and unions as well."""
+    signed = [inspect.signature(method) for _, method in _own(Client)]
+    waiting = [one.annotation for each in signed for one in each.parameters.values()]
+    waiting += [each.return_annotation for each in signed]
+    while waiting:
+        hint = waiting.pop()
+        waiting += [each for each in get_args(hint) if not isinstance(each, str)]
+        if isinstance(hint, list):  # a callable's arguments
+            waiting += hint
+        kind = get_origin(hint) or hint
+        if isinstance(kind, type) and kind.__module__.startswith("pipeplan.") and kind is not Items:
+            yield getattr(kind, "__pydantic_generic_metadata__", {}).get("origin") or kind
+
+
+def _row(kind: type) -> str:
+    home = "pipeplan" if kind.__name__ in pipeplan.__all__ else kind.__module__
+    fields = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
+    named = [*fields, *(name for name, value in vars(kind).items() if isinstance(value, property))]
+    shown = ", ".join(f"`{name}`" for name in named if not name.startswith("_"))
+    return f"| `{kind.__name__}` | `{home}` | {shown} |"
 
 
 def _own(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -76,12 +108,13 @@ def _signed(name: str, called: Callable[..., Any]) -> str:
     """The signature: types without their modules, and without arguments for tests."""
     signature = inspect.signature(called)
     kept = [one for one in signature.parameters.values() if one.name not in ("self", "transport", "clock")]
-    text = str(signature.replace(parameters=kept))
+    text = _ANNOTATED.sub(r"\1", str(signature.replace(parameters=kept)))
     if isinstance(called, type):
         text = text.removesuffix(" -> None")
     return f"```python\n{name}{_MODULE.sub('', text)}\n```"
 
 
+_ANNOTATED = re.compile(r"(?:\w+\.)*Annotated\[([^,\]]*), FieldInfo\(.*?\)\]")
 _MODULE = re.compile(r"\b[a-z_]+(?:\.[a-z_]+)*\.(?=[A-Z])")
 
 
