@@ -148,12 +148,15 @@ def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading == "Plan")
     for row in rows:
-        table.add_row(*map(_printable, row))
+        table.add_row(*(printable(cell).replace("\n", r"\n") for cell in row))
     return table
 
 
-def _printable(cell: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in cell)
+def printable(text: str) -> str:
+    """The text with what is not printable escaped, except the ends of lines: names in it come from anywhere."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -163,5 +166,5 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _fail(sentence: str, status: int) -> None:
-    print(f"error: {sentence}", file=sys.stderr)  # noqa: T201 (this is the console)
+    print(f"error: {printable(sentence)}", file=sys.stderr)  # noqa: T201 (this is the console)
     raise SystemExit(status)

@@ -11,7 +11,7 @@ import typer
 
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import read_cluster
-from pipeplan.cli.console import CHANGED, show_table
+from pipeplan.cli.console import CHANGED, printable, show_table
 from pipeplan.cli.service import Token, Url, service_at
 from pipeplan.documents.files import dump, parse, parse_plan, plan_document, read, read_text, write_document
 from pipeplan.documents.identity import plain
@@ -60,7 +60,8 @@ def lock(
         "asked": plain(asked),
     }
     write_document(output, dump(document))
-    typer.echo(f"{output}: {plan} -> {plan_id}, {held.model.name} on {asked.cluster.devices} devices", err=True)
+    model = printable(held.model.name)
+    typer.echo(f"{output}: {plan} -> {plan_id}, {model} on {asked.cluster.devices} devices", err=True)
 
 
 def _stored(service: "Client", plan_id: str) -> tuple[Plan, LockedQuestion]:
@@ -191,7 +192,7 @@ def _show(held: Lock, findings: Sequence[LockFinding], *, as_json: bool) -> None
         show_table(("checked", "", "found"), rows)
         for finding in findings:
             if finding.changes:
-                typer.echo("\n".join((f"\n{finding.what}:", *(f"  {line}" for line in finding.changes))))
+                typer.echo(printable("\n".join((f"\n{finding.what}:", *(f"  {line}" for line in finding.changes)))))
         typer.echo("unchanged" if unchanged else "\nmoved on: `pipeplan lock` writes a new lock")
     if not unchanged:
         raise SystemExit(CHANGED)

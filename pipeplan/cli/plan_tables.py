@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeplan.cli.console import PIPED_WIDTH, table_of
+from pipeplan.cli.console import PIPED_WIDTH, printable, table_of
 from pipeplan.costs.memory import rank_bytes, rank_host_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.files import plan_document
@@ -238,7 +238,7 @@ def show_reasons_of_speed(comparison: Comparison) -> None:
         for factor in speed.because:
             console.print(f"  {factor.ratio:.2f}x {factor.name}: {factor.text}")
     for caveat in comparison.caveats:
-        console.print(f"note: {caveat}")
+        console.print(f"note: {printable(caveat)}")
 
 
 def show_alternatives(found: Alternatives) -> None:

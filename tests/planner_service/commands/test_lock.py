@@ -85,6 +85,14 @@ def test_documents_that_moved_on_are_told_with_a_diff(run: Run, lock: Path, tmp_
     assert run(*only, "--tolerance", "0.25")[0] == 0
 
 
+def test_names_in_a_diff_and_in_errors_are_shown_and_never_obeyed(run: Run, lock: Path, tmp_path: Path) -> None:
+    first = replace(PROFILE.blocks[0], name="\u202egnp.0")
+    save(replace(PROFILE, blocks=(first, *PROFILE.blocks[1:])), tmp_path / "p.json")
+    status, stdout, _ = run("check", str(lock), "--profile", str(tmp_path / "p.json"), "--offline")
+    assert (status, "+ \\u202egnp.0: " in stdout, "\u202e" in stdout) == (7, True, False)
+    assert run("plan", "get", "\u202ezz")[2].startswith("error: there is no plan \\u202ezz,")
+
+
 def test_an_alias_that_is_gone_or_moved_is_told(run: Run, lock: Path, folder: Path) -> None:
     other = json.loads(_create(run, folder, "--json", "--stages", "2", "--schedule", "pipedream-2bw")[1])["id"]
     run("alias", "set", "prod", other)
