@@ -44,8 +44,9 @@ def get_plan_chart(
     """A chart of a plan's page, as a table or as a picture. `across` and `down` are the degrees of the search's map,
     `batches` those that the schedule shows.
     """
+    rule = f"must be one of {', '.join(charts.DEGREES)}"
     for field, degree in (("across", across), ("down", down)):  # of whichever chart: they are in its entity tag
-        require(not degree or degree in charts.DEGREES, field, f"must be one of {', '.join(charts.DEGREES)}", degree)
+        require(degree is None or degree in charts.DEGREES, field, rule, degree)
     plan = plans.get(services, plan_id)
     made = _csv if kind == "csv" else _svg
     name = f"plan-{plan_id[:8]}-{chart}"

@@ -145,12 +145,20 @@ def test_charts_never_compare_a_play_with_a_closed_form() -> None:
     assert (closed.price, [row[-4] for row in closed.rows[1:]]) == ("in closed form", [80.0, 1e6])
 
 
-def test_degrees_that_there_are_not_are_named(http: TestClient, context: Context) -> None:
-    plan_id = store_plan(context)
-    for path in (f"/v1/plans/{plan_id}/charts/search.csv", f"/plans/{plan_id}"):
-        answer = http.get(path, params={"across": "<b>"})
+@pytest.mark.parametrize("chart", ["search", "stages", "memory"])
+@pytest.mark.parametrize("degree", ["<b>", "", "\r\nX-Evil: 1", "\N{GRINNING FACE}"])
+def test_degrees_that_there_are_not_are_named(http: TestClient, context: Context, chart: str, degree: str) -> None:
+    """They are in every chart's entity tag: charts without degrees put them into the header as they came."""
+    path = f"/v1/plans/{store_plan(context)}/charts/{chart}.svg"
+    for field in ("across", "down"):
+        answer = http.get(path, params={field: degree})
         assert answer.status_code == 422
-        assert answer.json()["errors"][0]["field"] == "across"
+        assert answer.json()["errors"][0]["field"] == field
+
+
+def test_a_pages_degrees_that_there_are_not_are_named(http: TestClient, context: Context) -> None:
+    answer = http.get(f"/plans/{store_plan(context)}", params={"across": "<b>"})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "across")
 
 
 def test_every_chart_is_a_table_and_a_picture_with_a_tag(http: TestClient, context: Context) -> None:
