@@ -98,6 +98,17 @@ def missed(
     )
 
 
+def costs_as_measured(
+    plan: Plan, predicted: Timeline, measured: Timeline, off_processor: Sequence[float | None]
+) -> tuple[StageCosts, ...] | None:
+    """The plan's costs with compute as long as in a run, less what other programs took of it; None as in `missed`."""
+    if plan.chunks > 1:
+        return None
+    expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
+    _, own = _compute(expected, seen, _lost_by_stage(measured, off_processor))
+    return _changed(plan.costs, own)
+
+
 def kinds(predicted: Timeline, measured: Timeline) -> tuple[KindReport, ...]:
     """Seconds a batch of each kind of instruction, the mean over the ranks. What is in none is the last kind."""
     before, after = _seconds_by_kind(predicted), _seconds_by_kind(measured)

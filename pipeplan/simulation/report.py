@@ -94,8 +94,25 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Repredicted:
+    """The prediction that a run's first `batches` give, which took `elapsed_s`, beside what all batches measured.
+
+    Compute takes what it took there, less what other programs took of it.
+    """
+
+    batches: int
+    elapsed_s: float
+    throughput_samples_per_s: Compared
+
+    __pydantic_config__: ClassVar = STRICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run measured. `losses` has one entry a step, from `first_step` on."""
+    """What a run measured. `losses` has one entry a step, from `first_step` on.
+
+    `repredicted` is None where ranks hold several stages, and of runs with fewer than three batches.
+    """
 
     schedule: str
     first_step: int
@@ -108,6 +125,7 @@ class RunReport:
     stages: tuple[StageReport, ...]
     ranks: tuple[RankReport, ...]
     missed: Missed | None = None
+    repredicted: Repredicted | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

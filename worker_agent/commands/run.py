@@ -277,6 +277,9 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     for heading in ("", "predicted", "measured", "difference"):
         table.add_column(heading, justify="left" if not heading else "right")
     _row(table, "samples/s", report.throughput_samples_per_s, 1.0)
+    again = report.repredicted
+    if again is not None:
+        _row(table, f"the same, from its first {again.elapsed_s:.1f} s", again.throughput_samples_per_s, 1.0)
     _row(table, "bubble %", report.bubble_fraction, 100.0)
     for stage in report.stages:
         _row(table, f"stage {stage.stage} busy ms a step", stage.busy_s_per_batch, 1e3)

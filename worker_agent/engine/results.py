@@ -22,6 +22,7 @@ class RankResult:
     The lane of a long run holds only the first and the last batches. `first_instructions` is the index at which the
     last ones begin; 0 if the lane holds all batches. `busy_s` are seconds of compute, `processor_s` the processor time
     in them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
+    `first_processor_s` is the processor time until each of the first batches was through.
     The figures of each batch are in a file of their own (`batches`).
     """
 
@@ -33,6 +34,7 @@ class RankResult:
     device_memory: DeviceMemory | None = None
     processor_s: float | None = None
     deferred_share: float | None = None
+    first_processor_s: tuple[float, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 

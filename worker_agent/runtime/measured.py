@@ -15,6 +15,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.calibration.beginning import beginning
 from pipeplan.programs.instructions import BackwardInput, BackwardWeight
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 from worker_agent.engine.results import RankResult
@@ -121,6 +122,26 @@ class RunMeasurements:
             for lane, result in zip(ends.lanes, self._results, strict=True)
         )
         return replace(ends, lanes=lanes, batches=self.window)
+
+    def beginning(self) -> tuple[Timeline, list[float | None]] | None:
+        """The first second's batches, and by rank the share of compute in them that was off the processor."""
+        ends = self.ends()
+        columns = ("instructions", "start_s", "end_s", "memory_bytes")
+        if self.window is not None:
+            lanes = tuple(
+                replace(lane, **{name: getattr(lane, name)[: result.first_instructions] for name in columns})
+                for lane, result in zip(ends.lanes, self._results, strict=True)
+            )
+            ends = replace(ends, lanes=lanes, batches=self.window)
+        first = beginning(ends)
+        if first is None:
+            return None
+        off: list[float | None] = []
+        for rows, result in zip(self._rows, self._results, strict=True):
+            known = result.first_processor_s[: first.batches]
+            busy_s = float(rows["busy_s"][: len(known)].sum())
+            off.append(max(1.0 - known[-1] / busy_s, 0.0) if known and busy_s > 0 else None)
+        return first, off
 
     def recorded(self) -> dict[str, int]:
         """How much of the run is recorded, in batches."""

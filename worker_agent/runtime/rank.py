@@ -199,6 +199,7 @@ class Rank:
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             device_memory=device_memory(self.device, self.processes),
             processor_s=recorder.processor_s,
+            first_processor_s=recorder.first_processor_s,
             deferred_share=deferred_share(lane, defers=any(part.stage.defers for part in self.parts)),
         )
 

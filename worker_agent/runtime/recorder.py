@@ -49,6 +49,10 @@ class _Kept:
         )
 
 
+PROCESSOR_BATCHES = 1000
+"""Of so many batches at the start the processor time is known one by one."""
+
+
 class Recorder:
     """Records two marks and a memory figure for every instruction.
 
@@ -72,6 +76,7 @@ class Recorder:
         self._keep = keep
         self._processor_now = processor
         self._began_s = self._processor_s = 0.0
+        self._by_batch_s = array("d")
         self._open: _Batch = _Batch()
         self._unread: deque[_Batch] = deque()
         self._first: list[_Kept] = []
@@ -92,6 +97,8 @@ class Recorder:
         batch.instructions.append(instruction)
         batch.memory_bytes.append(memory_bytes)
         if self._closes(instruction):
+            if len(self._by_batch_s) < PROCESSOR_BATCHES:
+                self._by_batch_s.append(self._processor_s)
             self._unread.append(batch)
             self._open = _Batch()
             if len(self._unread) > self._clock.lag:
@@ -121,6 +128,11 @@ class Recorder:
     def processor_s(self) -> float | None:
         """Processor time of all compute, kept or not; None where it is not measured."""
         return None if self._processor_now is None else self._processor_s
+
+    @property
+    def first_processor_s(self) -> tuple[float, ...]:
+        """Processor time of all compute until each of the first batches was through; empty where it is not measured."""
+        return () if self._processor_now is None else tuple(self._by_batch_s)
 
     @property
     def first_instructions(self) -> int:

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pipeplan.calibration.missed import missed
+from pipeplan.calibration.missed import costs_as_measured, missed
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.identity import content_id
+from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, RunFailedError, require
-from pipeplan.programs.timeline import Timeline, summarise
+from pipeplan.programs.timeline import Summary, Timeline, summarise
 from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.simulation.predict import predict, predict_ends
-from pipeplan.simulation.report import RankReport, RunReport, report_run
+from pipeplan.simulation.report import Compared, RankReport, Repredicted, RunReport, report_run
 from pipeplan.simulation.trace import chrome_trace
 from worker_agent.engine.processes import Place
 from worker_agent.models.spec import parse_spec
@@ -48,14 +49,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
     measured = RunMeasurements(begun, results)
     window, first = measured.window, begun.first_step
-    if window is None:
-        predicted = predict(begun.plan, batches=begun.batches, first_batch=first, among_stages=begun.among_stages)
-        expected = summarise(predicted)
-    else:
-        predicted, expected = predict_ends(
-            begun.plan, batches=begun.batches, window=window, first_batch=first, among_stages=begun.among_stages
-        )
-
+    predicted, expected = _predicted(begun, begun.plan, window)
     ranks = (
         RankReport(
             rank=result.lane.rank,
@@ -91,7 +85,8 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
         report.throughput_samples_per_s,
         off_processor=[rank.off_processor_fraction for rank in report.ranks],
     )
-    report = replace(report, missed=causes)
+    again = _predicted_again(begun, measured, report.throughput_samples_per_s.measured)
+    report = replace(report, missed=causes, repredicted=again)
 
     document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
     root = job.directory.root
@@ -101,6 +96,31 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
     _write(root / REPORT, dump(document | asdict(report) | {"recorded": measured.recorded()}))
     return RunOutcome(report=report, timeline=timeline)
+
+
+def _predicted(job: RunJob, plan: Plan, window: int | None) -> tuple[Timeline, Summary]:
+    """What a plan's costs give for the job's batches: all of them or both ends, and what all come to."""
+    first, among = job.first_step, job.among_stages
+    if window is not None:
+        return predict_ends(plan, batches=job.batches, window=window, first_batch=first, among_stages=among)
+    played = predict(plan, batches=job.batches, first_batch=first, among_stages=among)
+    return played, summarise(played)
+
+
+def _predicted_again(job: RunJob, measured: RunMeasurements, samples_per_s: float) -> Repredicted | None:
+    """The prediction that the run's first second gives: afterwards, so that no rank waits for it."""
+    found = measured.beginning()
+    if found is None:
+        return None
+    begun, off_processor = found
+    plan, batches = job.plan, begun.batches
+    played = predict(plan, batches=batches, first_batch=job.first_step, among_stages=job.among_stages)
+    costs = costs_as_measured(plan, played, begun, off_processor)
+    if costs is None:
+        return None
+    _, expected = _predicted(job, replace(plan, costs=costs), measured.window)
+    throughput = Compared(predicted=expected.throughput_samples_per_s, measured=samples_per_s)
+    return Repredicted(batches=batches, elapsed_s=begun.makespan_s, throughput_samples_per_s=throughput)
 
 
 def take_part(job: RunJob, on_progress: OnProgress, place: Place) -> None:
