@@ -17,11 +17,12 @@ from worker_agent.profiler.job import ProfileJob
 class BlockFigures:
     """One block at one microbatch size on one device: seconds of each round, and bytes.
 
-    `defers`: whether anything of its backward was left to p2.
+    `defers`: whether anything of its backward was left to p2. `split_forward_s` is the forward before such a backward.
     """
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    split_forward_s: tuple[float, ...]
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
     defers: bool = True
@@ -168,11 +169,16 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
     weight_s = median(seconds for block in figures for seconds in block.backward_weight_s)
     if not any(block.defers for block in figures):
         weight_s = 0.0  # what the clock took: a plan must not think that there is something to move
+    # A forward whose backward is split replaces calls: what that takes is a cost of the split, and counts in p1.
+    replacing_s = 0.0
+    if any(block.defers for block in figures):
+        split_forward_s = median(seconds for block in figures for seconds in block.split_forward_s)
+        replacing_s = max(split_forward_s - median(forward_s), 0.0)
     return Measurement(
         microbatch_size=microbatch_size,
         forward_s=median(forward_s),
         backward_s=median(backward_s),
-        backward_input_s=input_s,
+        backward_input_s=input_s + replacing_s,
         backward_weight_s=weight_s,
         deferred_share=weight_s / (input_s + weight_s) if weight_s else 0.0,
         weight_gradient_bytes=max(block.weight_gradient_bytes for block in figures),

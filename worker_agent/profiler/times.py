@@ -197,9 +197,10 @@ def prepare_gradients(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
 class SplitTimes:
     """One block's seconds for a microbatch, one entry for each round, and the bytes that it keeps from p1 to p2.
 
-    `defers`: whether p2 has anything to do.
+    `defers`: whether p2 has anything to do. `split_forward_s` is the forward, in which calls are replaced.
     """
 
+    split_forward_s: tuple[float, ...]
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
     defers: bool
@@ -221,6 +222,7 @@ def measure_split(
     measured = every[1:]
     return tuple(
         SplitTimes(
+            split_forward_s=tuple(one.forward_s[index] for one in measured),
             backward_input_s=tuple(one.input_s[index] for one in measured),
             backward_weight_s=tuple(one.weight_s[index] for one in measured),
             defers=any(one.defers[index] for one in measured),
@@ -234,6 +236,7 @@ def measure_split(
 class _SplitRound:
     """One round of 2BP, by block."""
 
+    forward_s: tuple[float, ...]
     input_s: tuple[float, ...]
     weight_s: tuple[float, ...]
     defers: tuple[bool, ...]
@@ -254,11 +257,9 @@ def _split_round(
     def split(direction: Direction, index: int) -> Iterator[None]:
         backward = direction == "backward"
         with splits[index].active(deferring=backward):
-            if backward:
-                clock.mark()
+            clock.mark()
             yield
-            if backward:
-                clock.mark()
+            clock.mark()
 
     pass_backward(pass_forward(blocks, loss, *microbatch, split, autocast), split, autocast)
     kept_bytes = []
@@ -274,8 +275,9 @@ def _split_round(
         clock.mark()
     seconds = _pairs_s(clock)
     return _SplitRound(
-        input_s=tuple(reversed(seconds[: len(blocks)])),
-        weight_s=tuple(reversed(seconds[len(blocks) :])),
+        forward_s=tuple(seconds[: len(blocks)]),
+        input_s=tuple(reversed(seconds[len(blocks) : 2 * len(blocks)])),
+        weight_s=tuple(reversed(seconds[2 * len(blocks) :])),
         defers=defers,
         kept_bytes=tuple(kept_bytes),
     )

@@ -28,6 +28,7 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
     block = BlockFigures(
         forward_s=forward_s,
         backward_s=tuple(2 * s for s in forward_s),
+        split_forward_s=tuple(1.5 * s for s in forward_s),
         backward_input_s=tuple(1.2 * s for s in forward_s),
         backward_weight_s=tuple(0.9 * s for s in forward_s),
         weight_gradient_bytes=memory_bytes // 20,
@@ -75,6 +76,13 @@ def test_the_profile_says_how_it_was_measured_and_by_which_spec_its_model_is_bui
     assert (profile.method.concurrent_devices, profile.method.rounds, profile.method.clock) == (2, 3, "wall clock")
     assert (profile.model.name, profile.model.spec) == ("model", "package:model")
     assert profile.weight_bytes == 40
+
+
+def test_what_a_forward_takes_longer_before_a_split_backward_counts_in_its_first_half() -> None:
+    (measurement,) = profile_of(JOB, RANKS).blocks[0].measurements
+    assert measurement.forward_s == 2.5
+    assert measurement.backward_input_s == pytest.approx(1.2 * 2.5 + (1.5 - 1.0) * 2.5)
+    assert measurement.deferred_share == pytest.approx(0.9 / (1.2 + 0.9))
 
 
 def test_the_profile_and_the_cluster_are_documents_that_everybody_accepts() -> None:

@@ -258,6 +258,27 @@ def test_2bps_memory_saving_variant_is_taken_where_2bp_alone_does_not_fit() -> N
     assert all(stage.memory_bytes < most_bytes for stage in plan.stages)
 
 
+def test_2bp_is_not_chosen_where_the_halves_take_longer_than_they_fill_of_the_bubble() -> None:
+    """As on tiny blocks, where a split backward takes more processor time than a whole one."""
+    problem = replace(
+        transformer(memory_bytes=10**9), cluster=cluster((4, 1e6)), options=Options(schedule="1f1b", stages=4)
+    )
+    profile = split(problem.profile)
+    blocks = tuple(
+        replace(
+            block,
+            measurements=tuple(
+                replace(each, backward_input_s=each.backward_s, backward_weight_s=each.backward_s)
+                for each in block.measurements
+            ),
+        )
+        for block in profile.blocks
+    )
+    plan = solve("auto", replace(problem, profile=replace(profile, blocks=blocks)))
+    assert isinstance(plan, Plan)
+    assert not plan.split_backward
+
+
 def test_a_play_with_a_split_backward_ranks_the_same_stages_with_a_whole_one() -> None:
     """The search spent its plays on splits that did not fit, and never ranked the 1F1B plan that it had played."""
     whole = Options(schedule="1f1b", stages=4, split_backward=False)
