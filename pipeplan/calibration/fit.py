@@ -12,27 +12,27 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 
 COMMON_DEVIATION = 3.0
-"""How far the factor that all blocks share is expected from 1: hardly any limit."""
+"""The expected distance from 1 of the factor that all blocks share: almost unlimited."""
 
 BLOCK_DEVIATION = 0.05
-"""How far a block's own factor is expected from the one that all share."""
+"""The expected distance of a block's own factor from the shared one."""
 
 LEAST_DEVIATION, MOST_DEVIATION = 1e-5, 0.05
 """The limits of an observation's deviation: none is more certain, and none less, because medians drop disturbances."""
 
 LEAST_SLOWNESS = 0.1
-"""A few delays cannot show that a bandwidth is ten times the known one: both terms are then scaled alike."""
+"""A few delays cannot show that a bandwidth is ten times the known one: both terms are then scaled equally."""
 
 LEAST_FACTOR = 1e-3
-"""A block costs some time: a fit that says otherwise is cut off here."""
+"""A block takes some time: a fit with less is cut off here."""
 
 BANDWIDTH_DEVIATION, LATENCY_DEVIATION = 3.0, 0.1
-"""How far the seconds a byte are expected from those of the cluster, and the latency, as shares."""
+"""The expected distances of the seconds a byte, and of the latency, from the cluster's, as shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """A stage's blocks with the seconds that the profile has for each, and those that were measured for all.
+    """A stage's blocks with the profile's seconds for each, and the measured seconds for all.
 
     `hot`: the stage's backwards come right after their forwards.
     """
@@ -62,8 +62,8 @@ def block_factors(stages: Sequence[StageSeconds], blocks: int) -> FloatArray:
     """Every block's factor, from stages whose profiles take some time.
 
     factor of block i = common + own_i, with own_i near 0. A stage's factor is the mean of its blocks' factors, weighted
-    by the profile's seconds: within a stage the measured time is shared out in proportion, and runs that cut the model
-    at different places tell blocks apart. Solved in the space of the observations: linear in the number of blocks.
+    by the profile's seconds: within a stage the measured time is divided in proportion, and runs that cut the model at
+    different places distinguish blocks. Solved in the space of the observations: linear in the number of blocks.
     """
     weights = [np.asarray(stage.profile_s) / sum(stage.profile_s) for stage in stages]
     shared = np.empty((len(stages), len(stages)))
@@ -84,7 +84,7 @@ def block_factors(stages: Sequence[StageSeconds], blocks: int) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """A transfer: its bytes, and the seconds that it was under way."""
+    """A transfer: its bytes, and its seconds in transit."""
 
     size_bytes: float
     seconds: float
@@ -94,7 +94,7 @@ class Delay:
 def link_terms(delays: Sequence[Delay], bandwidth_bytes_per_s: float, latency_s: float) -> tuple[float, float]:
     """The bandwidth and latency of a link that explain its transfers, near the known ones.
 
-    Messages of one size cannot tell the two apart: they correct the bandwidth first.
+    Messages of one size cannot distinguish the two: they correct the bandwidth first.
     """
     typical_s = float(np.median([delay.seconds for delay in delays]))
     s_per_byte = 1.0 / bandwidth_bytes_per_s

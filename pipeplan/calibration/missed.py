@@ -49,10 +49,10 @@ _COST_OF = {
     "backward-weight": "backward_weight_s",
     "update": "update_s",
 }
-"""Which of a stage's costs a kind of sample is an instance of."""
+"""The stage cost of which a kind of sample is an instance."""
 
 Differences = dict[tuple[int, str], float]
-"""By stage and cost, how many seconds longer it took than predicted."""
+"""By stage and cost, its excess over the prediction in seconds."""
 
 
 def missed(
@@ -84,7 +84,7 @@ def missed(
         else:
             took_s.append(batch_s(simulate(program_of(plan, batches=predicted.batches), costs)))
 
-    # In samples a second: the gap is shared out as its seconds a batch are.
+    # In samples a second: the gap is divided in proportion to the seconds a batch.
     gap, size = throughput.measured - throughput.predicted, plan.batch_size
     gap_s = size / throughput.measured - size / throughput.predicted
     a_second = gap / gap_s if gap_s else -(throughput.predicted**2) / size
@@ -110,7 +110,7 @@ def costs_as_measured(
 
 
 def kinds(predicted: Timeline, measured: Timeline) -> tuple[KindReport, ...]:
-    """Seconds a batch of each kind of instruction, the mean over the ranks. What is in none is the last kind."""
+    """Seconds a batch of each kind of instruction, the mean over the ranks. The last kind is the time in none."""
     before, after = _seconds_by_kind(predicted), _seconds_by_kind(measured)
     return tuple(
         KindReport(kind=kind, s_per_batch=Compared(predicted=before[kind], measured=after[kind]))
@@ -157,10 +157,10 @@ def _lost_by_stage(measured: Timeline, off_processor: Sequence[float | None]) ->
 
 
 def _compute(expected: MeasuredRun, seen: MeasuredRun, lost: dict[int, float]) -> tuple[Differences, Differences]:
-    """By how much compute took longer than predicted: with what other programs took of it, and without.
+    """By how much compute took longer than predicted: with the time that other programs took, and without it.
 
-    What a stage's own work took is never more than the median: where other programs took a lot of a few instructions,
-    the median shows none of it.
+    A stage's own work is never more than the median: if other programs delayed only a few instructions, the median does
+    not show it.
     """
     typical, usual = stage_samples(expected), stage_samples(seen)
     mean = stage_samples(seen, typical=fmean)
@@ -198,7 +198,7 @@ def _link(expected: MeasuredRun, seen: MeasuredRun) -> Differences:
 
 
 def _changed(costs: Sequence[StageCosts], differences: Differences) -> tuple[StageCosts, ...]:
-    """The costs, each longer by its difference; none falls below 0."""
+    """The costs, each increased by its difference; none falls below 0."""
     found = list(costs)
     for (stage, name), longer_s in sorted(differences.items()):
         value_s = getattr(found[stage], name)

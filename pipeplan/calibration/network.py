@@ -19,17 +19,17 @@ from pipeplan.documents.stage_costs import StageCosts
 _PLAYED_BATCHES = 6
 
 _SHOWN = 0.05
-"""Where a smaller share of an exchange is waited for, other work may hide it, however long it takes."""
+"""If workers wait for a smaller share of an exchange, other work may hide it, however long it takes."""
 
 _FACTORS = (2.0**-10, 2.0**10)
 _BISECTIONS = 48
-"""Between which factors that of exchanges is looked for, and in how many steps."""
+"""The range in which the factor of exchanges is searched, and the number of steps."""
 
 
 def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> tuple[LevelTerms, ...]:
-    """Bandwidth and latency of every level that was the outermost one which a transfer crossed.
+    """Bandwidth and latency of every level that was the outermost one crossed by a transfer.
 
-    What the receive itself takes is not the link's time. At least a tenth of the known time is left for the link.
+    The time of the receive itself is not the link's. At least a tenth of the known time is left for the link.
     """
     units = list(accumulate((level.size for level in cluster.levels), mul))
     delays: dict[int, list[Delay]] = defaultdict(list)
@@ -67,7 +67,7 @@ def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster
     """How many times longer an exchange takes than its bytes over the corrected link.
 
     A run shows only the part of an exchange for which its workers wait. The factor is the one with which they wait as
-    long in the simulated run. It is unknown where they hardly wait, and a shorter exchange would show the same.
+    long in the simulated run. It is unknown if they hardly wait, because a shorter exchange would look the same.
     """
     found = (
         _exchange_factor(o, stage, sample.value, profile, cluster)
@@ -78,7 +78,7 @@ def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster
 
 
 def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, cluster: Cluster) -> float | None:
-    """The factor with which the stage waits for `seen_s` when the run is simulated; None where none can be known."""
+    """The factor with which the stage waits for `seen_s` in the simulated run; None if it cannot be determined."""
     batches = min(o.run.timeline.batches, _PLAYED_BATCHES)
 
     def costs(factor: float) -> tuple[StageCosts, ...]:
@@ -92,7 +92,7 @@ def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, c
     low, high = _FACTORS
     if not waits_s(low) < seen_s < waits_s(high):
         return None
-    for _ in range(_BISECTIONS):  # a larger factor is waited for longer
+    for _ in range(_BISECTIONS):  # with a larger factor, workers wait longer
         middle = sqrt(low * high)
         low, high = (middle, high) if waits_s(middle) < seen_s else (low, middle)
     shown = seen_s > _SHOWN * costs(high)[stage].reduce_s or waits_s(high / 2) > seen_s / 4
@@ -100,9 +100,9 @@ def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, c
 
 
 def unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> Term | None:
-    """Where no run exchanged gradients: messages that pass faster than known do not make exchanges faster.
+    """If no run exchanged gradients: messages that are faster than known do not make exchanges faster.
 
-    Part of a message's way may lie in what its send costs, and no send hides an exchange. Slower links slow both.
+    A part of a message's time may be in the cost of its send, and no send hides an exchange. Slower links slow both.
     """
     faster = {terms.level: terms.bandwidth_bytes_per_s for terms in found.levels}
     ratios = [

@@ -1,4 +1,4 @@
-"""Observed: a run beside what the profile and the cluster predict for it. All terms are computed from this pair."""
+"""Observed: a run beside the prediction of the profile and the cluster. All terms are computed from this pair."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from pipeplan.simulation.predict import program_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A run, the costs that the profile gives its stages, and what was seen of them."""
+    """A run, its stages' costs by the profile, and the observations."""
 
     run: MeasuredRun
     costs: tuple[StageCosts, ...]
@@ -38,7 +38,7 @@ class Observed:
 
     @property
     def plan(self) -> Plan:
-        """What was run."""
+        """The plan that was run."""
         return self.run.plan
 
     def blocks_of(self, stage: int) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Observed:
         return tuple(places) if self.plan.order is None else tuple(self.plan.order[place] for place in places)
 
     def seen(self, kind: str) -> Iterable[tuple[int, Sample]]:
-        """By stage, what was seen of this kind of instruction."""
+        """By stage, the observations of this kind of instruction."""
         return [(stage, found) for (stage, its), found in self.stages.items() if its == kind]
 
     def is_hot(self, stage: int) -> bool:
@@ -57,7 +57,7 @@ class Observed:
 
 
 def observe(profile: Profile, cluster: Cluster, run: MeasuredRun) -> Observed:
-    """What was seen of a run."""
+    """The observations of a run."""
     return Observed(
         run=run,
         costs=costs_of(run.plan, profile, cluster),
@@ -69,7 +69,7 @@ def observe(profile: Profile, cluster: Cluster, run: MeasuredRun) -> Observed:
 
 
 def costs_of(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[StageCosts, ...]:
-    """The costs that a plan has with another profile or cluster than it was made from."""
+    """A plan's costs with another profile or cluster than its own."""
     return estimate(
         profile,
         cluster,
@@ -84,7 +84,7 @@ def costs_of(plan: Plan, profile: Profile, cluster: Cluster) -> tuple[StageCosts
 
 
 def played(plan: Plan, costs: Sequence[StageCosts], *, batches: int) -> Timeline:
-    """The streams that the plan has, whatever costs they are played with."""
+    """The plan's streams, independent of costs."""
     return simulate(program_of(plan, batches=batches), costs)
 
 
@@ -94,7 +94,7 @@ def simulated(run: MeasuredRun, costs: tuple[StageCosts, ...]) -> MeasuredRun:
 
 
 def term(values: Sequence[float]) -> Term | None:
-    """The median of what was observed; None where nothing was."""
+    """The median of the observations; None without any."""
     if not values:
         return None
     found = sample(values)
@@ -102,5 +102,5 @@ def term(values: Sequence[float]) -> Term | None:
 
 
 def overhead_s(found: Calibration, profile: Profile) -> float:
-    """What an instruction takes beside its work, as far as it is known."""
+    """The time of an instruction besides its work, as far as it is known."""
     return found.instruction_s.value if found.instruction_s else profile.overheads.instruction_s

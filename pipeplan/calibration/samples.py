@@ -30,15 +30,14 @@ from pipeplan.programs.instructions import (
 from pipeplan.programs.timeline import Lane, Timeline
 
 WARM_UP_SHARE = 0.1
-"""The share of a run's batches that is left out at its start; at least one batch, if there are several."""
+"""The share of a run's batches that is ignored at its start; at least one batch, if there are several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
     """A plan, and the timeline of its execution.
 
-    `peak_resident_bytes`: every process's, by rank, where it is known; `device_memory`: likewise, where all had GPUs of
-    their own.
+    `peak_resident_bytes`: every process's, by rank, if known; `device_memory`: likewise, if all had their own GPUs.
     """
 
     plan: Plan
@@ -62,7 +61,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One quantity, seen several times: median and interquartile range."""
+    """One quantity, observed several times: median and interquartile range."""
 
     value: float
     spread: float
@@ -70,7 +69,7 @@ class Sample:
 
     @property
     def relative_spread(self) -> float:
-        """The spread as a share of the value; 0 of nothing."""
+        """The spread as a share of the value; 0 if the value is 0."""
         return self.spread / self.value if self.value > 0 else 0.0
 
 
@@ -93,13 +92,13 @@ StageSamples = Mapping[tuple[int, str], Sample]
 
 
 def sample(values: Sequence[float], typical: Callable[[Sequence[float]], float] = median) -> Sample:
-    """The median of one value or more, or another typical one, and the interquartile range."""
+    """The median of at least one value, or another typical value, and the interquartile range."""
     lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else (0.0, 0.0, 0.0)
     return Sample(value=typical(values), spread=upper - lower, count=len(values))
 
 
 def steps(lane: Lane) -> list[SampledStep]:
-    """Everything that a worker did."""
+    """A worker's instructions."""
     events = list(lane.events())
     ends_s = [later.start_s for _, later in pairwise(events)] + [event.end_s for event in events[-1:]]
     return [
@@ -109,7 +108,7 @@ def steps(lane: Lane) -> list[SampledStep]:
 
 
 def settled(lane: Lane, batches: int) -> list[SampledStep]:
-    """What a worker did after the batches that warm up."""
+    """A worker's instructions after the warm-up batches."""
     if batches == 1:
         return steps(lane)
     skipped = max(int(batches * WARM_UP_SHARE), 1) * (_updates(lane) // batches)
@@ -174,7 +173,7 @@ def exchange_samples(run: MeasuredRun) -> Mapping[int, Sample]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSamples:
-    """What a run's sends and receives show.
+    """The observations of a run's sends and receives.
 
     `send_s` and `found_s`: seconds of every send, and of every receive whose tensor had arrived before it began.
     `delays_s`: by boundary (the stage before it), from a send's end to the end of a receive that waited for it.
@@ -189,7 +188,7 @@ _UNSEEN = Sample(value=float("inf"), spread=0.0, count=0)
 
 
 def transfer_samples(run: MeasuredRun) -> TransferSamples:
-    """What the sends and receives of a run show, once they are matched."""
+    """The observations of a run's sends and receives, matched."""
     sent_s: dict[tuple[int, int, bool, int], float] = {}
     send_s: list[float] = []
     received: list[tuple[tuple[int, int, bool, int], SampledStep]] = []

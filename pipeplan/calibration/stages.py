@@ -16,9 +16,9 @@ Seconds = Callable[[Measurement], float]
 
 
 def instruction_s(seen: Sequence[Observed]) -> Term | None:
-    """What every instruction takes beside its work: what sends take, and receives that need not wait.
+    """The time of every instruction besides its work: that of sends, and of receives that need not wait.
 
-    Where a run has neither, the time between two instructions, if there is any.
+    If a run has neither, the time between two instructions, if there is any.
     """
     kinds = [[s for o in seen for s in o.transfers.send_s], [s for o in seen for s in o.transfers.found_s]]
     samples = [sample(kind) for kind in kinds if kind]
@@ -38,7 +38,7 @@ def instruction_s(seen: Sequence[Observed]) -> Term | None:
 
 
 def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile) -> Calibration:
-    """Adds what the blocks take: factors by block, and the shares by which caches and the graph change them."""
+    """Adds the blocks' corrections: factors by block, and the shares by which caches and the graph change them."""
     instruction_s = overhead_s(found, profile)
     forwards = _stages(seen, instruction_s, lambda m: m.forward_s, "forward")
     again = _stages(seen, instruction_s, lambda m: m.forward_s, "recompute")
@@ -48,7 +48,7 @@ def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile)
     second_halves = _stages(seen, instruction_s, lambda m: m.backward_weight_s or 0.0, "backward-weight")
     hot_factors = [stage.factor for stage in backwards if stage.hot]
     cold_factors = [stage.factor for stage in backwards if not stage.hot]
-    hot_share = None  # what a backward takes right after its forward, as a share of what others take
+    hot_share = None  # a backward right after its forward, as a share of other backwards
     if hot_factors and cold_factors:
         cold, spread = fmean(cold_factors), sample(hot_factors).spread
         hot_share = Term(value=fmean(hot_factors) / cold, spread=spread / cold, observations=len(backwards))
@@ -64,7 +64,7 @@ def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile)
     found = replace(found, forward=_block_factors(plain, profile))
     found = replace(found, recompute=_share_of_forward(found, again))
 
-    # Of a backward by block the forward that it runs again, as corrected, is taken away.
+    # From a backward by block, the corrected forward that it runs again is subtracted.
     corrected = found.forward.values if found.forward else (1.0,) * len(profile.blocks)
     share = found.recompute.value if found.recompute else redone
 
@@ -90,7 +90,7 @@ def _stages(
     *,
     less_s: Callable[[Observed, int], float] = lambda *_: 0.0,
 ) -> list[StageSeconds]:
-    """Every stage on which this kind was seen, without what an instruction takes beside its work, and `less_s`."""
+    """Every stage on which this kind was observed, without the overhead of an instruction, and without `less_s`."""
     return [
         StageSeconds(
             blocks=blocks,
@@ -112,7 +112,7 @@ def _slowed(stage: StageSeconds, factor: float) -> StageSeconds:
 
 
 def _cooled(stages: Iterable[StageSeconds], hot: float) -> list[StageSeconds]:
-    """What the backwards would take if none came right after its forward."""
+    """The time of the backwards if none came right after its forward."""
     return [_slowed(stage, 1 / hot) if stage.hot else stage for stage in stages]
 
 
@@ -125,7 +125,7 @@ def _block_factors(stages: Sequence[StageSeconds], profile: Profile) -> BlockFac
 
 
 def _share_of_forward(found: Calibration, stages: Iterable[StageSeconds]) -> Term | None:
-    """Of a forward as corrected, what forwards of another kind take."""
+    """The time of forwards of another kind, as a share of the corrected forward."""
     return term(
         [
             stage.measured_s / (stage.with_factors(found.forward.values) if found.forward else stage.total_s)
@@ -135,7 +135,7 @@ def _share_of_forward(found: Calibration, stages: Iterable[StageSeconds]) -> Ter
 
 
 def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile) -> Calibration:
-    """Adds what updates take by byte of weights, in place and into a copy.
+    """Adds the time of updates by byte of weights, in place and into a copy.
 
     An update passes all weights, gradients and states through the caches: the time by which that slows the next
     forward down counts as the update's.
@@ -166,7 +166,9 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
 
 
 def activation_factor(seen: Sequence[Observed]) -> Term | None:
-    """What a microbatch keeps, measured over profile: from the part of the peaks that depends on what is in flight."""
+    """The bytes that a microbatch keeps, measured over profile: from the part of the peaks that depends on microbatches
+    in flight.
+    """
     factors = []
     for o in seen:
         predicted = simulated(o.run, o.costs).timeline
@@ -179,7 +181,9 @@ def activation_factor(seen: Sequence[Observed]) -> Term | None:
 
 
 def context_bytes(seen: Sequence[Observed]) -> Term | None:
-    """What a process held beside tensors: on a GPU outside its allocator, on the host beyond the counted tensors."""
+    """The bytes that a process held besides tensors: on a GPU outside its allocator, on the host beyond the counted
+    tensors.
+    """
     held_bytes: list[float] = []
     for run in (o.run for o in seen):
         if run.device_memory:

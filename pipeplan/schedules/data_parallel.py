@@ -5,7 +5,8 @@ BSP: gradients are averaged once a batch.
 replica 0   F1 B1 F3 B3 G1 U1
 replica 1   F2 B2 F4 B4 G1 U1
 
-ASP: every replica's gradients are an update of their own, and nobody waits for those that are still computed.
+ASP: every replica's gradients are an update of their own, and no replica waits for gradients that are still being
+computed.
 
 replica 0   F1 B1 U1       F4@1 B4 U2 U3 U4 F7@4 ...
 replica 1   F2 B2 U1 U2    F5@2 B5 U3 U4 U5 ...
@@ -67,20 +68,20 @@ class DataParallelASP(Schedule):
         yield from (Update(made) for made in range(newest + 1, batches.stop * replicas + 1))
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
-        """The updates of the other replicas."""
+        """The number of other replicas, whose updates may be missing."""
         return pipeline.replicas[stage] - 1
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """One at a time."""
+        """One: microbatches run one at a time."""
         del depth, stage, microbatches
         return 1
 
     def weight_versions(self, held: int) -> int:
-        """The newest, on which the next microbatch is computed."""
+        """One: the newest, on which the next microbatch is computed."""
         del held
         return 1
 
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
-        """Nothing is in flight when a replica updates."""
+        """Never: nothing is in flight when a replica updates."""
         del replicas, stage
         return False

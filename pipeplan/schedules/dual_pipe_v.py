@@ -43,7 +43,7 @@ class DualPipeV(Schedule):
             yield from batch_in_turn(_turns(pipeline.span, worker.stage, len(numbers)), numbers, batch)
 
     def idle_steps(self, *, ranks: int, chunks: int) -> float:
-        """DualPipe's bubble where F, I and W are equal: a sixth of a step for each rank after the first."""
+        """DualPipe's bubble if F, I and W are equal: a sixth of a step for each rank after the first."""
         del chunks
         return (ranks - 1) / 6
 
@@ -56,7 +56,7 @@ def _turns(ranks: int, rank: int, microbatches: int) -> Iterator[Turn]:
     yield from [I1, W1, F1] * after
     yield from [F0, I1, W1, F1, I0, W0] * (microbatches - ranks - after)
     yield from [I1, W1, F1, I0, W0] * after
-    # Of the last backwards the weights' gradients of the second half wait: others wait for the inputs'.
+    # In the last backwards, the weights' gradients of the second half wait, because other ranks wait for the inputs'.
     backwards = [(I1, W1), (I0, W0)] * (rank + 1)
     yield from (turn for backward in backwards[: rank + 1] for turn in backward)
     yield from (gradient for gradient, _ in backwards[rank + 1 :])

@@ -33,6 +33,6 @@ class GPipe(Schedule):
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """The whole batch."""
+        """The microbatches of the whole batch."""
         del depth, stage
         return microbatches

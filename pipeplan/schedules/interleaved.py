@@ -50,7 +50,7 @@ class Interleaved(Schedule):
             yield from (Update(batch + 1, chunk) for chunk in range(chunks))
 
     def takes(self, *, ranks: int, chunks: int, microbatches: int) -> bool:
-        """As many microbatches as there are ranks take turns; one rank with several chunks would send to itself."""
+        """Groups of as many microbatches as ranks take turns; one rank with several chunks would send to itself."""
         return microbatches % ranks == 0 and (ranks > 1 or chunks == 1)
 
     def idle_steps(self, *, ranks: int, chunks: int) -> float:

@@ -31,6 +31,6 @@ class Naive(Schedule):
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """One."""
+        """One microbatch."""
         del depth, stage, microbatches
         return 1

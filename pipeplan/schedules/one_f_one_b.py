@@ -33,11 +33,11 @@ class OneFOneB(Schedule):
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """As many as there are stages from here on (PipeDream 2018, section 3.3), or the batch if that is less."""
+        """As many as there are stages from this one on (PipeDream 2018, section 3.3), but at most the batch."""
         return min(depth - stage, microbatches)
 
     def paper_in_flight(self, *, depth: int, microbatches: int) -> int:
-        """The depth, even of a batch that has fewer microbatches."""
+        """The depth, even if a batch has fewer microbatches."""
         del microbatches
         return depth
 

@@ -39,20 +39,20 @@ class PipeDream(Schedule):
         return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, worker.stage, k))
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
-        """As many as the other minibatches in flight have made."""
+        """As many updates as the other minibatches in flight have made."""
         return pipeline.in_flight_limit(stage) - 1
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """As many as there are stages from here on (section 3.3)."""
+        """As many as there are stages from this one on (section 3.3)."""
         del microbatches
         return depth - stage
 
     def weight_versions(self, held: int) -> int:
-        """One for each that is in flight."""
+        """One version for each microbatch in flight."""
         return held
 
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
-        """Where more than one is in flight."""
+        """If more than one microbatch is in flight."""
         return sum(replicas[stage:]) > replicas[stage]
 
 
@@ -84,7 +84,7 @@ class VerticalSync(PipeDream):
         return -(-(pipeline.in_flight_limit(0) * first - gcd(first, own)) // own)
 
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
-        """On all stages where there are several."""
+        """On all stages, if there are several."""
         del stage
         return len(replicas) > 1
 

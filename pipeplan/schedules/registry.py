@@ -42,7 +42,7 @@ _KNOWN: dict[str, Schedule] = {}
 
 
 def register(schedule: Schedule) -> Schedule:
-    """Makes a schedule known by its name, and returns the one that is known by it: the first of its class.
+    """Registers a schedule by its name, and returns the one registered under this name: the first of its class.
 
     Raises InvalidInputError for a name that another schedule has.
     """
@@ -77,9 +77,9 @@ BUILT_IN = tuple(_KNOWN)
 
 
 def schedule_named(name: str) -> Schedule:
-    """The schedule of this name: ours, one that was registered, or one that an installed package brings.
+    """The schedule of this name: ours, a registered one, or one of an installed package.
 
-    Raises InvalidInputError for a name that nobody knows. Whatever plays, prices, plans or runs a schedule asks here.
+    Raises InvalidInputError for an unknown name. All code that plays, prices, plans or runs a schedule asks here.
     """
     known = _KNOWN.get(name)
     if known is not None:
@@ -88,7 +88,7 @@ def schedule_named(name: str) -> Schedule:
         if entry.name == name:
             try:
                 found = entry.load()
-            except Exception as error:  # a module of others may raise anything
+            except Exception as error:  # other people's modules may raise anything
                 rule = f"must be installed as {entry.value}, which cannot be loaded ({type(error).__name__}: {error})"
                 raise InvalidInputError("schedule", rule, name) from error
             made = _made(found, entry.value)
@@ -103,18 +103,18 @@ def schedule_names() -> tuple[str, ...]:
 
 
 def with_whole_backward(name: str) -> str:
-    """The schedule of the same order whose backward is whole, of zero bubble's; any other is that itself."""
+    """The schedule of the same order with a whole backward, for a zero-bubble schedule; any other schedule itself."""
     return next((each for each in BUILT_IN if _KNOWN[each].zero_bubble == name), name)
 
 
 def order_of(name: str) -> tuple[int, str]:
-    """The rank of a schedule where others are as good: ours in our order, then the others by name."""
+    """The rank of a schedule among equally good ones: ours in our order, then the others by name."""
     return (BUILT_IN.index(name), "") if name in BUILT_IN else (len(BUILT_IN), name)
 
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """What installed packages bring, looked up once. Nothing of it is loaded."""
+    """The schedules of installed packages, looked up once, but not loaded."""
     return tuple(entry_points(group=GROUP))
 
 
@@ -122,7 +122,7 @@ def schedule_asked(text: str) -> Schedule:
     """The schedule that a user names on a command line: by name, or as `package.module:Class`, which is imported.
 
     The current directory is searched first, as by `python -m`. It runs that module's code: never call it with the text
-    of a document. Raises InvalidInputError where it names no schedule.
+    of a document. Raises InvalidInputError if it does not name a schedule.
     """
     if ":" not in text:
         return schedule_named(text)
@@ -133,14 +133,14 @@ def schedule_asked(text: str) -> Schedule:
         sys.path.insert(0, "")
     try:
         found = getattr(import_module(module), attribute)
-    except Exception as error:  # a module of others may raise anything
+    except Exception as error:  # other people's modules may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise InvalidInputError("schedule", f"must name a class that can be imported ({reason})", text) from error
     return register(_made(found, text))
 
 
 def _made(found: object, reference: str) -> Schedule:
-    """The one instance of a class. Raises InvalidInputError for anything that is no whole schedule."""
+    """The one instance of a class. Raises InvalidInputError for anything but a complete schedule."""
     is_schedule = isinstance(found, type) and issubclass(found, Schedule)
     require(is_schedule, "schedule", "must name a subclass of pipeplan.programs.schedule.Schedule", reference)
     whole = not getattr(found, "__abstractmethods__", ()) and all(hasattr(found, each) for each in ("name", "source"))
@@ -198,7 +198,7 @@ def build(
         pipeline=pipeline,
         streams=tuple(stream(rank, worker) for rank, worker in enumerate(workers)),
     )
-    if known.name not in BUILT_IN:  # ours are checked by tests
+    if known.name not in BUILT_IN:  # tests check ours
         check(program)
         check_claims(program)
     return program

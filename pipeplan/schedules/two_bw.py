@@ -41,20 +41,23 @@ class TwoBW(Schedule):
                 yield Update(last[k] + 1)
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
-        """The one before the newest."""
+        """One: the version before the newest."""
         del pipeline, stage
         return 1
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """As many as there are stages from here on (PipeDream 2018, section 3.3)."""
+        """As many as there are stages from this one on (PipeDream 2018, section 3.3)."""
         del microbatches
         return depth - stage
 
     def weight_versions(self, held: int) -> int:
-        """Double-buffered."""
+        """Two: the weights are double-buffered."""
         del held
         return 2
 
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
-        """Where others are in flight; of several replicas the update is put off until only those need the old one."""
+        """If others are in flight.
+
+        With several replicas, the update is delayed until only those need the old version.
+        """
         return sum(replicas[stage:]) > replicas[stage] or replicas[stage] == 1

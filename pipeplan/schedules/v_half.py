@@ -98,7 +98,7 @@ def _stage(ranks: int, rank: int, chunk: int) -> int:
 
 
 def _before(ranks: int, kind: type[object], stage: int) -> _Work | None:
-    """What must be done of a microbatch before this is; nothing before its first forward."""
+    """What must be done for a microbatch before this; nothing before its first forward."""
     last = 2 * ranks - 1
     if kind is Forward:
         return (Forward, stage - 1) if stage > 0 else None

@@ -1,6 +1,6 @@
-"""Turns: in which order a rank with two stages in a V works, by kind of work and chunk alone.
+"""Turns: the order of work of a rank with two stages in a V, by kind of work and chunk only.
 
-Each kind takes the microbatches of a chunk one after the other: the order of turns says everything.
+Each kind takes the microbatches of a chunk one after another, so the order of turns determines everything.
 """
 
 from collections import Counter

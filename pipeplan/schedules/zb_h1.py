@@ -49,6 +49,6 @@ class ZBH1(Schedule):
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """From forward to BackwardWeight: on every stage what 1F1B keeps on the first."""
+        """The depth, from forward to BackwardWeight: on every stage as many as 1F1B keeps on the first."""
         del stage
         return min(depth, microbatches)

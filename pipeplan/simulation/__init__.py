@@ -1,1 +1,1 @@
-"""Simulation: plays programs with costs, and shows what a timeline holds."""
+"""Simulation: plays programs with costs, and shows the timelines."""

@@ -53,7 +53,7 @@ _Row = tuple[float, Meet | None, Edge | None]
 
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
-"""What tells exchanges apart: the stage whose replicas take part, or the replica whose stages do; the instruction."""
+"""The identity of an exchange: the stage whose replicas take part, or the replica whose stages do; the instruction."""
 
 
 _Port = tuple[bool, int, int, bool]
@@ -66,7 +66,7 @@ class Compiler:
     """Streams to columns.
 
     Every sender, receiver and direction has an edge, on which the k-th tensor sent is the k-th received. Raises
-    ScheduleError for an instruction that no worker can play, and where a receive expects another microbatch than is
+    ScheduleError for an instruction that no worker can play, and if a receive expects another microbatch than the one
     sent.
     """
 
@@ -273,9 +273,9 @@ class Compiler:
         return passed
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
-        """The exchange in which these stages wait for one another. It is so small that it takes the latency alone.
+        """The exchange in which these stages wait for one another. It is so small that it takes only the latency.
 
-        A rank takes part once. Nothing is sent where it has all of the stages.
+        A rank takes part once. Nothing is sent if it has all of the stages.
         """
         pipeline = self._program.pipeline
         if isinstance(instruction, ReduceTied):
@@ -357,7 +357,7 @@ class Compiler:
         return self._lines[stage]
 
     def _route(self, passed: Mapping[_Port, float], share: float, own: float) -> Route:
-        """A route through these ports, of which a device's own link carries the share `own`."""
+        """A route through these ports; a device's own link carries the share `own` of their bandwidth."""
         ports = [
             (self._ports.setdefault(port, len(self._ports)), count / own if port[-1] else count)
             for port, count in passed.items()

@@ -11,13 +11,13 @@ from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Timeline
 
 _Shown = tuple[str, float, float]
-"""What an instruction is called in the picture, and when it starts and ends."""
+"""An instruction's name in the picture, and its start and end."""
 
 
 def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> str:
     """The picture of [0, until_s) in so many columns; without `until_s` every event is as wide as its name.
 
-    What lies beyond the last column is left out, and "..." says so. Compute and updates that take time are shown, by
+    Everything beyond the last column is left out; "..." marks this. Compute and updates that take time are shown, by
     their text form without the weight version.
     """
     rows: list[list[_Shown]] = []
@@ -32,7 +32,7 @@ def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> s
         )
     if until_s:
         scale = columns / until_s
-    else:  # columns a second at which every name fits into its event, with a blank after it
+    else:  # columns a second at which every name fits into its event, followed by a blank
         fitting = ((1 + len(name)) / (end_s - start_s) for events in rows for name, start_s, end_s in events)
         scale = max(fitting, default=1.0)
 
@@ -45,7 +45,7 @@ def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> s
 
 
 def _row(events: Sequence[_Shown], scale: float, columns: int) -> str:
-    """The events at so many columns a second. A name is drawn out to its event's end, and a blank follows it."""
+    """The events at so many columns a second. A name is extended to its event's end, and a blank follows it."""
     row = ""
     for name, start_s, end_s in events:
         start, stop = round(start_s * scale), round(end_s * scale)

@@ -1,4 +1,4 @@
-"""Network: what is in transit, and how fast. Routes and start times in, end times out.
+"""Network: the transfers in transit, and their speeds. Routes and start times in, end times out.
 
 A route leads through ports, out of a sender's unit of devices and into a receiver's. It carries one transfer after
 another. Transfers on several routes share a port: its bandwidth is divided max-min fairly. No route can then become
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 _ROUNDING = 1e-12
-"""Ports that are full within this share of their bandwidth are full."""
+"""A port counts as full within this share of its bandwidth."""
 
 _MOST_SETS = 20_000
 """How many sets of routes are remembered with their shares."""
@@ -45,12 +45,12 @@ class Route:
     stamp: int = 0
 
     def full_alone(self) -> float:
-        """The speed of what has all its ports for itself."""
+        """The speed of a transfer that has all its ports to itself."""
         return min([1.0, *(1.0 / (self.share * count) for _, count in self.ports)])
 
 
 class Network:
-    """Carries things on routes, numbered from 0. Time passes from call to call, and never back."""
+    """Carries transfers on routes, numbered from 0. Time moves forward from call to call."""
 
     def __init__(self, routes: Sequence[Route], ports: int) -> None:
         self._routes = routes
@@ -68,14 +68,14 @@ class Network:
                 route.near |= through[port] & ~(1 << route.number)
 
     def next_end_s(self) -> float:
-        """When the next thing arrives; infinite where nothing is on its way."""
+        """When the next transfer arrives; infinite if nothing is in transit."""
         ends = self._ends
         while ends and ends[0][2] != ends[0][3].stamp:
             heappop(ends)
         return ends[0][0] if ends else float("inf")
 
     def start(self, route: Route, thing: object, seconds: float, now_s: float) -> None:
-        """Puts a thing that takes so many seconds at full speed on a route, or in its queue."""
+        """Puts a transfer that takes so many seconds at full speed on a route, or in the route's queue."""
         if route.carried is not None:
             route.waiting.append((thing, seconds))
             return
@@ -89,7 +89,9 @@ class Network:
         self._busy |= 1 << route.number
 
     def arrived(self) -> tuple[object, float]:
-        """Takes the next thing off its route, which goes on with the one that waits; returns the thing, and when."""
+        """Removes the next transfer from its route, which continues with the one that waits. Returns the transfer, and
+        when it arrived.
+        """
         end_s, number, _, route = heappop(self._ends)
         thing = route.carried
         route.carried = None
@@ -104,7 +106,7 @@ class Network:
         return thing, end_s
 
     def share_out(self, now_s: float) -> None:
-        """Divides the ports again that were entered or left at this moment. Nobody asks for an end before that."""
+        """Divides anew the ports that were entered or left at this instant. No end is read before that."""
         while self._changed:
             sharing = self._sharing(self._changed & -self._changed)
             self._changed &= ~sharing
@@ -117,7 +119,7 @@ class Network:
                 heappush(self._ends, (now_s + max(route.left_s, 0.0) / speed, route.number, route.stamp, route))
 
     def _sharing(self, route: int) -> int:
-        """All that share ports with the route, directly or by way of others; itself too."""
+        """All routes that share ports with this one, directly or through others, including itself."""
         found = left = route
         while left:
             first = left & -left
@@ -165,9 +167,10 @@ def shared_speeds(routes: Sequence[Route]) -> list[float]:
 
 
 def _next_full(room: Mapping[int, float], crowd: Mapping[int, float], most: float) -> tuple[float, set[int]]:
-    """The level up to which all that grow can grow: `most`, or until a port is full; and the ports that are full then.
+    """The rate up to which all growing routes can grow: `most`, or until a port is full; and the ports that are then
+    full.
 
-    `room` is what is left of each port, `crowd` how many of those that grow pass it.
+    `room` is what is left of each port, `crowd` how many growing routes pass it.
     """
     filled = {port: room[port] / count for port, count in crowd.items() if count > _ROUNDING}
     level = min([most, *filled.values()])

@@ -17,7 +17,7 @@ from pipeplan.programs.timeline import Lane, Timeline
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One instruction of a worker, with its moments in both timelines of an overlay."""
+    """One instruction of a worker, with its times in both timelines of an overlay."""
 
     rank: int
     stage: int
@@ -30,12 +30,12 @@ class Pair:
 
     @property
     def predicted_s(self) -> float:
-        """How long it was predicted to take."""
+        """Its predicted duration."""
         return self.predicted_end_s - self.predicted_start_s
 
     @property
     def measured_s(self) -> float:
-        """How long it took."""
+        """Its measured duration."""
         return self.measured_end_s - self.measured_start_s
 
 
@@ -54,7 +54,7 @@ class StageDifference:
 def overlaid(predicted: Timeline, measured: Timeline, batches: int) -> tuple[Timeline, Timeline]:
     """The last batches of both timelines, at most so many and one at least, each from 0 on.
 
-    `measured` may be the end of a longer timeline; whole batches are taken of it where it has one.
+    `measured` may be the end of a longer timeline; only whole batches are taken from it, if it has one.
     """
     updates = [[_updates(lane) for lane in timeline.lanes] for timeline in (predicted, measured)]
     a_batch = [max(len(lane) // predicted.batches, 1) for lane in updates[0]]  # a rank of several stages has several
@@ -68,7 +68,7 @@ def _updates(lane: Lane) -> list[int]:
 
 
 def _tail(timeline: Timeline, a_batch: Sequence[int], batches: int) -> Timeline:
-    """The last batches, from 0 on; `a_batch` is how many updates each lane has for one."""
+    """The last batches, from 0 on; `a_batch` is how many updates each lane has in a batch."""
     lanes = [_cut(lane, batches * each) for lane, each in zip(timeline.lanes, a_batch, strict=True)]
     origin_s = min((lane.start_s[0] for lane in lanes if lane.start_s), default=0.0)
     shifted = tuple(
@@ -83,7 +83,7 @@ def _tail(timeline: Timeline, a_batch: Sequence[int], batches: int) -> Timeline:
 
 
 def _cut(lane: Lane, kept: int) -> Lane:
-    """What follows the update before the last so many; all of it where there is none."""
+    """The part after the update before the last so many; the whole lane if there is none."""
     updates = _updates(lane)
     start = updates[-kept - 1] + 1 if kept < len(updates) else 0
     return replace(
@@ -96,7 +96,7 @@ def _cut(lane: Lane, kept: int) -> Lane:
 
 
 def pairs(predicted: Timeline, measured: Timeline) -> Iterator[Pair]:
-    """The instructions that both have, rank by rank in the order in which they were executed."""
+    """The instructions in both timelines, rank by rank in execution order."""
     for expected, seen in zip(predicted.lanes, measured.lanes, strict=True):
         moments = dict(zip(expected.instructions, zip(expected.start_s, expected.end_s, strict=True), strict=True))
         for event in seen.events():
@@ -115,7 +115,9 @@ def pairs(predicted: Timeline, measured: Timeline) -> Iterator[Pair]:
 
 
 def differences(predicted: Timeline, measured: Timeline) -> tuple[StageDifference, ...]:
-    """By stage and kind of instruction, in the stages' order; the kind that took most longer than predicted first."""
+    """By stage and kind of instruction, in the stages' order; within a stage, the kind with the largest excess over its
+    prediction first.
+    """
     found: dict[tuple[int, str], list[Pair]] = defaultdict(list)
     for pair in pairs(predicted, measured):
         found[pair.stage, type(pair.instruction).__name__].append(pair)

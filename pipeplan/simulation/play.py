@@ -62,7 +62,7 @@ class Engine:
         self.end_s: list[list[float]] = [[] for _ in ranks]
 
     def play(self) -> None:
-        """Plays to the end. Raises ScheduleError where a worker cannot get there, or a tensor is never received."""
+        """Plays to the end. Raises ScheduleError if a worker cannot reach its end, or a tensor is never received."""
         while True:
             while self._ready:
                 self._advance(self._ready.popleft())
@@ -124,7 +124,7 @@ class Engine:
             self._ready.append(edge.receiver)
 
     def _exchange(self, column: Column, index: int, now_s: float) -> float | None:
-        """When the exchange is over; None while some replica is missing, or it waits for its ports."""
+        """When the exchange ends; None while a replica is missing, or it waits for its ports."""
         exchange, meet = column.exchanges[index], column.meets[index]
         if meet is Meet.COMPLETE:
             # The exchange began during this backward: only its tail is left. It takes its link in one piece, which ends
@@ -148,14 +148,14 @@ class Engine:
         return None
 
     def _hand_over(self, exchange: Exchange) -> None:
-        """All members are there."""
+        """All members have arrived."""
         if exchange.line is None:
             self._exchanged(exchange, exchange.reached_s + exchange.alone_s)
         else:
             heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number, None))
 
     def _begin(self, exchange: Exchange, now_s: float) -> None:
-        """It is the exchange's turn on its line: it goes on inside the units first."""
+        """It is the exchange's turn on its route: it starts inside the units."""
         assert exchange.line is not None
         exchange.line.busy = True
         heappush(self._requests, (now_s + exchange.inside_s, (exchange.group[0], Handed.PART), exchange.number, None))
@@ -169,7 +169,7 @@ class Engine:
                 self._begin(exchange.line.waiting.popleft(), end_s)
 
     def _carry(self) -> bool:
-        """Lets time pass on the network up to its next moment: things arrive, others start. False where none do."""
+        """Advances the network to its next event: transfers arrive, others start. Returns False if there is none."""
         network, requests = self._network, self._requests
         now_s = next_end_s = network.next_end_s()
         if requests and requests[0][0] < now_s:
@@ -260,7 +260,7 @@ def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) ->
 
 
 class _HeldBytes(dict[tuple[int, ...], int]):
-    """The bytes of what `held_counts` gives. Each is computed once: few differ."""
+    """The bytes of `held_counts`. Each value is computed once: few differ."""
 
     def __init__(self, costs: StageCosts) -> None:
         super().__init__()

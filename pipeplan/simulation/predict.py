@@ -55,10 +55,10 @@ def long_program_of(
     checkpoint_every: int = 0,
     among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
 ) -> Program:
-    """The same streams. Of our own schedules only a few batches are kept, however many there are; of others all."""
+    """The same streams. For our own schedules only a few batches are kept, however many there are; for others all."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     few = short_batches(pipeline)
-    if batches <= few or plan.schedule not in BUILT_IN:  # nobody knows when the batches of others repeat
+    if batches <= few or plan.schedule not in BUILT_IN:  # it is not known when other schedules' batches repeat
         return program_of(
             plan,
             batches=batches,

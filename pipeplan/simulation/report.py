@@ -10,7 +10,7 @@ from pipeplan.documents.profile import DeviceMemory
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 
 Played: TypeAlias = Timeline | Summary
-"""What a plan's batches came to: in every instruction, or in sum."""
+"""The timeline of a plan's batches: every instruction, or a summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """(measured - predicted) / predicted; 0 where nothing was predicted and nothing measured."""
+        """(measured - predicted) / predicted; 0 if both are 0."""
         if self.predicted == 0:
             return 0.0 if self.measured == 0 else float("inf")
         return (self.measured - self.predicted) / self.predicted
@@ -45,7 +45,7 @@ class StageReport:
 class RankReport:
     """One process: bytes of tensors held at the peak, as the runtime counts them, and its largest resident size.
 
-    That is the host's memory. `device_memory` is what it took of a GPU of its own, None where it had none.
+    That is the host's memory. `device_memory` is its use of a GPU of its own, None without a GPU.
     `off_processor_fraction`: the share of its compute time in which the process was not on a processor, because others
     were; None of a GPU, and of a process that computes with several threads.
     `deferred_share`: how much of the time of its split backwards was p2's, 0 where nothing could be deferred; None
@@ -78,10 +78,11 @@ class KindReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """Why a run's throughput is not the predicted one: what each cause added, in samples/s, below 0 where it took.
+    """Why a run's throughput differs from the prediction: each cause's contribution, in samples/s, negative if it
+    slowed the run.
 
-    The parts sum to measured - predicted (`calibration.missed` says how they are found). `other_programs` is None where
-    no rank knows how long it was on a processor; what they took is then in the other parts.
+    The parts sum to measured - predicted (`calibration.missed` says how they are found). `other_programs` is None if no
+    rank knows its time on a processor; it is then included in the other parts.
     """
 
     compute: float
@@ -165,7 +166,7 @@ def report_run(
     losses: tuple[float, ...],
     ranks: tuple[RankReport, ...],
 ) -> RunReport:
-    """A run's report: what it measured beside what the plan predicted for as many batches."""
+    """A run's report: its measurements beside the plan's predictions for as many batches."""
     return RunReport(
         schedule=schedule,
         first_step=first_step,

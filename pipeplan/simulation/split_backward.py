@@ -13,7 +13,7 @@ from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight
 from pipeplan.simulation.play import simulate
 
 _BATCHES_PLAYED = (2, 4, 8)
-"""Tried one after another until batches are alike: two will do unless a stage ends long after the others."""
+"""Tried one after another until batches are alike: two suffice unless a stage ends long after the others."""
 
 _ROUNDING = 1e-9
 """As a share of a run's end: times that differ by no more are equal but for rounding in their sums."""
@@ -42,7 +42,7 @@ def split_backward(
 
     idle_s = []
     for stream, batch_s in zip(at_the_end.streams, _shortest_waits_s(at_the_end, costs, devices), strict=True):
-        every_batch_s = cycle(batch_s)  # the same in all batches; nobody waits at a checkpoint
+        every_batch_s = cycle(batch_s)  # the same in all batches; no worker waits at a checkpoint
         idle_s.append([0.0 if isinstance(one, Checkpoint) else next(every_batch_s) for one in stream.instructions])
     return with_weight_gradients(at_the_end, idle_s, weight_s)
 

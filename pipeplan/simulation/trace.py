@@ -52,19 +52,19 @@ class TraceEvent(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """An instruction's place on its track, in whole nanoseconds."""
+    """An instruction's position on its track, in whole nanoseconds."""
 
     start_ns: int
     end_ns: int
 
     @property
     def leaves_ns(self) -> int:
-        """Where an arrow begins: within the slice, after its start where there is room."""
+        """Where an arrow begins: inside the slice, after its start if there is room."""
         return min(self.start_ns + 1, self.end_ns - 1)
 
     @property
     def arrives_ns(self) -> int:
-        """Where an arrow ends: the last instant within the slice."""
+        """Where an arrow ends: the last instant inside the slice."""
         return self.end_ns - 1
 
 
@@ -76,7 +76,7 @@ _NOTES = {
 
 
 def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
-    """The JSON text of the trace; the names head the processes, in their order."""
+    """The JSON text of the trace; the names are those of the processes, in order."""
     events: list[TraceEvent] = []
     flows = 0
     for process, (name, timeline) in enumerate(timelines.items(), start=1):
@@ -94,7 +94,7 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
 
 
 class _Drawn:
-    """A timeline's slices, lane by lane, and by lane and index what is sent and received."""
+    """A timeline's slices, lane by lane, and the transfers by lane and index."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.lanes = timeline.lanes
@@ -186,7 +186,7 @@ def _track(process: int, number: int, drawn: _Drawn, flows: Mapping[Message, int
 
 
 def _flow(phase: str, process: int, track: int, number: int, at_ns: int, message: Message) -> TraceEvent:
-    """One end of an arrow, within the slice that it is to be bound to."""
+    """One end of an arrow, inside the slice to which it is bound."""
     gradient, microbatch, _ = message
     event: TraceEvent = {
         "name": f"{'gradient' if gradient else 'activation'} {microbatch}",

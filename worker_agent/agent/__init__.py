@@ -1,1 +1,1 @@
-"""The agent of a node: it takes jobs from the service, does each in processes of its own, and reports."""
+"""The agent of a node: it takes jobs from the service, does each in separate processes, and reports."""

@@ -24,7 +24,7 @@ _LOOK_S = 0.1
 class NodeAgent:
     """One node's agent.
 
-    `stop` may be called from a signal handler. The job at hand then has `drain_s` to end before it is handed back. A
+    `stop` may be called from a signal handler. The current job then has `drain_s` to end before it is handed back. A
     second call hands it back at once.
     """
 
@@ -39,13 +39,13 @@ class NodeAgent:
         self._retention = Retention(settings, lambda job_id: client.job(job_id).state, log)
 
     def stop(self) -> None:
-        """Ends `serve` once the job at hand has ended or is handed back; called again, at once."""
+        """Ends `serve` once the current job has ended or is handed back; a second call ends it at once."""
         self._stops += 1  # no Event: its lock may be held by the very thread that a signal interrupts
 
     def serve(self) -> None:
-        """Works until it is stopped. While the service is out of reach it waits, and says so once.
+        """Works until it is stopped. While the service is out of reach it waits, and reports this once.
 
-        It asks for work only when it has nothing left to report. If the service then holds a job to be this agent's,
+        It asks for work only when it has nothing left to report. If the service then still lists a job as this agent's,
         the agent has never received it.
         """
         left = kill_left_behind(self._settings.work_dir)
@@ -98,7 +98,7 @@ class NodeAgent:
         return "drain"
 
     def _tell_draining(self) -> None:
-        """Tells the service that this agent drains, from a thread of its own: the job at hand does not wait for it."""
+        """Reports that this agent drains, from a separate thread: the current job does not wait for it."""
         self._log(f"draining: the job at hand has {self._settings.drain_s:g} s to end")
         try:
             self._client.present(self._settings.name, Presence(instance=self._instance, draining=True))
@@ -106,9 +106,9 @@ class NodeAgent:
             self._log(f"the service could not be told that this agent drains: {error}")
 
     def _work(self, lease: Lease) -> None:
-        """Does one job and reports its end. Whatever happens to the job, the agent goes on.
+        """Does one job and reports its end. Whatever happens to the job, the agent continues.
 
-        A service out of reach is no failure of the job: the report waits in the spool until the service is back.
+        A service out of reach is not a failure of the job: the report waits in the spool until the service is back.
         """
         task, gang = lease.job.task, lease.gang
         what = f"job {lease.job.id}: {task.kind} {getattr(task, 'model', '')}".rstrip()
@@ -130,7 +130,7 @@ class NodeAgent:
             self._fail(lease, str(error), retry=True)
         except PipeplanError as error:
             self._fail(lease, str(error))
-        except Exception as error:  # the outer loop: a full disk, say, ends the job and not the agent
+        except Exception as error:  # the outer loop: a full disk, for example, ends the job and not the agent
             self._fail(lease, f"the agent failed: {type(error).__name__}: {error}")
 
     def _fail(self, lease: Lease, sentence: str, *, retry: bool = False) -> None:
@@ -139,7 +139,7 @@ class NodeAgent:
         self._report(lease, failure(lease, error, report_id, retry=retry), report_id, sentence)
 
     def _report(self, lease: Lease, report: SpooledReport, report_id: str, said: str) -> None:
-        """Puts a report into the spool, or straight to the service where no file can be written."""
+        """Puts a report into the spool, or sends it directly to the service if no file can be written."""
         self._log(f"job {lease.job.id}: {said}")
         try:
             self._spool.add(report, report_id)

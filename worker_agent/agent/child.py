@@ -23,7 +23,7 @@ VARIABLE = "PIPEPLAN_JOB"
 """The environment variable that carries the mark."""
 
 LOST_PEER = 75
-"""The exit status of a job that ended because of another node: another attempt may go well."""
+"""The exit status of a job that ended because of another node: another attempt may succeed."""
 
 _PROC = Path("/proc")
 _LOOK_S = 0.02
@@ -35,7 +35,7 @@ _LINE_CHARACTERS = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Whose a process is: the agent's folder, the agent's process, the job and which lease of it, by its fence."""
+    """The owner of a process: the agent's folder, the agent's process, the job, and the job's lease by its fence."""
 
     work_dir: Path
     agent: int
@@ -43,12 +43,12 @@ class Mark:
     fence: int
 
     def environment(self) -> dict[str, str]:
-        """The variable that carries it."""
+        """The environment variable with the mark."""
         return {VARIABLE: f"{self.agent}:{self.job}:{self.fence}:{self.work_dir}"}
 
 
 def kill_marked(mark: Mark) -> None:
-    """Ends every process of a job at once; returns when none is left, or after ten seconds."""
+    """Kills every process of a job; returns when none is left, or after ten seconds."""
     content = b"=".join(part.encode() for part in next(iter(mark.environment().items())))
     deadline_s = time.monotonic() + _LONGEST_S
     while (left := _marked(lambda value: value == content)) and time.monotonic() < deadline_s:
@@ -91,7 +91,7 @@ class JobProcess:
     readers: list[threading.Thread] = field(default_factory=list)
 
     def read(self) -> None:
-        """Starts following both outputs."""
+        """Starts to follow both outputs."""
         self.readers = [threading.Thread(target=target, daemon=True) for target in (self._progress, self._errors)]
         for reader in self.readers:
             reader.start()
@@ -102,7 +102,7 @@ class JobProcess:
         return self.process.poll() is not None
 
     def stop(self) -> None:
-        """Ends the process, which ends the ones it started; then whatever is left of the job."""
+        """Ends the process, which ends the ones it started, and then all remaining processes of the job."""
         if not self.ended:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -112,7 +112,7 @@ class JobProcess:
         self.kill()
 
     def kill(self) -> None:
-        """Ends all of the job's processes at once."""
+        """Kills all of the job's processes."""
         if not self.ended:
             self.process.kill()
         self.process.wait()
@@ -127,7 +127,7 @@ class JobProcess:
         self.finish_reading()
         if self.process.returncode < 0:
             return f"the job's process was killed by {signal.Signals(-self.process.returncode).name}"
-        # torch and Python itself may still warn on standard error after our own last word
+        # torch and Python itself may still warn on standard error after our own last line
         said = [line for line in self.errors if line.startswith(_ERROR)] or self.errors
         return said[-1].removeprefix(_ERROR) if said else "the job's process gave no reason"
 
@@ -140,7 +140,7 @@ class JobProcess:
         for line in self._lines(self.process.stdout):
             try:
                 self.progress = parse(Progress, line)
-            except InvalidInputError:  # a library prints: whoever stops reading would block the process
+            except InvalidInputError:  # a library prints: if nobody read this, the process would block
                 continue
 
     def _errors(self) -> None:
@@ -149,14 +149,14 @@ class JobProcess:
                 self.errors = [*self.errors[-20:], line.strip()[:4000]]
 
     def _lines(self, stream: IO[str] | None) -> Iterator[str]:
-        """The stream's lines; those that are too long to be ours come in pieces."""
+        """The stream's lines; lines that are too long to be ours come in pieces."""
         while stream is not None and (line := stream.readline(_LINE_CHARACTERS)):
             self.printed += len(line)
             yield line
 
 
 def start(folder: Path, mark: Mark, environment: Mapping[str, str]) -> JobProcess:
-    """The job's process, in a session of its own: an interrupt from the terminal is for the agent to deal with."""
+    """The job's process, in a session of its own: the agent handles an interrupt from the terminal."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "worker_agent.agent.task", str(folder), str(os.getpid())],
@@ -176,7 +176,7 @@ def start(folder: Path, mark: Mark, environment: Mapping[str, str]) -> JobProces
 
 
 def _marked(wanted: Callable[[bytes], bool]) -> list[int]:
-    """The processes with a mark that is wanted, but for this one."""
+    """The processes with a wanted mark, except this one."""
     found = []
     for path in _PROC.glob("[0-9]*/environ"):
         try:

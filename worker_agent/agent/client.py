@@ -18,7 +18,7 @@ from pipeplan.protocol.agents import Agent, Presence, Registration
 from pipeplan.protocol.jobs import Heartbeat, HeartbeatAnswer, Job, Lease, LeaseRequest, Progress, Release
 
 PATIENCE_S = 2.0
-"""How long a report is sent again before it waits, in the spool, for the next delivery."""
+"""How long a report is retried before it waits in the spool for the next delivery."""
 
 _TELL_S = 0.3
 _LEAST_S = 0.1
@@ -27,7 +27,7 @@ _LEAST_S = 0.1
 class AgentClient:
     """A service by its URL. Every method raises the error that the service reports, ServiceError if it is out of reach.
 
-    LeaseLostError says that the job is no longer this agent's: stop, and report nothing more.
+    LeaseLostError: the job is no longer this agent's; stop, and report nothing more.
     """
 
     def __init__(
@@ -55,25 +55,25 @@ class AgentClient:
         self._connection.close()
 
     def register(self, told: Registration) -> Agent:
-        """Says who this agent is. May be repeated."""
+        """Registers this agent. May be repeated."""
         return parse(Agent, self._connection.post("/v1/agents", dump(told)))
 
     def present(self, name: str, presence: Presence) -> Agent:
-        """Says that the agent is there, and whether it drains."""
+        """Reports that the agent is alive, and whether it drains."""
         return parse(Agent, self._connection.post(f"/v1/agents/{name}/heartbeat", dump(presence)))
 
     def lease(self, request: LeaseRequest) -> Lease | None:
-        """The oldest job that this agent can do; None where there is none."""
+        """The oldest job that this agent can do, or None."""
         answer = self._connection.post("/v1/jobs/lease", dump(request))
         return parse(Lease, answer) if answer else None
 
     def heartbeat(self, lease: Lease, progress: Progress | None = None) -> HeartbeatAnswer:
-        """Renews the lease; the answer says whether to go on."""
+        """Renews the lease; the answer says whether to continue."""
         beat = Heartbeat(token=lease.token, progress=progress)
         return parse(HeartbeatAnswer, self._connection.post(f"/v1/jobs/{lease.job.id}/heartbeat", dump(beat)))
 
     def report(self, path: str, body: str) -> Job:
-        """Sends a job's end, for a while again where the service does not take it yet."""
+        """Sends a job's end, and retries for a while if the service does not accept it yet."""
         return parse(Job, self._connection.post(path, body, patience_s=self._patience_s))
 
     def release(self, lease: Lease) -> Job:
@@ -82,7 +82,7 @@ class AgentClient:
         return parse(Job, self._connection.post(f"/v1/jobs/{lease.job.id}/release", dump(release)))
 
     def job(self, job_id: str) -> Job:
-        """A job as it is now. Raises NotFoundError where the service does not know it."""
+        """A job as it is now. Raises NotFoundError if the service does not know it."""
         return parse(Job, self._connection.get(f"/v1/jobs/{job_id}"))
 
     def plan(self, plan_id: str) -> Plan:
@@ -93,8 +93,8 @@ class AgentClient:
 class Heart:
     """Beats until it is stopped, or the service says that the job should stop.
 
-    `ends_s` is when the lease runs out by this node's clock, counted from the request of the last renewal: never later
-    than by the service's clock. `cut_off`: the last try found nobody who could say that the service is away.
+    `ends_s` is when the lease expires by this node's clock, counted from the request of the last renewal: never later
+    than by the service's clock. `cut_off`: at the last try nothing answered that could show that the service is away.
     """
 
     def __init__(self, client: AgentClient, lease: Lease, progress: Callable[[], Progress | None]) -> None:
@@ -116,7 +116,7 @@ class Heart:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops, without waiting for a beat that is under way."""
+        """Stops, without waiting for a beat in progress."""
         self._stop.set()
 
     @property
@@ -125,7 +125,7 @@ class Heart:
         return self.cancelled or self.lost is not None or self.stop_reason is not None
 
     def cut_off_at(self, now_s: float) -> bool:
-        """Whether nobody has answered lately: the last try found nobody, or the present one takes long."""
+        """Whether nothing has answered lately: the last try found nothing, or the present one takes long."""
         asked_s = self._asked_s
         return self.cut_off or (asked_s is not None and now_s - asked_s > self._lease.expires_in_s / 6)
 

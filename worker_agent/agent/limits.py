@@ -1,4 +1,4 @@
-"""Limits: what a job's processes may take, and what of the agent's environment they see."""
+"""Limits: the resources that a job's processes may take, and the part of the agent's environment that they see."""
 
 import ctypes
 import os
@@ -19,14 +19,14 @@ _WORDS = (
 )
 _SECRET_NAME = re.compile(rf"(^|_)({_WORDS}|PGPASSWORD)($|_)", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
-"""A user's password in an address."""
+"""A user name with a password in an address."""
 
 _PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """What one job's processes may take; None: as much as the agent itself."""
+    """The resources of one job's processes; None: as much as the agent itself."""
 
     memory_bytes: int | None = None
     open_files: int | None = None
@@ -38,7 +38,7 @@ class JobLimits:
     def apply(self) -> None:
         """Limits this process and all that it starts. They write no core files.
 
-        Only memory that a process may write to counts: CUDA reserves more addresses than any machine has memory.
+        Only writable memory counts: CUDA reserves more addresses than any machine has memory.
         """
         memory = resource.RLIMIT_DATA if sys.platform == "linux" else resource.RLIMIT_AS
         wanted = (
@@ -70,7 +70,7 @@ def without_secrets(environment: Mapping[str, str], *, token: str | None, keep: 
 def hide_from_jobs() -> None:
     """Keeps this process's own memory and environment, with its token, from other processes of the same user.
 
-    It acts on Linux alone: other systems offer nothing of the kind to read. Root can read everything.
+    It acts only on Linux: other systems do not expose this. Root can read everything.
     """
     control = getattr(ctypes.CDLL(None), "prctl", None)
     if control is not None:
@@ -78,7 +78,7 @@ def hide_from_jobs() -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """What the files in a folder take on the disk; what vanishes meanwhile is not counted."""
+    """The disk space of the files in a folder; files that vanish in the meantime do not count."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

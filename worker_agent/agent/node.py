@@ -21,7 +21,7 @@ from pipeplan.protocol.agents import Registration
 from worker_agent.agent.settings import AgentSettings
 
 MOST_ON_CORES = 64
-"""Ranks that a node without GPUs takes at once: they share its cores."""
+"""How many ranks a node without GPUs takes at the same time: they share its cores."""
 
 _SHARED_MARK = ".pipeplan-folder"
 _ASK_S = 120.0
@@ -31,7 +31,7 @@ _ADDRESS_OF = 0x8915
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The GPUs that torch finds, all taken to be like the first; `count` is 0 if there are none."""
+    """The GPUs that torch finds, all assumed to be like the first; `count` is 0 if there are none."""
 
     count: int
     name: str = ""
@@ -42,7 +42,7 @@ class Gpus:
 
 
 class Port:
-    """A port of this node that is kept from others until a rendezvous listens there.
+    """A port of this node that is reserved until a rendezvous listens there.
 
     A socket that is bound but does not listen holds it. The rendezvous that listens there later shares the address.
     """
@@ -58,7 +58,7 @@ class Port:
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Gives it back."""
+        """Releases the port."""
         self._socket.close()
 
 
@@ -84,7 +84,7 @@ def registration(settings: AgentSettings, *, instance: str, port: int) -> Regist
 
 
 def address_towards(url: str) -> str:
-    """This node's address on the way to a service. Nothing is sent."""
+    """This node's address towards a service. Nothing is sent."""
     parts = urlsplit(url)
     try:
         found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)
@@ -117,7 +117,7 @@ def use_interface_towards(address: str, port: int) -> None:
 
 
 def folder_id(folder: Path, proposed: str) -> str:
-    """The name of a shared folder: the first agent writes it into the folder, and all who see the folder read it."""
+    """The name of a shared folder: the first agent writes it into the folder, and all others read it there."""
     mark = folder / _SHARED_MARK
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def folder_id(folder: Path, proposed: str) -> str:
 
 
 def find_gpus() -> Gpus:
-    """The node's GPUs, asked for in a process of its own: the agent itself does without torch."""
+    """The node's GPUs, found in a separate process, because the agent itself does not load torch."""
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
         return Gpus(count=0)
     command = [sys.executable, "-m", "worker_agent.agent.node"]

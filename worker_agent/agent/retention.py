@@ -1,4 +1,4 @@
-"""Retention: which folders of ended jobs an agent's disk need not keep, and their removal.
+"""Retention: the folders of ended jobs that may be removed from an agent's disk, and their removal.
 
     work_dir/<job id>             a job's folder; work_dir/<job id>-<fence> one attempt of a job over several nodes
     work_dir/.removed-<name>      one on its way out: renamed first, then deleted
@@ -30,12 +30,12 @@ INTERVAL_S = 3600.0
 _LIVE: frozenset[JobState] = frozenset({"queued", "leased"})
 
 StateOf = Callable[[str], JobState]
-"""The state of a job by its id, from the service. Raises NotFoundError where it does not know the job."""
+"""The state of a job by its id, from the service. Raises NotFoundError if the service does not know the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What may stay of ended jobs: nothing older than `age_s`, at most so many folders and bytes. None: no bound.
+    """The bounds on folders of ended jobs: their age, number and bytes. None: no bound.
 
     `abandons`: the bounds hold for jobs, too, that ended without a result or that the service does not know.
     """
@@ -105,9 +105,9 @@ class Retention:
 
 
 def surplus(work_dir: Path, state_of: StateOf, kept: Bounds, now_s: float) -> list[JobFolder]:
-    """The folders of ended jobs to remove: all but the newest ones, which the bounds let stay.
+    """The folders of ended jobs to remove: all but the newest ones within the bounds.
 
-    Raises ServiceError where the service does not answer: then nothing is known to have ended.
+    Raises ServiceError if the service does not answer: then no job is known to have ended.
     """
     ended = []
     for path in work_dir.glob("*"):

@@ -34,15 +34,15 @@ BUILT_IN = (
 )
 """What every agent may build: Hugging Face families by config, and pipeplan's own models, data and losses.
 
-One by one: a module also holds what it imports, so that a pattern over modules would allow os.system.
+They are listed one by one: a module also holds its imports, so a pattern over modules would allow os.system.
 """
 
 
 class AgentSettings(BaseSettings):
-    """What can be set. Every name is an environment variable with PIPEPLAN_AGENT_ before it.
+    """The settings. Every name, with PIPEPLAN_AGENT_ before it, is an environment variable.
 
     `allow` lists the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
-    options; a trailing * stands for any names, not for what is inside of them (no dot after the colon). In the
+    options; a trailing * matches any name, but no dot after the colon. In the
     environment it is a JSON list. `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds the token,
     `PIPEPLAN_AGENT_CONFIG` a TOML file of settings.
 
@@ -102,19 +102,19 @@ class AgentSettings(BaseSettings):
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """The patterns of all that jobs may name."""
+        """The patterns of all factories that jobs may name."""
         return (*BUILT_IN, *self.allow, *_in_folder(self.models_dir))
 
 
 def load_settings(**chosen: Any) -> AgentSettings:
-    """The settings, with those chosen here (None: not chosen) before the environment's. Raises InvalidInputError."""
+    """The settings. Those chosen here (None: not chosen) override the environment's. Raises InvalidInputError."""
     return resolve(AgentSettings, chosen).settings
 
 
 def require_allowed(task: AgentTask, allow: Sequence[str], models_dir: Path | None = None) -> None:
     """Raises InvalidInputError for a model, data or loss that is neither built in nor allowed by the operator.
 
-    Nothing that a path in the operator's folder names may be a link out of it.
+    No path in the operator's folder may be a link out of it.
     """
     listed = refusal(task, (*BUILT_IN, *allow))
     refused = listed and refusal(task, (*BUILT_IN, *allow, *_in_folder(models_dir)))
@@ -137,7 +137,7 @@ def _in_folder(folder: Path | None) -> tuple[str, ...]:
 def require_allowed_schedule(name: str, allow: Sequence[str]) -> None:
     """Raises InvalidInputError for a schedule that is neither ours nor an installed one on the operator's list.
 
-    A schedule is code. A plan names it by a name alone; which class that is, what is installed here decides.
+    A schedule is code. A plan holds only its name; the packages installed here decide which class this is.
     """
     if name in BUILT_IN_SCHEDULES:
         return

@@ -31,7 +31,7 @@ _REFUSALS = (LeaseLostError, ConflictError, NotFoundError, InvalidInputError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpooledReport:
-    """What is to be posted, where, and about which job."""
+    """A body to post, its path, and its job."""
 
     job_id: str
     path: str
@@ -41,12 +41,12 @@ class SpooledReport:
 
 
 def completion(lease: Lease, result: AgentResult, report_id: str) -> SpooledReport:
-    """The report that a job went well."""
+    """The report of a job that succeeded."""
     return _report(lease, "complete", Completion(token=lease.token, report_id=report_id, result=result))
 
 
 def failure(lease: Lease, error: str, report_id: str, *, retry: bool = False) -> SpooledReport:
-    """The report that it did not."""
+    """The report of a job that failed."""
     return _report(lease, "fail", Failure(token=lease.token, report_id=report_id, error=error, retry=retry))
 
 
@@ -63,7 +63,7 @@ class Spool:
         self._last = 0
 
     def add(self, report: SpooledReport, report_id: str) -> None:
-        """Keeps a report: once this returns, it survives a crash of the machine."""
+        """Stores a report: once this returns, the report survives a crash of the machine."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._last = max(self._last + 1, time.time_ns())
         path = self._folder / f"{self._last:026d}-{report_id}.json"
@@ -74,20 +74,21 @@ class Spool:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
-        renamed = os.open(self._folder, os.O_RDONLY)  # the new name, too, is on the disk once the folder is flushed
+        renamed = os.open(self._folder, os.O_RDONLY)  # the new name is also on the disk once the folder is flushed
         try:
             os.fsync(renamed)
         finally:
             os.close(renamed)
 
     def pending(self) -> list[Path]:
-        """The reports that the service has not taken yet, the oldest first."""
+        """The reports that the service has not accepted yet, the oldest first."""
         return sorted(self._folder.glob("*.json"))
 
     def deliver(self, send: Send, log: Log) -> bool:
         """Sends the pending reports. Returns whether all are delivered; the others wait for the next delivery.
 
-        It puts a report aside, with the reason, if the service will never take it: the job has passed on, or is gone.
+        It puts a report aside, with the reason, if the service will never accept it: another agent has the job, or the
+        job is gone.
         """
         for path in self.pending():
             try:

@@ -56,7 +56,7 @@ def write_task(
 
 
 def perform(folder: Path) -> None:
-    """Does the task in a folder and writes its result. Raises what goes wrong.
+    """Does the task in a folder and writes its result. Raises the task's errors.
 
     A result that is already there is kept: it is from an earlier attempt, whose agent ended before it could report.
     """

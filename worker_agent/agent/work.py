@@ -22,7 +22,7 @@ _LOOK_S = 0.1
 _DISK_S = 5.0
 
 Urgency = Literal["none", "drain", "now"]
-"""Whether the agent goes on, ends once the job has or its time is over, or ends at once."""
+"""Whether the agent continues, ends once the job has ended or its time is over, or ends at once."""
 
 
 class HandedBackError(Exception):
@@ -30,23 +30,23 @@ class HandedBackError(Exception):
 
 
 class StoppedError(Exception):
-    """The job was stopped because of others; another attempt may go well."""
+    """The job was stopped because of others; another attempt may succeed."""
 
 
 class CancelledError(Exception):
-    """The job is no longer wanted, or no longer this agent's: there is nothing to report."""
+    """The job is no longer wanted, or no longer this agent's: nothing is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasedWork:
-    """What it takes to do a job: the settings, the service, and whether the agent is to end."""
+    """The context of a job: the settings, the service, and whether the agent is about to end."""
 
     settings: AgentSettings
     client: AgentClient
     urgency: Callable[[], Urgency]
 
     def perform(self, lease: Lease) -> AgentResult:
-        """The job's result. Raises why there is none; no process of the job is left either way."""
+        """The job's result. Raises the reason if there is none. In both cases no process of the job is left."""
         task = lease.job.task
         require(task.kind != "plan", "kind", "must be a kind of job that agents do", task.kind)
         require_allowed(task, self.settings.allow, self.settings.models_dir)  # type: ignore[arg-type]
@@ -97,10 +97,10 @@ class LeasedWork:
         return (shared or folder) / lease.job.id / "out"
 
     def _follow(self, lease: Lease, child: JobProcess, heart: Heart, folder: Path) -> None:
-        """Returns when the process has ended. Raises why it must be stopped before."""
+        """Returns when the process has ended. Raises the reason if it must be stopped before."""
         started_s = looked_s = time.monotonic()
         draining_s: float | None = None
-        # A job that shares files must stop before the service may give it to others, whose files are the same.
+        # A job with shared files must stop before the service may give it to others, who use the same files.
         shares = lease.gang is not None or self.settings.shared_dir is not None
         early_s = max(lease.expires_in_s / 10, 2 * _LOOK_S)
         while not child.ended:
@@ -124,14 +124,14 @@ class LeasedWork:
             looks = now_s - looked_s > _DISK_S
             looked_s = now_s if looks else looked_s
             self._require_within_limits(child, now_s - started_s, folder if looks else None)
-        if self.urgency() == "now":  # whoever stops a node's service stops the job's process with it: no failure
+        if self.urgency() == "now":  # stopping a node's service also stops the job's process: not a failure
             raise HandedBackError("the agent ends at once")
         child.finish_reading()
         heart.finish()
         _require_wanted(heart)
 
     def _require_within_limits(self, child: JobProcess, elapsed_s: float, folder: Path | None) -> None:
-        """Raises RunFailedError where the job exceeds a limit of the settings; of disk where a folder is given."""
+        """Raises RunFailedError if the job exceeds a limit of the settings; the disk's only if a folder is given."""
         settings = self.settings
         if settings.max_job_s is not None and elapsed_s > settings.max_job_s:
             raise RunFailedError(f"the job took longer than this agent allows, {settings.max_job_s:g} s (max_job_s)")

@@ -1,1 +1,1 @@
-"""The sub-commands of `pipeplan-agent`, a file each. Heavy imports stand inside the functions that need them."""
+"""The sub-commands of `pipeplan-agent`, a file each. Heavy imports are inside the functions that need them."""

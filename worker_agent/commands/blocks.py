@@ -1,4 +1,4 @@
-"""`pipeplan-agent blocks`: lists the blocks of a model, and what each hands to the next."""
+"""`pipeplan-agent blocks`: lists the blocks of a model, and what each passes to the next."""
 
 import json
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ def blocks(
     microbatch_size: Annotated[int, typer.Option(help="Samples in the microbatch that passes the blocks.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
-    """Lists a model's blocks and what each hands to the next.
+    """Lists a model's blocks, and what each passes to the next.
 
     It builds the whole model here, and runs one microbatch forward on the processor.
     """

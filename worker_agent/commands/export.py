@@ -1,4 +1,4 @@
-"""`pipeplan-agent export`: gives a run's weights back, as others load them."""
+"""`pipeplan-agent export`: writes a run's weights in the form in which other programs load them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +18,7 @@ def export(
 ) -> None:
     """Writes a checkpoint's weights for other programs.
 
-    Of hf: models it writes what from_pretrained loads, else one safetensors file.
+    For hf: models it writes a folder for from_pretrained, else one safetensors file.
     """
     require_extra("worker")
     from worker_agent.runtime.export import export_checkpoint

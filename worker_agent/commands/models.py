@@ -1,4 +1,4 @@
-"""`pipeplan-agent models`: lists the models that a SPEC names without code or files of one's own."""
+"""`pipeplan-agent models`: lists the models that a SPEC can name without the user's code or files."""
 
 import inspect
 from typing import Annotated, Any

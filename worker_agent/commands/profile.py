@@ -1,4 +1,4 @@
-"""`pipeplan-agent profile`: measures a model here, or estimates it for a device that is not here."""
+"""`pipeplan-agent profile`: measures a model here, or estimates it for another device."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ OF_FORMS = (
     "sequence_parallel",
     "attention",
 )
-"""Options that say which forms to estimate: `estimates.FormsAsked`."""
+"""The options of forms to estimate: `estimates.FormsAsked`."""
 
 
 def profile(
@@ -89,7 +89,7 @@ def profile(
     The links between them are measured, too.
 
     With --analytic nothing is measured and no device is needed: times follow from the model's operations and a
-    datasheet, and the profile says so. --devices is then how many the cluster has that is written.
+    datasheet, and the profile says so. --devices is then the number of devices in the written cluster.
     """
     require_extra("worker")
     from worker_agent.profiler.job import ProfileJob
@@ -141,7 +141,7 @@ def profile(
 
 
 def _require_used(context: typer.Context) -> None:
-    """Raises InvalidInputError for an option that the others leave no use for."""
+    """Raises InvalidInputError for an option without effect beside the others."""
     values = context.params
 
     def refuse(names: Sequence[str], rule: str) -> None:
@@ -183,7 +183,7 @@ def _estimated(
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""`pipeplan-agent run`: executes a plan here, and shows how far it is on standard error.
+"""`pipeplan-agent run`: executes a plan here, and shows its progress on standard error.
 
 On a terminal the progress is one line that is redrawn; elsewhere it is a new line now and then.
 """
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from worker_agent.runtime.watch import OnProgress, RunProgress
 
 MEETING_S = 900
-"""How long a node waits for the others: whoever starts them may do so one after the other."""
+"""How long a node waits for the others, because they may be started one after another."""
 
 EVERY_S = 5.0
-"""Without a terminal, so much time passes between two lines."""
+"""The time between two lines without a terminal."""
 
 ROOM_FOR_A_BAR = 150
-"""Columns of a terminal; narrower ones show words only, on two lines if need be."""
+"""Columns of a terminal; narrower ones show only words, on two lines if necessary."""
 
 
 def run(
@@ -190,7 +190,7 @@ def run(
 
 @contextmanager
 def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
-    """What a run calls with its progress. Quiet, nothing is shown."""
+    """The observer of a run's progress; with `quiet` it shows nothing."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -207,7 +207,7 @@ def shown(job: "RunJob", *, quiet: bool) -> Iterator["OnProgress"]:
 
 @contextmanager
 def redrawn(job: "RunJob", console: "Console") -> Iterator["OnProgress"]:
-    """The same on a terminal: one place that is written again and again, and empty at the end."""
+    """The same on a terminal: one line that is rewritten, and empty at the end."""
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column
 
@@ -244,7 +244,7 @@ def _tell(line: str) -> None:
 
 
 def _place(plan: Plan, nodes: int, node_rank: int, address: str | None, port: int) -> "Place | None":
-    """This node's place among several; None where it is alone."""
+    """This node's place among several; None for a single node."""
     from worker_agent.agent.node import use_interface_towards
     from worker_agent.engine.processes import Place
 

@@ -28,14 +28,14 @@ SUFFIXES = (".parquet", ".arrow")
 LABELS, MASK = "labels", "attention_mask"
 
 KEPT_BYTES = 2**28
-"""Of decoded groups of a file. The newest one stays whatever its size."""
+"""The most bytes of a file's decoded groups in memory. The newest group stays whatever its size."""
 
 _FILE_MAGIC = b"ARROW1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGroup:
-    """Some rows: their tokens one after the other, the labels of these if there are any, and each row's length."""
+    """Some rows: their tokens one after another, the tokens' labels if there are any, and each row's length."""
 
     tokens: NDArray[Any]
     labels: NDArray[Any] | None
@@ -43,13 +43,13 @@ class TokenGroup:
 
     @property
     def kept_bytes(self) -> int:
-        """What it takes in memory, or holds of a mapped file."""
+        """The bytes that it takes in memory, or of a mapped file."""
         return self.tokens.nbytes + self.sizes.nbytes + (0 if self.labels is None else self.labels.nbytes)
 
 
 @dataclass(slots=True, eq=False)
 class TokenColumn:
-    """A file's tokens as one array, or its labels: `stops` are where groups end, and `load` reads one."""
+    """A file's tokens as one array, or its labels: groups end at `stops`, and `load` reads one group."""
 
     stops: Sequence[int]
     load: Callable[[int], TokenGroup]
@@ -73,14 +73,14 @@ class TokenColumn:
 
 @dataclass(slots=True, eq=False)
 class GroupCache:
-    """Loads groups, and keeps those that were used last."""
+    """Loads groups, and caches those used last."""
 
     read: Callable[[int], TokenGroup]
     kept_bytes: int
     kept: OrderedDict[int, TokenGroup] = field(default_factory=OrderedDict)
 
     def load(self, number: int) -> TokenGroup:
-        """A group, from memory or anew."""
+        """A group, from the cache or the file."""
         group = self.kept.pop(number, None) or self.read(number)
         self.kept[number] = group
         while len(self.kept) > 1 and sum(each.kept_bytes for each in self.kept.values()) > self.kept_bytes:
@@ -155,7 +155,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _parquet(path: Path) -> tuple[Any, int, Callable[[int, list[str]], Any]]:
-    """A file's schema, how many row groups it has, and what reads columns of one."""
+    """A file's schema, the number of its row groups, and a function that reads columns of one."""
     from pyarrow.parquet import ParquetFile
 
     file = ParquetFile(path, memory_map=True)
@@ -167,7 +167,7 @@ def _parquet(path: Path) -> tuple[Any, int, Callable[[int, list[str]], Any]]:
 
 
 def _arrow(path: Path) -> tuple[Any, int, Callable[[int, list[str]], Any]]:
-    """The same of an IPC stream or file, with its record batches."""
+    """The same for an IPC stream or file, with its record batches."""
     import pyarrow as pa
 
     source = pa.memory_map(str(path))
@@ -188,7 +188,7 @@ def _require_lists(path: Path, column: str, kind: Any) -> None:
 
 
 def _read(path: Path, columns: Sequence[str], table: Callable[[int, list[str]], Any], number: int) -> TokenGroup:
-    """A group's rows, without what the mask leaves out. Raises InvalidInputError for missing or uneven lists."""
+    """A group's rows, without masked tokens. Raises InvalidInputError for missing or uneven lists."""
     rows = table(number, list(columns))
     values, sizes = {}, {}
     for column in columns:

@@ -23,12 +23,12 @@ IGNORED = -100
 
 MASKS = ("attention_mask", "decoder_attention_mask")
 KNOWN = ("attention_mask", "position_ids", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
-"""The inputs beside the main one that a batch may have, where the model takes them."""
+"""The inputs besides the main one that a batch may have, if the model takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchForm:
-    """What a model takes by name. `inputs` begin with the main one; a batch has all that are `required`.
+    """A model's inputs by name. `inputs` begin with the main one; a batch has all that are `required`.
 
     `labels` say what is predicted: the token that comes "next" after each place, the token of the "same" place, or one
     "class" for a sample. `positions` is the greatest length of a sequence. If only labels are given, `start` begins a
@@ -54,7 +54,7 @@ class BatchForm:
         return "decoder_input_ids" in self.required
 
     def completed(self, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What the data gave, with empty tensors for the inputs that it does not have."""
+        """The data's inputs, with empty tensors for those that it does not have."""
         if len(values) == len(self.inputs):
             return values
         if len(values) != len(self.required):
@@ -64,7 +64,7 @@ class BatchForm:
         return tuple(given.get(name, values[0].new_empty(0)) for name in self.inputs)
 
     def pair(self, field: str, batch: Mapping[str, Any], microbatch_size: int) -> tuple[Any, Tensor]:
-        """A batch's inputs and targets. Raises InvalidInputError by the name of what breaks a rule."""
+        """A batch's inputs and targets. Raises InvalidInputError with the name of the input that breaks a rule."""
         labels = batch.get("labels")
         require("labels" in batch, f"{field}.labels", "must be in every batch that is a mapping", sorted(batch))
         self._require_tensor(f"{field}.labels", labels, microbatch_size)
@@ -115,7 +115,7 @@ class BatchForm:
         require(tuple(value.shape[:1]) == (microbatch_size,), field, rule, tuple(value.shape))
 
     def _require_tokens(self, field: str, name: str, given: Mapping[str, Tensor]) -> None:
-        """Raises InvalidInputError for tokens, or what belongs to them, of a wrong kind, shape or range."""
+        """Raises InvalidInputError for tokens, or inputs that accompany them, of a wrong kind, shape or range."""
         value = given[name]
         whole = not value.is_floating_point() and not value.is_complex()
         require(whole, field, "must be whole numbers", value.dtype)

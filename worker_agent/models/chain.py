@@ -145,12 +145,12 @@ def _listed(returned: Any, spec: Spec) -> tuple[nn.Module, ...]:
 
 
 def _is_list(module: nn.Module) -> bool:
-    """Whether a module is no more than its parts in a row."""
+    """Whether a module only calls its parts in a row."""
     return isinstance(module, nn.ModuleList) or getattr(type(module), "forward", None) is nn.Sequential.forward
 
 
 def _require_trainable(root: nn.Module) -> None:
-    """Raises InvalidInputError for what a stage cannot train, exchange or write to a checkpoint."""
+    """Raises InvalidInputError for a block that a stage cannot train, exchange or write to a checkpoint."""
     rule = "must have no lazy modules, whose weights have no shape before the first batch: give them their sizes"
     for name, tensor in (*root.named_parameters(), *root.named_buffers()):
         require(not is_lazy(tensor), "model", rule, name)

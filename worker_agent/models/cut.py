@@ -32,7 +32,7 @@ _MADE = "have arguments that its layers' blocks can make"
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A call of a module, as it was seen."""
+    """A recorded call of a module."""
 
     module: str
     positional: tuple[Any, ...]
@@ -96,7 +96,7 @@ def _watched(root: Any, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> 
             stand_in = module.__dict__.pop("forward")
             try:
                 output = own(*_mapped(positional, _to_meta), **_mapped(named, _to_meta))
-            except Exception:  # the library's code may raise anything; a layer's result is known all the same
+            except Exception:  # the library's code may raise anything; a layer's result is still known
                 if name not in layers:
                     raise
                 output = _first_tensor(_Seen(name, positional, named, None)).to("meta")
@@ -167,7 +167,7 @@ def _like(value: Any, hidden: Tensor) -> Tensor:
 
 
 def _argument(value: Any, hidden: Tensor, module: str, key: str) -> Any:
-    """What stands for an argument. Raises InvalidInputError for a tensor that a block cannot make."""
+    """The representation of an argument. Raises InvalidInputError for a tensor that a block cannot make."""
     if not isinstance(value, Tensor):
         return value
     if _same(value, hidden):
@@ -200,7 +200,7 @@ def _plain(root: nn.Module, calls: Sequence[_Seen], value: Tensor, result: Tenso
 
 
 def _require(condition: bool, rule: str, place: str) -> None:
-    """Raises InvalidInputError that names the place, and shows what to write instead."""
+    """Raises InvalidInputError with the place, and with what to write instead."""
     require(condition, "model", f"must {rule}, {FACTORY}", place)
 
 

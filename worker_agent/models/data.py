@@ -23,7 +23,7 @@ SEQUENCE_LENGTH = 512
 
 SAMPLES = 256
 MOST_TOKENS = 2**22
-"""So many random samples there are, unless they have more tokens together."""
+"""The number of random samples, unless they have more tokens together."""
 
 
 class MicrobatchSource:
@@ -110,7 +110,7 @@ class MicrobatchSource:
         return self._tensors(f"{field}.inputs", item[0]), targets
 
     def _named(self, field: str, given: Mapping[Any, Any]) -> BatchForm:
-        """What the model takes by name. Raises InvalidInputError for a model that takes nothing so."""
+        """The model's inputs from a mapping. Raises InvalidInputError for a model that takes no inputs by name."""
         if self._form is None:
             rule = "must be a pair of inputs and targets, of tensors: this model takes no inputs by name"
             raise InvalidInputError(field, rule, sorted(map(str, given)))

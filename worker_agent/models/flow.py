@@ -36,12 +36,12 @@ Key = tuple[int, int]
 """A tensor that a call gave: the number of the call, and that of the tensor in its result."""
 
 LAYER_DROPS = ("layerdrop", "decoder_layerdrop", "encoder_layerdrop")
-"""What modules and configs call the probability to skip a layer."""
+"""The names, in modules and configs, of the probability to skip a layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCall:
-    """A call of a unit, as it was seen: `result` has its tensors' shapes in their places."""
+    """A recorded call of a unit: `result` has its tensors' shapes in their places."""
 
     module: str
     result: Any
@@ -75,16 +75,16 @@ class Flow:
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """Where parts end."""
+        """The places where parts end."""
         return (*self.starts[1:], len(self.calls))
 
     def carried(self, start: int) -> tuple[Key, ...]:
-        """What goes into the part that begins with this call, in the order in which it was made."""
+        """The tensors that enter the part that begins with this call, in the order in which they were made."""
         later = self.result_uses.union(*(call.uses for call in self.calls[start:]))
         return tuple(sorted(key for key in later if key[0] < start and not self.calls[key[0]].maker))
 
     def used(self, part: int) -> frozenset[Key]:
-        """What the calls of a part, or the result after the last of them, are made of."""
+        """The tensors of which the calls of a part, or the result after the last of them, are made."""
         start, stop = self.starts[part], self.stops[part]
         own = frozenset[Key]().union(*(call.uses for call in self.calls[start:stop]))
         return own | self.result_uses if stop == len(self.calls) else own
@@ -233,7 +233,7 @@ class _Watch:
             try:
                 on_meta = mapped(given, _to_meta)
                 found = own(*on_meta[0], **on_meta[1])
-            except Exception:  # the library's code may raise anything; a layer's result is known all the same
+            except Exception:  # the library's code may raise anything; a layer's result is still known
                 if name not in self._layers:
                     raise
                 found = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point()))
@@ -326,7 +326,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def refuse_unless(condition: bool, rule: str, place: str) -> None:
-    """Raises InvalidInputError that names the place, and shows what to write instead."""
+    """Raises InvalidInputError with the place, and with what to write instead."""
     require(condition, "model", f"must {rule}, {FACTORY}", place)
 
 

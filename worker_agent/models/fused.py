@@ -20,7 +20,7 @@ _SQRT_HALF = sqrt(0.5)
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """In which a softmax is computed: at least float32."""
+    """The type in which a softmax is computed: at least float32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -92,7 +92,7 @@ def bias_gelu_backward(gradient: Tensor, x: Tensor, bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("pipeplan::swiglu", mutates_args=())
 def swiglu(x: Tensor) -> Tensor:
-    """(..., 2 H) -> (..., H): the first half's SiLU times the second half. Keeps its input alone."""
+    """(..., 2 H) -> (..., H): the first half's SiLU times the second half. Keeps only its input."""
     gate, up = x.chunk(2, dim=-1)
     return functional.silu(gate) * up
 

@@ -29,10 +29,10 @@ from worker_agent.models.sharding import Sharding
 ATTENTION = ("sdpa", "eager")
 
 MOST_POSITIONS = 2**31 - 1
-"""Of a sequence, where a model has no limit of its own."""
+"""The most tokens of a sequence if a model has no limit of its own."""
 
 IMAGE_SIZE = 224
-"""Of images, where a model takes any."""
+"""The size of images if a model takes any."""
 
 _TASKS: dict[str, Literal["next", "same", "class"]] = {
     "Seq2SeqLM": "same",
@@ -81,7 +81,7 @@ _GPT2_PLAN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
-    """What a language model takes: token numbers below `vocab_size`, at most `positions` of them in a sequence."""
+    """A language model's inputs: token numbers below `vocab_size`, at most `positions` of them in a sequence."""
 
     vocab_size: int
     positions: int
@@ -187,7 +187,7 @@ def _quick(root: Any, form: BatchForm) -> Cuts | None:
 
 
 def _batch_form(name: str, root: Any) -> BatchForm:
-    """What a model takes by name."""
+    """A model's inputs by name."""
     main, config = root.main_input_name, root.config
     rule = f"must take input_ids, pixel_values or input_features, {FACTORY}"
     require(main in ("input_ids", "pixel_values", "input_features"), "model", rule, main)
@@ -208,7 +208,7 @@ def _batch_form(name: str, root: Any) -> BatchForm:
 
 
 def _sample(root: Any) -> tuple[int, ...]:
-    """The shape of one sample of a model's main input; of tokens any."""
+    """The shape of one sample of a model's main input; any for tokens."""
     config = root.config
     if root.main_input_name == "input_features":
         length = config.max_source_positions * 2  # its two convolutions halve it
@@ -251,7 +251,7 @@ def _sharding(name: str, root: Any) -> Sharding | None:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """What a Hugging Face config says of the model: a file, or a folder with a config.json.
+    """The content of a Hugging Face config: a file, or a folder with a config.json.
 
     Keys that would make another kind of model are left out.
     """
@@ -321,7 +321,7 @@ def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
 
 
 def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
-    """A SPEC of the same model that names no file, where there is one: other nodes then need no copy of the file."""
+    """A SPEC of the same model that names no file, if there is one: other nodes then need no copy of the file."""
     if spec.path is None or "num_labels" in found:
         return spec.text
     options = {"tie_word_embeddings": False} | dict(spec.options)

@@ -218,5 +218,5 @@ def _states(decay: Tensor, added: Tensor) -> Tensor:
 
 
 def _later(values: Tensor, steps: int) -> Tensor:
-    """The values moved along dimension 1, zeros before them."""
+    """The values shifted along dimension 1, with zeros before them."""
     return functional.pad(values[:, :-steps], (0,) * (2 * (values.dim() - 2)) + (steps, 0))

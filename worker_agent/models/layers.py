@@ -23,7 +23,7 @@ class Made(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCall:
-    """How a module is called: constants, and what is `Made`."""
+    """How a module is called: constants, and `Made` arguments."""
 
     module: str
     positional: tuple[Any, ...]
@@ -84,7 +84,7 @@ class Layer(nn.Module):
 
 
 class BeforeLayers(nn.Module):
-    """All that a model does before its first layer."""
+    """The part of a model before its first layer."""
 
     def __init__(self, root: nn.Module, cuts: Cuts) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class BeforeLayers(nn.Module):
 
 
 class AfterLayers(nn.Module):
-    """All that a model does after its last layer. What comes before is called, but does nothing."""
+    """The part of a model after its last layer. Earlier parts are called, but do nothing."""
 
     def __init__(self, root: nn.Module, cuts: Cuts) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class AfterLayers(nn.Module):
 
 
 class ReachedError(Exception):
-    """A forward has come as far as it is to."""
+    """A forward has reached its intended end."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Listing: what the blocks of a model are called and weigh, and what they hand on, found by running them once."""
+"""Listing: the names of a model's blocks, their weights, and what they pass on, found by running them once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from worker_agent.models.values import as_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputTensor:
-    """A tensor that a block hands on."""
+    """A tensor that a block passes on."""
 
     shape: tuple[int, ...]
     dtype: str

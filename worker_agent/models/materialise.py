@@ -30,7 +30,7 @@ Place = tuple[dict[str, Tensor], str, str]
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 _OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.safetensors")
-"""Weights in files that are not read: a folder with one of them alone must not stand for random weights."""
+"""Files of weights that are not read: a folder with only such a file must not be taken for random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,7 +124,10 @@ def places_of(root: nn.Module) -> dict[Tensor, list[Place]]:
 
 
 def _without_value(tensor: Tensor) -> Tensor:
-    """A real tensor in an empty one's place; NaN shows what nothing gives a value. Values are drawn in float32."""
+    """A real tensor instead of an empty one; NaN marks tensors that nothing initialises.
+
+    Values are drawn in float32.
+    """
     if not tensor.is_floating_point():
         real = torch.zeros_like(tensor, device="cpu")
     else:

@@ -65,7 +65,7 @@ def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["OwnPart", ...
             tape = record(root, units, inputs, inputs[0].device)
         except RefusedError as error:
             require(error.module is not root, "model", f"must {error.rule}, {FACTORY}", error.place)
-            opaque.add(error.module)  # taken as a whole it may do so
+            opaque.add(error.module)  # as a whole it may do so
     begins = _begins(root, tape)
     tapes = Tapes(root, units, tuple(begins), len(inputs))
     sections = tapes.add(tape, form_of(inputs), inputs[0].device)
@@ -75,7 +75,7 @@ def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["OwnPart", ...
 
 
 def units_of(root: nn.Module, opaque: Iterable[nn.Module] = ()) -> dict[nn.Module, str]:
-    """The modules whose inside is not looked at, by name; `opaque` modules are among them wherever they are."""
+    """The modules whose inside is not watched, by name; `opaque` modules are among them wherever they are."""
     found: dict[nn.Module, str] = {}
     whole = set(opaque)
 
@@ -100,7 +100,7 @@ def units_of(root: nn.Module, opaque: Iterable[nn.Module] = ()) -> dict[nn.Modul
 
 
 def _is_layer(module: nn.Module) -> bool:
-    """Whether a module has weights and parts, and is no container."""
+    """Whether a module has weights and parts, and is not a container."""
     has_parts = next(module.children(), None) is not None and next(module.parameters(), None) is not None
     return has_parts and not isinstance(module, CONTAINERS)
 
@@ -173,7 +173,7 @@ def _adopt(root: nn.Module, parts: Sequence["OwnPart"]) -> None:
 
 
 def form_of(inputs: Sequence[Tensor]) -> Form:
-    """Their shapes and types."""
+    """The shapes and types of tensors."""
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
 
 
@@ -232,7 +232,7 @@ class HeldTensors(nn.Module):
 
 
 class OwnPart(nn.Module):
-    """A block: the steps of a module's forward from one place to the next."""
+    """A block: the steps of a module's forward from one cut to the next."""
 
     def __init__(self, tapes: Tapes, number: int, section: Section) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class OwnPart(nn.Module):
         return (held for held in self.held if isinstance(held, HeldTensors))
 
     def _run(self, tape: Tape, section: Section, values: dict[int, Tensor]) -> tuple[Tensor, ...]:
-        """The values that the section gives. What no later step uses is let go of."""
+        """The values of the section. Values that no later step uses are released."""
         held: dict[tuple[str, str], Any] = {}
         for each in self._held():
             tensors = (*each._parameters.items(), *each._buffers.items())
@@ -326,7 +326,7 @@ def _key(unit: str) -> str:
 
 
 def _description(tensor: Tensor) -> Tensor:
-    """An empty tensor whose shape tells a tensor's shape and type."""
+    """An empty tensor whose shape encodes a tensor's shape and type."""
     return tensor.new_empty((0, _DTYPES.index(tensor.dtype), *tensor.shape), dtype=torch.int8)
 
 

@@ -1,4 +1,4 @@
-"""Papers: the models of the pipeline-parallel papers that `preset:NAME` builds, and where each is from."""
+"""Papers: the models of the pipeline-parallel papers that `preset:NAME` builds, and their sources."""
 
 PAPERS = {
     "alexnet": "AlexNet (Krizhevsky 2014): 61 million parameters",

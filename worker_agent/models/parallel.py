@@ -23,7 +23,7 @@ from pipeplan.documents.forms import Form
 
 
 class Peers(Protocol):
-    """How a device's values reach those that share its blocks."""
+    """Exchanges of a device's values with the devices that share its blocks."""
 
     def gather(self, share: Tensor) -> Tensor:
         """The shares of all tensor-parallel devices, one after the other in the sequence."""
@@ -55,18 +55,18 @@ AnyPeers = TypeVar("AnyPeers", bound=Peers, covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Region(Generic[AnyPeers]):
-    """Where a device computes its share: the form, its number among the tensor-parallel devices, and the others."""
+    """The context of a device's share: the form, its number among the tensor-parallel devices, and the others."""
 
     form: Form
     peers: AnyPeers
     rank: int = 0
 
     def enter(self, x: Tensor) -> Tensor:
-        """What column-parallel layers compute with."""
+        """The input of column-parallel layers."""
         return x if self.form.tensor == 1 else _Enter.apply(x, self)  # type: ignore[no-untyped-call]
 
     def leave(self, x: Tensor) -> Tensor:
-        """What goes on from the output of a row-parallel layer."""
+        """The output of a row-parallel layer for the next module."""
         return x if self.form.tensor == 1 else _Leave.apply(x, self)  # type: ignore[no-untyped-call]
 
     def trade(self, rows: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Region(Generic[AnyPeers]):
 
 
 class _Enter(torch.autograd.Function):
-    """As it is, or gathered."""
+    """The value unchanged, or gathered."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
@@ -96,7 +96,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Summed, or scattered."""
+    """The value summed, or scattered."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
@@ -247,7 +247,7 @@ class WholePositions(nn.Module):
         self.region = region
 
     def forward(self, hidden: Tensor, position_ids: Tensor) -> Any:
-        """What the rotary embedding gives, of positions from 0."""
+        """The rotary embedding's output, for positions from 0."""
         times = self.region.form.tensor if self.region.form.sequence_parallel else 1
         positions = torch.arange(times * position_ids.shape[-1], device=position_ids.device).unsqueeze(0)
         return self.rotary(hidden, position_ids=positions)

@@ -1,4 +1,4 @@
-"""Places: where in the user's code a forward is."""
+"""Places: the position of a forward in the user's code."""
 
 import sys
 from pathlib import Path

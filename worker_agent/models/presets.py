@@ -68,7 +68,7 @@ class SleepBlock(nn.Module):
 
 
 class _Wait(torch.autograd.Function):
-    """The identity, after a while."""
+    """The identity, after a pause."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:

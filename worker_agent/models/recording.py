@@ -35,7 +35,7 @@ _OWN = ("_parameters", "_buffers", "_modules")
 
 
 class RefusedError(Exception):
-    """A forward has no tape: what it must do, in which module's forward, and where in the code."""
+    """A forward that cannot have a tape: the rule, the module whose forward breaks it, and the line of code."""
 
     def __init__(self, rule: str, module: nn.Module, place: str) -> None:
         super().__init__(rule)
@@ -55,22 +55,22 @@ def record(root: nn.Module, units: Mapping[nn.Module, str], inputs: Sequence[Ten
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(saved_tensors_hooks(_same, _same))  # whoever looks at what a run saves sees no fakes
+        stack.enter_context(saved_tensors_hooks(_same, _same))  # code that watches saved tensors sees no fakes
         stack.callback(torch.set_autocast_cache_enabled, cached)
         stack.callback(setattr, _log, "disabled", silent)
         torch.set_autocast_cache_enabled(False)
-        _log.disabled = True  # what fails on fake tensors is tried in other ways, or refused in our words
+        _log.disabled = True  # calls that fail on fake tensors are tried in other ways, or refused in our words
         return ForwardRecorder(root, units, device).run(inputs, now)
 
 
 def around(device: torch.device) -> Around:
-    """What is set now."""
+    """The present settings."""
     on = torch.is_autocast_enabled(device.type)
     return Around(torch.is_grad_enabled(), torch.get_autocast_dtype(device.type) if on else None)
 
 
 class ForwardRecorder:
-    """Runs a forward on fake tensors, and notes its steps."""
+    """Runs a forward on fake tensors, and records its steps."""
 
     def __init__(self, root: nn.Module, units: Mapping[nn.Module, str], device: torch.device) -> None:
         self._root = root
@@ -155,7 +155,7 @@ class ForwardRecorder:
         return tree_map_only(Tensor, self._handed_out, result)
 
     def unit(self, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A call of a unit, which is not watched."""
+        """A call of a unit, whose inside is not watched."""
         name = self._units[module]
         given: Given = tree_map_only(Tensor, self._own, (positional, named))
         self._require_seen(given, name)
@@ -167,7 +167,7 @@ class ForwardRecorder:
         try:
             with self._mode:
                 result = call_module(module, *given[0], **given[1])
-        except Exception:  # it may look into its tensors, or reach for what has no fake
+        except Exception:  # it may read its tensors, or use tensors without a fake
             result = self._by_a_copy(module, given)
         random.setstate(drawn)
         result = tree_map_only(Tensor, self._apart, result)
@@ -177,7 +177,7 @@ class ForwardRecorder:
         return tree_map_only(Tensor, self._handed_out, result)
 
     def _by_a_copy(self, module: nn.Module, given: Given) -> Any:
-        """What a unit gives, found by a copy of it with random weights and random inputs."""
+        """A unit's result, found by a copy of it with random weights and random inputs."""
         made: dict[int, Any] = {}
         for tensor in (*module.parameters(), *module.buffers()):
             real = _random_like(tensor)
@@ -189,7 +189,7 @@ class ForwardRecorder:
                 result = call_module(deepcopy(module, made), *positional, **named)
         except Exception as error:  # the module is the user's
             rule = f"call {self._units[module]} with what it takes: it raises {_told(error)}"
-            self._refuse(rule, error, within=self._root)  # nor would it do in a larger unit
+            self._refuse(rule, error, within=self._root)  # it would not be possible in a larger unit either
         trained = any(tensor.requires_grad for tensor in (*module.parameters(), *_tensors_in(given)))
 
         def fake(tensor: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class ForwardRecorder:
             return tensor.view_as(tensor) if self._numbers.get(id(tensor)) in self._held else tensor
 
     def _handed_out(self, tensor: Tensor) -> Tensor:
-        """What the forward gets: a captured tensor that a call returns is that tensor."""
+        """The value for the forward: a captured tensor that a call returns is that tensor."""
         return self._captured.get(self._numbers[id(tensor)], tensor)
 
     def _known(self, tensor: Tensor, *, contents: bool) -> int:
@@ -301,7 +301,7 @@ class ForwardRecorder:
             return fake.requires_grad_(tensor.requires_grad)
 
     def _require_seen(self, value: Any, name: str) -> None:
-        """Refuses tensors inside of objects: nobody sees them pass."""
+        """Refuses tensors inside of objects, because they would pass unseen."""
         for leaf in tree_leaves(value):
             if any(isinstance(each, Tensor) for each in tree_leaves(_inside_of(leaf))):
                 self._refuse(f"hand tensors to and from {name} themselves, and not in a {type(leaf).__name__}")
@@ -348,7 +348,7 @@ def _restore(held: dict[str, Any], before: Mapping[str, Any], but: Sequence[str]
 
 
 def _inside_of(leaf: Any) -> list[Any]:
-    """What an argument that is no tensor holds."""
+    """The content of an argument that is not a tensor."""
     if isinstance(leaf, slice):
         return [leaf.start, leaf.stop, leaf.step]
     plain = isinstance(leaf, Tensor | type) or callable(leaf) or not hasattr(leaf, "__dict__")

@@ -108,7 +108,7 @@ def _require_sizes(counts: Mapping[str, int], dropout: float = 0.0) -> None:
 
 
 class SourceEmbedding(nn.Module):
-    """Embeds the source; the target travels on."""
+    """Embeds the source; the target passes through."""
 
     def __init__(self, vocabulary: int, hidden: int, length: int) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class SourceEmbedding(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """An LSTM over the source; the target travels on."""
+    """An LSTM over the source; the target passes through."""
 
     def __init__(self, before: int, hidden: int, *, both_ways: bool, layer: int, dropout: float) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class First(nn.Module):
 
 
 class FrameEmbedding(nn.Module):
-    """A linear layer over frames; the sentence travels on."""
+    """A linear layer over frames; the sentence passes through."""
 
     def __init__(self, features: int, embedding: int, takes: RandomData) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class FrameEmbedding(nn.Module):
 
 
 class FrameLSTM(nn.Module):
-    """An LSTM over the frames and, while the second one speaks, over zeros; the sentence travels on."""
+    """An LSTM over the frames and, while the second one speaks, over zeros; the sentence passes through."""
 
     def __init__(self, embedding: int, hidden: int) -> None:
         super().__init__()

@@ -67,7 +67,10 @@ class Holder(nn.Module):
 
 
 class Segment(nn.Module):
-    """A block: calls of a model's units in a row. `quick` does the same for one tensor, and gives one tensor alone."""
+    """A block: consecutive calls of a model's units.
+
+    `quick` does the same for one tensor, and returns only one tensor.
+    """
 
     def __init__(self, flows: Flows, flow: Flow, number: int, quick: nn.Module | None) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""The profiler: what a model's blocks cost in time and memory, and what lies between two devices, measured here."""
+"""The profiler: measures the time and memory of a model's blocks, and the links between devices."""

@@ -31,17 +31,19 @@ if TYPE_CHECKING:  # it needs pydantic, which this module does without
     from worker_agent.profiler.job import ProfileJob
 
 CLOCK = "datasheet"
-"""What an estimated profile's `method.clock` says."""
+"""The `method.clock` of an estimated profile."""
 
 _SEED = 0
 
 OnSize = Callable[[int], None]
-"""Called with the microbatch size that comes next."""
+"""Called with the next microbatch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCounts:
-    """What a model's blocks do on any device. `sizes` are microbatch sizes; `blocks` has one entry for each."""
+    """The operations and bytes of a model's blocks, for any device. `sizes` are microbatch sizes; `blocks` has one
+    entry for each.
+    """
 
     model: Model
     dtype: str
@@ -95,7 +97,9 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
 
 
 def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile:
-    """The profile of what was counted, by the datasheet. Raises InvalidInputError for a dtype that it does not name."""
+    """The profile of the counts, by the datasheet. Raises InvalidInputError for a dtype that the datasheet does not
+    name.
+    """
     blocks = zip(counts.block_names, counts.weight_bytes, zip(*counts.blocks, strict=True), strict=True)
     return Profile(
         model=counts.model,

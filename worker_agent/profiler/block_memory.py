@@ -1,4 +1,4 @@
-"""Block memory: what a microbatch moves, what it keeps from forward to backward, and what it needs on top.
+"""Block memory: the bytes that a microbatch moves, keeps from forward to backward, and needs in addition.
 
 Kept bytes are those of a block's inputs and of the storages that autograd saves, each counted once, without parameters
 and buffers. Every block is counted as if it were a stage of its own: a tensor that one block saves as its output and
@@ -130,7 +130,7 @@ class KeptStorages:
 
     @property
     def bytes(self) -> int:
-        """Their bytes. A view keeps its whole storage."""
+        """The bytes of these storages. A view keeps its whole storage."""
         return _bytes(self.saved)
 
     @property

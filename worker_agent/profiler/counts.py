@@ -1,4 +1,5 @@
-"""Counts: what every block of a chain does, moves and keeps for one microbatch, without computing anything.
+"""Counts: the operations of every block of a chain for one microbatch, and the bytes that it moves and keeps, without
+computing anything.
 
 Blocks run on fake tensors, which have shapes but no contents. They run as in a measurement: each as if it were a stage
 of its own, with gradients that already exist. Equal blocks with equal inputs run once.
@@ -36,7 +37,7 @@ UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, str, tuple, list, torch.dtype, type(None))
-"""Attributes of these types are equal if their texts are."""
+"""Attributes of these types count as equal if their texts are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def count_blocks(
 
 
 def recorded_region(form: Form) -> Region[RecordedPeers]:
-    """A region of the form whose exchanges are noted."""
+    """A region of the form whose exchanges are recorded."""
     return Region(form=form, peers=RecordedPeers(form))
 
 

@@ -1,4 +1,4 @@
-"""Datasheets: what devices can do at most by their vendors, and the share of it that training reaches.
+"""Datasheets: the vendors' peaks of devices, and the share of them that training reaches.
 
 The datasheets known by name hold the vendors' peaks without sparsity. Memory and links are those of the known type
 (`pipeplan.documents.devices`). The shares of A100s and H100s are fitted to measured iterations; other types have an
@@ -36,7 +36,7 @@ LAUNCH_S = 5e-5
 """These five are an A100's, fitted to training iterations of many models and degrees (docs/benchmarks.md)."""
 
 FLOAT8 = "float8_e4m3fn"
-"""Of matrix products alone: their operands are made of 16 bits, and their results have 16 bits."""
+"""Matrix products only: their operands and results have 16 bits."""
 
 KINDS = ("gpu", "cpu")
 
@@ -110,7 +110,7 @@ class Datasheet:
 
     @property
     def reached_bytes_per_s(self) -> float:
-        """What an operation reaches of the memory's bandwidth."""
+        """The share of the memory's bandwidth that an operation reaches."""
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
 
 

@@ -1,4 +1,4 @@
-"""Forms: what one device does of a model that is shared out, estimated by a datasheet from counted operations."""
+"""Forms: what one device computes of a model whose blocks are shared, estimated from counted operations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from worker_agent.profiler.operations import DeviceOperation
 from worker_agent.profiler.sharded import FormCounts, count_form, shape_model
 
 OnForm = Callable[[int, int, Form], None]
-"""Called with the forms done, all forms, and the one that comes next."""
+"""Called with the number of finished forms, of all forms, and the next form."""
 
 
 def with_forms(
@@ -44,7 +44,7 @@ def with_forms(
 
 
 def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
-    """The seconds and bytes of what was counted."""
+    """The seconds and bytes of the counts."""
     return ModelForm(
         form=counts.form,
         kinds=tuple(
@@ -62,7 +62,7 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
 
 
 def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> FormMeasurement:
-    """A GPU's seconds are those of its kernels: how fast a host launches them is its engine's matter."""
+    """A GPU's seconds are those of its kernels; the host's launches depend on the engine."""
     backward_s = _seconds(counts.backward, sheet)
     input_s = min(_seconds(counts.backward_input, sheet), backward_s)
     core, launched = counts.selective, sheet.kind == "gpu"

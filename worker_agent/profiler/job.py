@@ -1,4 +1,4 @@
-"""Job: what launcher and profiling processes exchange through files.
+"""Job: the files through which the launcher and profiling processes communicate.
 
 The launcher writes the ProfileJob, which all processes read. The first rank adds a line to the progress file at every
 step, and the launcher follows it.
@@ -21,14 +21,14 @@ CLOCKS = ("auto", "processor", "wall")
 DEVICES = ("auto", "cpu", "cuda")
 
 OnProgress = Callable[[int, int, str], None]
-"""Called with the steps done, all steps, and what is being done."""
+"""Called with the number of finished steps, of all steps, and the current work."""
 
 _INTERVAL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileJob:
-    """A task, and what only this node can choose: the kind of device, and the clock.
+    """A task, and the choices of this node: the kind of device, and the clock.
 
     The clock "auto" takes CUDA events on a GPU and the processor time of the process on a core. "wall" is for blocks
     that wait without computing.
@@ -54,7 +54,7 @@ class ProfileJob:
 
     @property
     def steps(self) -> int:
-        """How many steps of progress it reports: the rounds of every size, the update, the links."""
+        """The number of steps of its progress: the rounds of every size, the update, the links."""
         return len(self.task.microbatch_sizes) * (self.task.warm_up_rounds + self.task.rounds) + 2
 
 
@@ -71,7 +71,7 @@ class ProfileDirectory:
 
     @property
     def logs(self) -> Path:
-        """What the processes printed, in folders that torchrun makes."""
+        """The output of the processes, in folders that torchrun makes."""
         return self.root / "logs"
 
     @property
@@ -80,16 +80,16 @@ class ProfileDirectory:
         return self.root / "progress"
 
     def result(self, rank: int) -> Path:
-        """What a process measured."""
+        """A process's measurements."""
         return self.root / f"rank-{rank}.result.json"
 
     def failure(self, rank: int) -> Path:
-        """Why a process gave up."""
+        """A process's error."""
         return self.root / f"rank-{rank}.failure.json"
 
 
 def write_job(directory: ProfileDirectory, job: ProfileJob) -> None:
-    """Writes the job where the processes find it."""
+    """Writes the job for the processes."""
     directory.job.write_text(dump(job), encoding="utf-8")
 
 
@@ -107,7 +107,7 @@ class ProgressWriter:
         self._done = 0
 
     def say(self, message: str) -> None:
-        """Reports what is being done now."""
+        """Reports the current work."""
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(f"{self._done} {self._total} {message}\n")

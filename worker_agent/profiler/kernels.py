@@ -1,4 +1,4 @@
-"""Kernels: how long a device takes for an operation, by its size.
+"""Kernels: the time of an operation on a device, by its size.
 
 A kernel takes as long as its arithmetic or its memory traffic, whichever is longer (Williams, Waterman and Patterson
 2009, "Roofline"), and a time of its own to start and end.
@@ -26,13 +26,13 @@ from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.operations import DeviceOperation
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Rows and columns of a result that a multiprocessor makes at a time: those of NVIDIA's cutlass for tensor cores."""
+"""Rows and columns of the tile that a multiprocessor computes at a time: those of NVIDIA's cutlass for tensor cores."""
 
 SPLITS = (1, 2, 4, 8)
-"""Into so many parts the inner dimension may be shared out."""
+"""The numbers of parts into which the inner dimension may be split."""
 
 START_DEPTH = 32
-"""A tile takes as long to start and end as for so much of the inner dimension: the first loads of a pipeline."""
+"""The start and end of a tile take as long as this much of the inner dimension: the first loads of a pipeline."""
 
 TILE_READS = 0.3
 """A tile's time that grows with what it reads for each of its operations, as a share of that of the largest tile."""
@@ -48,12 +48,12 @@ Guide", "Tensor Core Requirements").
 """
 
 BACKWARD_ATTENTION = 1.2
-"""Attention's backward is so much slower for each of its operations than its forward (Dao 2023, section 4.1)."""
+"""By how much attention's backward is slower for each operation than its forward (Dao 2023, section 4.1)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kernels:
-    """Operations as arrays: one entry for each, in their order. `sizes` are batch, m, n, k of matrix products, or 0."""
+    """Operations as arrays, with one entry for each, in order. `sizes` are batch, m, n, k of matrix products, or 0."""
 
     operations: tuple[DeviceOperation, ...]
 
@@ -72,7 +72,7 @@ class Kernels:
 
     @cached_property
     def _attention(self) -> FloatArray:
-        """How much longer than a forward's an operation of attention takes; 0 for other operations."""
+        """By how much an operation of attention is slower than one of its forward; 0 for other operations."""
         slower = [BACKWARD_ATTENTION if "backward" in op.name else 1.0 for op in self.operations]
         return np.array([by * ("attention" in op.name) for by, op in zip(slower, self.operations, strict=True)])
 
@@ -129,7 +129,7 @@ class Kernels:
 
 
 def _reads(tile: tuple[int, int]) -> float:
-    """What a tile reads for each of its operations, as a multiple of an element."""
+    """The elements that a tile reads for each of its operations."""
     return 1 / tile[0] + 1 / tile[1]
 
 
