@@ -65,7 +65,7 @@ def most_samples_per_s(plan: Plan) -> float:
 
 
 def least_batch_s(plan: Plan) -> float:
-    """Seconds a batch that no play of the plan goes below in its steady state. All stages have equal replicas."""
+    """A lower bound on the seconds a batch of the plan's play in its steady state. All stages have equal replicas."""
     laws, costs, m = schedule_named(plan.schedule), plan.costs, plan.microbatches
     passages = _passages(plan)
     if not laws.pipelined:
@@ -99,7 +99,7 @@ def least_batch_s(plan: Plan) -> float:
 
 
 def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """A rank's stages, each with the microbatches that it has in flight at most."""
+    """A rank's stages, each with the most microbatches that it has in flight."""
     laws, m = schedule_named(plan.schedule), plan.microbatches
     if plan.chunks == 1:
         yield rank, laws.in_flight(depth=plan.depth, stage=rank, microbatches=m)
@@ -128,7 +128,7 @@ def _passages(plan: Plan) -> list[_Passage]:
     """Every stage's passage. A stage may recompute as a whole while it waits for a gradient: no microbatch is late."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     ways_s = [
-        (0.0, 0.0)  # one rank hands over to itself
+        (0.0, 0.0)  # one rank passes tensors to itself
         if sender == receiver
         else (own.activation_transfer_s + own.latency_s, following.gradient_transfer_s + following.latency_s)
         for (own, following), (sender, receiver) in zip(pairwise(plan.costs), pairwise(_owners(plan)), strict=True)

@@ -29,7 +29,7 @@ from pipeplan.simulation.split_backward import split_backward
 from pipeplan.simulation.total import total
 
 SIMULATED_INSTRUCTIONS = 250_000
-"""What is played of an answer at most, for its price: it takes less than a second."""
+"""The most instructions of an answer that are played for its price, in less than a second."""
 
 _FLUSHED_BATCHES = 3
 """What is played of a schedule with a flush. Its batches are alike, but for the first, which fills, and the last, of
@@ -37,10 +37,10 @@ which the exchange has nothing to overlap with. An engine that exchanges after t
 """
 
 _BATCHES = 4
-"""What is played at least of a schedule without a flush."""
+"""The fewest batches that are played of a schedule without a flush."""
 
 _TIMES_FILLED = 16
-"""How often the pipeline is filled by a schedule without a flush, whose start and end differ from the rest."""
+"""How often a schedule without a flush fills the pipeline in a play: its start and end differ from the rest."""
 
 _SHORTER = (2, 3)
 """Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of a pipeline's ranks."""
@@ -60,7 +60,7 @@ def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated
 
 
 def _extrapolated(plan: Plan, batches: int) -> Simulated:
-    """What two shorter batches give for the whole one."""
+    """The figures of the whole batch, from two shorter ones."""
     less, more = (_Played.of(each, batches) for each in _shorter_plans(plan))
     beyond = (plan.microbatches - more.plan.microbatches) / (more.plan.microbatches - less.plan.microbatches)
 
@@ -113,8 +113,8 @@ def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
 
 
 def _to_play(plan: Plan, limit: int) -> tuple[tuple[Plan, ...], int]:
-    """What is played for a plan's price, itself or two shorter ones, and so many batches of each; 0 where all are too
-    long.
+    """The plans played for a plan's price, itself or two shorter ones, and the number of batches of each; 0 if all are
+    too long.
     """
     batches = _batches_to_play(plan, limit)
     if batches:
@@ -179,7 +179,7 @@ def _stands_for_all(plan: Plan) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
-    """What a play gives, with an entry for every lane. All of it grows linearly with the microbatches."""
+    """The figures of a play, with an entry for every lane. All grow linearly with the microbatches."""
 
     batches: int
     batch_s: float
@@ -259,7 +259,7 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
 
 
 def _minibatches(plan: Plan) -> int:
-    """The minibatches of a batch that are played: those of one pipeline where it stands for all."""
+    """The minibatches of a batch that are played: those of one pipeline if it represents all."""
     return plan.microbatches if _stands_for_all(plan) else plan.microbatches * lcm(*plan.replicas)
 
 

@@ -1,4 +1,4 @@
-"""Engine options: what can be wrong with degrees, schedule and sharding for an engine, known before any profile."""
+"""Engine options: the checks of degrees, schedule and sharding for an engine that need no profile."""
 
 from pipeplan.documents.engines import TrainingEngine, engine_named, require_degrees, require_sharding
 from pipeplan.documents.forms import AXES

@@ -31,10 +31,10 @@ PRICED_THROUGH_SERVERS = (
     "gradients are exchanged through a parameter server in this price, as asked (synchronisation): "
     "the runtime exchanges them by an all-reduce"
 )
-"""What plans say whose exchange is not the one that runs."""
+"""The warning of plans whose exchange is not the one that runs."""
 
 ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics")
-"""Options that every planner has a use for."""
+"""Options that every planner uses."""
 
 MAX_BLOCKS = 10_000
 """Tables of stages grow with the blocks, and so does the time of every split that is tried."""
@@ -142,7 +142,7 @@ class Options:
         return self.optimizer or ENGINES[self.engine or OUR_RUNTIME].optimizer
 
     def _require_unit(self) -> None:
-        """Raises InvalidInputError for a unit of recomputation that the other options leave no use for."""
+        """Raises InvalidInputError for a unit of recomputation without effect beside the other options."""
         unit = self.recompute_unit
         require(
             unit is None or self.recompute is not False, "recompute_unit", "is of recomputation, which is off", unit
@@ -225,7 +225,7 @@ class PlanningProblem:
         return tuple(sentence for sentence in found if sentence is not None)
 
     def profile_on(self, device: str | None) -> Profile:
-        """The profile of a type of the cluster's devices, by its name; the first where there is no name."""
+        """The profile of a type of the cluster's devices, by its name; the first if there is no name."""
         types = self.cluster.types
         if device is None or len(types) == 1:
             return self.profile
@@ -249,7 +249,7 @@ class CutGraph:
     places: Sequence[int]
 
     def among_places(self, certificate: Certificate) -> Certificate:
-        """What was shown of plans of the chain, saying that it is of these."""
+        """The certificate for plans of the chain, with a note that it covers only these."""
         claim = f"{certificate.claim} Stages end at places of one order of the graph, not at any of its cuts."
         return replace(certificate, method=f"{certificate.method} on one order of the graph", claim=claim)
 

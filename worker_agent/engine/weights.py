@@ -20,7 +20,7 @@ from worker_agent.engine.optimizers import OptimizerFactory, in_buckets
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 MASTER = "master_weight"
-"""What a float32 copy is called among the optimizer's states."""
+"""The name of a float32 copy among the optimizer's states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Weights:
         self._in_place = version
 
     def grade(self, version: int) -> None:
-        """Says that a backward puts its gradients on this version's leaves."""
+        """Declares that a backward puts its gradients on this version's leaves."""
         self._graded = self._stash[version]
 
     @property
@@ -123,7 +123,7 @@ class Weights:
         return self._graded
 
     def gradients(self) -> list[Tensor | None]:
-        """What the next update takes, by slot: None where no backward reached a parameter. The leaves lose it."""
+        """The gradients for the next update, by slot: None if no backward reached a parameter. The leaves lose them."""
         if self._gathered is None:
             leaves, self._graded = self._graded, ()
             self._gathered = [leaf.grad for leaf in leaves]
@@ -132,7 +132,7 @@ class Weights:
         return list(self._gathered)
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
-        """Sets what the next update takes, instead of what has gathered on the leaves, which stays there."""
+        """Sets the gradients for the next update, instead of those on the leaves, which stay there."""
         self._gathered = list(gradients)
 
     def scale_gradients(self, factor: Tensor) -> None:
@@ -217,7 +217,7 @@ class Weights:
                 made.copy_(self._handles[i])
 
     def retire(self, version: int, *, keep: bool = True) -> None:
-        """Gives a version's memory back, to be used by the next update, or (without `keep`) by anything else."""
+        """Releases a version's memory for the next update, or (without `keep`) for anything else."""
         if version in self._stash:
             leaves = self._stash.pop(version)
             if keep:

@@ -37,7 +37,7 @@ Stages = tuple[int, ...]
 """Stages that share parameters, in order."""
 
 _ALMOST_NOTHING = 1e-6
-"""What torch's clip_grad_norm_ adds to a norm before it divides by it."""
+"""The constant that torch's clip_grad_norm_ adds to a norm before it divides by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class StagesTogether:
 
     @property
     def loss_scale(self) -> float:
-        """What the loss is multiplied by."""
+        """The factor of the loss."""
         return self._loss_scale.scale if self._loss_scale else 1.0
 
     def agree_on_norm(self) -> None:
@@ -224,7 +224,7 @@ class StagesTogether:
 
 
 def _sum(gradients: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of those that are there; None where there is none."""
+    """The sum of those that exist; None without any."""
     there = [gradient for gradient in gradients if gradient is not None]
     return reduce(torch.add, there) if there else None
 

@@ -34,14 +34,14 @@ from worker_agent.runtime.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
 RECEIVES_AHEAD = 2
 
 RIDING_BYTES = 64 * 2**10
-"""Tensors of so many bytes ride in their notice: to copy them takes less than a message of their own."""
+"""Tensors of at most so many bytes travel in their notice: copying them takes less time than a separate message."""
 
 PAYLOAD, NOTICE, LAYOUT = range(3)
 """The parts of an edge."""
 
 
 class Work(Protocol):
-    """A transfer that is on its way."""
+    """A transfer in progress."""
 
     def wait(self) -> object:
         """Until it is through, or on a GPU until all that is enqueued later will find it through."""
@@ -52,7 +52,7 @@ Posted = tuple[Work | None, Tensor]
 
 
 class Wire(Protocol):
-    """What moves tensors between this rank and another one, in order for each tag. No call waits."""
+    """Moves tensors between this rank and another one, in order for each tag. No call waits."""
 
     def send(self, tensor: Tensor, target: int, tag: int) -> Work | None:
         """Starts to send."""
@@ -90,7 +90,7 @@ class ChannelEdge:
     stage: int = 0
 
     def tag(self, part: int) -> int:
-        """Tells its messages from those of other edges between the two ranks, and its parts from each other."""
+        """Distinguishes its messages from those of other edges between the two ranks, and its parts from each other."""
         return 3 * (2 * self.stage + self.gradients) + part
 
 
@@ -146,7 +146,7 @@ def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 class Ahead:
-    """What a receiver has posted ahead: both ends of an edge keep this account, by the same rules, and agree."""
+    """What a receiver has posted ahead: both ends of an edge keep this account by the same rules, and agree."""
 
     def __init__(self, messages: int, lines: ChannelLines) -> None:
         self.sizes: Sizes = ()
@@ -156,7 +156,7 @@ class Ahead:
         self._riding_bytes = lines.riding_bytes or -1
 
     def rides(self, riding_bytes: int) -> bool:
-        """Whether a message's tensors, of so many bytes, ride in its notice: if they and all before them are small."""
+        """Whether a message's tensors, of so many bytes, travel in its notice: all so far must be small."""
         if riding_bytes > self._riding_bytes:
             self._riding_bytes = -1
             return False
@@ -174,7 +174,7 @@ class Ahead:
         self.posted = 1
 
     def pass_on(self) -> int:
-        """The message is through. Returns how many receives are posted in addition."""
+        """Records that the message is complete. Returns how many receives are posted in addition."""
         self._left -= 1
         self.posted -= 1
         more = max(min(self._ahead, self._left) - self.posted, 0)
@@ -201,7 +201,7 @@ class Outbox:
         self._free: list[Notice] = []
 
     def send(self, tensors: Sequence[Tensor]) -> None:
-        """Hands the tensors over, in order."""
+        """Passes the tensors on, in order."""
         kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
         known, text = self._known.get(kind), None
         if known is None:
@@ -249,7 +249,7 @@ class Outbox:
         return message
 
     def flush(self) -> None:
-        """Waits until all that was sent is through."""
+        """Waits until everything sent has arrived."""
         while self._pending:
             self._finish_oldest()
 
@@ -333,7 +333,7 @@ class Inbox:
         return Message(self._on_device(tensors), memory)
 
     def release(self, message: Message) -> None:
-        """Takes a message's memory back, to use it again."""
+        """Takes a message's memory back for reuse."""
         if tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
             self._free.append(message.memory)
 

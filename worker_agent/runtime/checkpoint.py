@@ -87,7 +87,7 @@ def save_stage(
 def load_stage(
     root: Path, step: int, *, stage: int, weights: Weights, buffers: Buffers, loss_scale: LossScale | None = None
 ) -> None:
-    """Loads one stage's part into its weights, buffers and loss scale. Raises InvalidInputError where it cannot."""
+    """Loads one stage's part into its weights, buffers and loss scale. Raises InvalidInputError if that fails."""
     directory = step_directory(root, step)
     weight_file, state_file = stage_files(stage)
     try:

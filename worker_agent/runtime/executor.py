@@ -1,4 +1,4 @@
-"""Executor: the one loop over a stream's instructions. It knows no schedule: the order is the stream's alone."""
+"""Executor: the one loop over a stream's instructions. It does not know schedules: the stream alone sets the order."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -47,7 +47,7 @@ Feed = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:
-    """Whom the executor calls: at every instruction, after an update with its loss, and for a checkpoint."""
+    """The executor's observer: called at every instruction, after an update with its loss, and for a checkpoint."""
 
     on_instruction: Callable[[int, Instruction], None]
     on_update: Callable[[int, Tensor | None], None]
@@ -107,7 +107,7 @@ class Executor:
         self._after, after._before = after, self
 
     def run(self) -> None:
-        """Executes the whole stream, and waits until what it sends is through."""
+        """Executes the whole stream, and waits until everything that it sends has arrived."""
         run_together([self], self._instructions)
         self._mail.flush()
 

@@ -23,7 +23,7 @@ from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.manifest import Manifest, inspect, newest, stage_files, step_directory
 
 _TOKENS = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|preprocessor).*|spiece\.model")
-"""The files beside a model's weights that say what its inputs are."""
+"""The files beside a model's weights that describe its inputs."""
 
 
 def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -> int:
@@ -77,7 +77,7 @@ def chosen_manifest(checkpoints: Path, step: int | None) -> Manifest:
 
 
 def take_saved(chain: Chain, saved: Mapping[str, Tensor]) -> None:
-    """Puts a checkpoint's tensors in the place of the model's. Raises InvalidInputError where they are others."""
+    """Replaces the model's tensors by a checkpoint's. Raises InvalidInputError if they do not match."""
     named = chain.names()
     for name in sorted(set(named.values()) ^ saved.keys()):
         where = "the checkpoint" if name in saved else "the model"

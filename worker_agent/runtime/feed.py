@@ -56,7 +56,7 @@ class TokenMeans:
 
 
 class Busy(Protocol):
-    """Takes note of what the host does."""
+    """Records the host's activity."""
 
     def during(self, activity: Activity) -> AbstractContextManager[None]:
         """While it is active."""
@@ -117,7 +117,7 @@ class MicrobatchFeed:
         return targets
 
     def load_ahead(self) -> None:
-        """Loads the next microbatch, unless it is there; called when the device has work."""
+        """Loads the next microbatch, unless it is loaded; called when the device has work."""
         if not self._ahead or self._next is not None:
             return
         number = next(self._order, None)

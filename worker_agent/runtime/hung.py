@@ -37,10 +37,10 @@ from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.status import ENDING, STARTING, Activity, Holdup, Status, holdup, read_status
 
 SILENT_S = 10.0
-"""Without a sign of life for so long, a rank is taken for hung."""
+"""After this time without a sign of life, a rank counts as hung."""
 
 STARTING_S = 60.0
-"""So long a rank may be silent before its first instruction, unless it is stopped: imports, on a busy disk."""
+"""How long a rank may be silent before its first instruction, unless it is stopped: imports, on a busy disk."""
 
 PREDICTED_TIMES = 100.0
 """A rank hangs that takes so many times what the plan predicts for its unfinished instructions, and longer than
@@ -83,7 +83,7 @@ class Hunter:
         return begun, begun.program()
 
     def look(self, now_s: float) -> None:
-        """Ends whoever is hung, by a signal that nobody can ignore; before, its last word is written for it."""
+        """Ends hung ranks by a signal that cannot be ignored; before that, it writes their error for them."""
         self._clock_s += min(now_s - self._last_s, _LONGEST_LOOK_S)
         self._last_s = now_s
         for rank in self._here:
@@ -98,7 +98,7 @@ class Hunter:
             try:
                 os.kill(process, 0)
             except ProcessLookupError:
-                continue  # one that has ended is torchrun's matter
+                continue  # torchrun handles a rank that has ended
 
             place = (STARTING, 0.0, 0, 0)
             if status:

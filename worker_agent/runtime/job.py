@@ -50,7 +50,7 @@ from worker_agent.runtime.status import status_path
 _log = logging.getLogger(__name__)
 
 RECORDED_INSTRUCTIONS = 100_000
-"""Of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""
+"""The instructions recorded of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""
 
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "host", "nccl")
@@ -59,14 +59,14 @@ GROWTH_STEPS = 2000
 """So many good updates in a row double the loss scale, as torch's GradScaler has it."""
 
 LEAST = 2.0**-16
-"""No loss has to be made so small: a gradient that still overflows is not a matter of scale."""
+"""The smallest loss scale: a gradient that still overflows is not a matter of scale."""
 
 _DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: (1.0 + cos(pi * done)) / 2.0,
 }
-"""The share of the learning rate by how much of the decay is done, from 0 to 1."""
+"""The share of the learning rate, by the progress of the decay from 0 to 1."""
 
 LONGEST_TIMEOUT_S = 1e6
 """Sockets count milliseconds in 32 bits: 24 days are the most."""
@@ -155,7 +155,7 @@ class RunJob(TrainingOptions):
 
     @property
     def directory(self) -> "RunDirectory":
-        """Where the run's files are."""
+        """The run's folder."""
         return RunDirectory(root=Path(self.out))
 
     @property
@@ -165,11 +165,11 @@ class RunJob(TrainingOptions):
 
     @property
     def among_stages(self) -> AmongStages:
-        """What the stages exchange with each other before an update."""
+        """The exchanges among stages before an update."""
         return AmongStages(tied=self.tied, norm=self.clip_norm is not None or self.first_loss_scale is not None)
 
     def manifest(self, step: int) -> Manifest:
-        """What a checkpoint after so many steps is of."""
+        """The description of a checkpoint after so many steps."""
         return Manifest(
             plan_id=content_id(self.plan),
             plan=describe(self.plan),
@@ -194,7 +194,7 @@ class RunJob(TrainingOptions):
         return window if self.batches > 2 * window else None
 
     def program(self) -> Program:
-        """What the ranks execute. The instructions of a long run are made when they are asked for."""
+        """The ranks' program. The instructions of a long run are made when they are needed."""
         return long_program_of(
             self.plan,
             batches=self.batches,
@@ -224,27 +224,27 @@ class RunDirectory:
 
     @property
     def ranks(self) -> Path:
-        """What launcher and ranks tell each other."""
+        """The files between launcher and ranks."""
         return self.root / "ranks"
 
     def log(self, rank: int) -> Path:
-        """What a rank printed."""
+        """A rank's output."""
         return self.root / "logs" / f"rank-{rank}.log"
 
     def status(self, rank: int) -> Path:
-        """Where a rank says at which instruction it is."""
+        """A rank's status: its current instruction."""
         return status_path(self.ranks, rank)
 
     def result(self, rank: int) -> Path:
-        """What a rank measured."""
+        """A rank's measurements."""
         return self.ranks / f"rank-{rank}.result.json"
 
     def batches(self, rank: int) -> Path:
-        """What each of a rank's batches came to."""
+        """The figures of each of a rank's batches."""
         return self.ranks / f"rank-{rank}.batches"
 
     def failure(self, rank: int) -> Path:
-        """Why a rank gave up."""
+        """A rank's error."""
         return self.ranks / f"rank-{rank}.failure.json"
 
     @property
@@ -254,7 +254,7 @@ class RunDirectory:
 
 
 def write_job(job: RunJob) -> Path:
-    """Writes the job where its ranks find it, whole or not at all; returns the path."""
+    """Writes the job for its ranks, atomically; returns the path."""
     path = job.directory.job
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}.part")
@@ -284,7 +284,7 @@ def share(schedule: str, step: int, *, warmup_steps: int, decay_steps: int) -> f
 
 
 class LossScale:
-    """The scale of the loss of the batches that come, the same on every rank; part of a checkpoint."""
+    """The loss scale of the next batches, the same on every rank; part of a checkpoint."""
 
     def __init__(self, initial: float) -> None:
         self.scale = initial
@@ -350,7 +350,7 @@ def holding(root: Path) -> Iterator[None]:
 
 
 def live_in(root: Path) -> None:
-    """Says that a rank of this folder's run lives, until this process ends."""
+    """Shows that a rank of this folder's run is alive, until this process ends."""
     _take(_open(root / "ranks" / "alive"), fcntl.LOCK_SH, root)
 
 
@@ -359,7 +359,7 @@ def _open(path: Path) -> int:
 
 
 def _take(descriptor: int, kind: int, root: Path) -> bool:
-    """Whether the lock could be taken at once. Warns where the file system has no locks: then nobody is kept out."""
+    """Whether the lock was free. Warns if the file system has no locks: then no other run is kept out."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Launch: starts a run's ranks on this node through torchrun's own agent, watches them, and says which one failed."""
+"""Launch: starts a run's ranks on this node through torchrun's own agent, watches them, and reports failures."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ from worker_agent.runtime.watch import OnProgress, watching
 
 _LOOK_S = 0.1
 _SEEN_WITHIN = 600
-"""So many looks at a file of another node."""
+"""How often a file of another node is tried."""
 
 
 def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> tuple[RankResult, ...]:
@@ -92,7 +92,7 @@ def _run_ranks(job: RunJob, path: Path, on_progress: OnProgress, place: Place | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """How one rank ended: the code of its process, and what it said."""
+    """How one rank ended: its process's exit code, and its error."""
 
     rank: int
     exit_code: int
@@ -172,7 +172,7 @@ def _late(job: RunJob, program: Program, ends: Sequence[_End]) -> _End | None:
 
 
 def _ending(end: _End, log: Path) -> str:
-    """How a rank ended, as the error says it."""
+    """How a rank ended, in the words of the error."""
     if end.said is not None and end.hung:
         return end.said.message
     if end.exit_code < 0:

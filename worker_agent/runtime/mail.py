@@ -77,7 +77,7 @@ class Mail:
         return self._receive(microbatch, self._inboxes[peer, True])
 
     def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
-        """Gives the microbatch's memory back, to receive other messages; not of messages in memory that is `kept`."""
+        """Releases the microbatch's memory for other messages, except memory that is `kept`."""
         held = []
         for inbox, message in self._borrowed.pop(microbatch, ()):
             if any(memory.data_ptr() in kept for memory in message.memory):

@@ -34,7 +34,7 @@ _ASIDE = "damaged-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a file holds: so many bytes, with this SHA-256."""
+    """A file's content: its number of bytes, and its SHA-256."""
 
     bytes: int
     sha256: str
@@ -76,7 +76,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defect:
-    """Why a checkpoint cannot be used. An unfinished one never had a manifest."""
+    """Why a checkpoint cannot be used. An unfinished checkpoint never had a manifest."""
 
     step: int
     reason: str
@@ -113,7 +113,7 @@ def stage_files(stage: int) -> tuple[str, str]:
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Where the checkpoint after so many steps lies."""
+    """The folder of the checkpoint after so many steps."""
     return root / f"step-{step}"
 
 
@@ -139,7 +139,7 @@ def seal(directory: Path, manifest: Manifest, stage: int) -> None:
 
 
 def content_of(path: Path) -> Content:
-    """What a file holds now."""
+    """A file's present content."""
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return Content(bytes=os.fstat(file.fileno()).st_size, sha256=sha256)
@@ -160,7 +160,7 @@ def newest(root: Path, *, before: int | None = None) -> Newest:
 
 
 def inspect(root: Path, step: int) -> Manifest | Defect:
-    """A checkpoint's manifest if every file is what it says, or what is wrong."""
+    """A checkpoint's manifest if every file matches it, or what is wrong."""
     directory = step_directory(root, step)
     try:
         manifest = read_record(Manifest, (directory / MANIFEST).read_bytes())
@@ -203,7 +203,7 @@ def _steps(root: Path) -> list[int]:
 
 
 def _difference(directory: Path, name: str, expected: Content) -> str | None:
-    """What is wrong with a file; its size tells sooner."""
+    """What is wrong with a file; its size is checked first, which is faster."""
     path = directory / name
     try:
         size = path.stat().st_size

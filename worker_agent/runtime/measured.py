@@ -74,7 +74,7 @@ class BatchLog:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most that was held in any batch."""
+        """The most bytes held in any batch."""
         return self._peak_memory_bytes
 
 
@@ -112,7 +112,7 @@ class RunMeasurements:
         return Timeline(lanes=lanes, batch_size=self._job.plan.batch_size, batches=batches)
 
     def timeline(self) -> Timeline:
-        """What was recorded in one piece: all of the run, or its last batches."""
+        """The part that was recorded without a gap: all of the run, or its last batches."""
         ends = self.ends()
         if self.window is None:
             return ends
@@ -144,12 +144,12 @@ class RunMeasurements:
         return first, off
 
     def recorded(self) -> dict[str, int]:
-        """How much of the run is recorded, in batches."""
+        """The number of recorded batches."""
         both = (self.window, self.window) if self.window is not None else (self._job.batches, 0)
         return {"first_batches": both[0], "last_batches": both[1], "left_out": self._job.batches - sum(both)}
 
     def summary(self) -> Summary:
-        """What all batches came to."""
+        """The summary of all batches."""
         lanes = (
             LaneSummary(
                 rank=result.lane.rank,
@@ -185,7 +185,7 @@ class RunMeasurements:
         return tuple(np.mean(columns, axis=0).tolist())
 
     def write_steps(self, path: Path) -> None:
-        """A line a step: its loss, when it was through, its samples a second, and by rank compute and memory."""
+        """One line for each step: its loss, its end, its samples a second, and by rank compute and memory."""
         ranks = [result.lane.rank for result in self._results]
         last_s = 0.0
         with path.open("w", newline="", encoding="utf-8") as file:

@@ -39,12 +39,12 @@ class Noted:
         self._at_end: dict[int, Mapping[str, Tensor]] = {}
 
     def forward_of(self, batch: int) -> None:
-        """A microbatch of this batch (from 0) is forwarded next. Keeps what that would change."""
+        """A microbatch of this batch (from 0) is forwarded next. Keeps the state that this would change."""
         if self.live and batch > self._taken and batch not in self._at_end and self._is_due(batch):
             self._at_end[batch] = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
     def take(self, batches: int) -> Mapping[str, Tensor]:
-        """What the checkpoint after so many batches holds."""
+        """The buffers for the checkpoint after so many batches."""
         self._taken = batches
         return self._at_end.pop(batches, self.live)
 
@@ -241,7 +241,7 @@ class MinibatchStatistics:
 
     @torch.no_grad()
     def _take(self) -> None:
-        """Takes what all layers have noted: once a microbatch and not layer by layer, as each call has its price."""
+        """Collects the records of all layers: once a microbatch and not layer by layer, as each call takes time."""
         for moments in self._moments:
             moments.take(self._noted)
         self._noted.clear()

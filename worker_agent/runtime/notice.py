@@ -1,4 +1,4 @@
-"""Notice: what announces a message between stages, and carries its tensors if they are small."""
+"""Notice: announces a message between stages, and carries its tensors if they are small."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Layout:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory."""
+        """Its bytes in memory."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def on(self, memory: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rank: what one process of a run does, from its start under torchrun to its last word."""
+"""Rank: one process of a run, from its start under torchrun to its last report."""
 
 import gc
 import math
@@ -61,7 +61,7 @@ from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, Sta
 
 
 class PeerLostError(RunFailedError):
-    """This rank gave up because another one, which it waited for, is gone."""
+    """This rank gave up because another one, for which it waited, is gone."""
 
 
 class RankPart:
@@ -213,7 +213,7 @@ class Rank:
         feeds: Sequence[MicrobatchFeed | None],
         late: Late,
     ) -> list[Executor]:
-        """One for each of the rank's stages; of two stages in a row the one hands its tensors to the other."""
+        """One for each of the rank's stages; of two consecutive stages, one passes its tensors to the other."""
         among_stages = StagesTogether(
             [part.among_stages for part in self.parts],
             groups=tied,
@@ -250,7 +250,7 @@ class Rank:
         return is_last and instruction.chunk == len(self.parts) - 1
 
     def _hooks(self, status: StatusWriter, log: BatchLog, feeds: Sequence[MicrobatchFeed | None], late: Late) -> Hooks:
-        """Status, losses, data, and checkpoints: all that goes on beside the stream."""
+        """Status, losses, data, and checkpoints: everything besides the stream."""
         pipeline = self.program.pipeline
 
         def on_instruction(index: int, instruction: Instruction) -> None:
@@ -274,7 +274,7 @@ class Rank:
             late.batch_done(version // self.updates)
 
         def on_checkpoint(instruction: Checkpoint) -> None:
-            late.flush()  # what is not finite is never saved
+            late.flush()  # values that are not finite are never saved
             if self.stream.replica > 0:
                 return
             batches, part = instruction.version // self.updates, self.parts[instruction.chunk]
@@ -375,7 +375,7 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
 
 
 def _explained(error: RuntimeError, instructions: Sequence[Instruction], status: Path, rank: int) -> PipeplanError:
-    """What a failure inside torch means: in an exchange another rank is gone, elsewhere the model or device failed."""
+    """The meaning of a failure in torch: in an exchange another rank is gone, elsewhere the model or device failed."""
     now = read_status(status)
     index = now.instruction if now else STARTING
     cause = described(error)
@@ -393,7 +393,7 @@ def _explained(error: RuntimeError, instructions: Sequence[Instruction], status:
 
 
 def main(path: Path, status: StatusWriter) -> None:
-    """The work of a process that torchrun has started (`start`), and its last words."""
+    """The work of a process that torchrun has started (`start`), and its final report."""
     job = replace(read_job(path), out=str(path.parent.parent))  # nodes may see the folder under other names
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     log = job.directory.log(rank)
@@ -406,7 +406,7 @@ def main(path: Path, status: StatusWriter) -> None:
     try:
         live_in(job.directory.root)
         run_rank(job, rank, local_rank, status)
-    except (Exception, SystemExit) as error:  # whatever ends this process, the launcher must hear of it
+    except (Exception, SystemExit) as error:  # whatever ends this process, the launcher must learn of it
         results.write(job.directory.failure(rank), failure_of(error, peer=isinstance(error, PeerLostError)))
         traceback.print_exception(error)
         raise SystemExit(1) from None

@@ -15,7 +15,7 @@ from worker_agent.engine.clocks import RunClock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a batch came to: when it was through, seconds of compute in it, and bytes held, at most and in the end."""
+    """A batch's figures: its end, its seconds of compute, and the bytes held, at most and at the end."""
 
     end_s: float
     busy_s: float
@@ -89,7 +89,7 @@ class Recorder:
         self._clock.mark()
 
     def end(self, instruction: Instruction, memory_bytes: int) -> None:
-        """It is done, and so much is held now."""
+        """Records that the instruction is done, and the bytes now held."""
         self._clock.mark()
         if self._processor_now is not None and is_compute(instruction):
             self._processor_s += self._processor_now() - self._began_s
@@ -105,7 +105,7 @@ class Recorder:
                 self._read_oldest()
 
     def lane(self, *, rank: int, stage: int, replica: int) -> Lane:
-        """All that was kept. What comes after the last batch, a checkpoint say, goes with it."""
+        """Everything recorded. What comes after the last batch, such as a checkpoint, counts as part of it."""
         while self._unread:
             self._read_oldest()
         batches = [*self._first, *self._last, self._read(self._open)]

@@ -1,4 +1,4 @@
-"""Run: executes a plan on this node and writes what came of it (`RunDirectory`)."""
+"""Run: executes a plan on this node and writes the results (`RunDirectory`)."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,7 @@ STEPS, TRACE = "steps.csv", "trace.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What a run gave: the report and the recorded timeline, of a long run that of its last batches."""
+    """A run's results: the report and the recorded timeline, for a long run that of its last batches."""
 
     report: RunReport
     timeline: Timeline
@@ -142,7 +142,7 @@ def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: 
         except RunFailedError as error:
             if left == 0 or error.rank is None:
                 raise
-            tell(str(error))  # at once: to look for a whole checkpoint is to read all of it
+            tell(str(error))  # at once: searching for a whole checkpoint means reading all of it
             try:
                 job = resumed(replace(job, first_step=0), before=job.steps, tell=tell)
             except InvalidInputError as refused:

@@ -139,7 +139,7 @@ class StageBlocks:
         return required(inputs, self.backward_where_reached(microbatch, gradients))
 
     def backward_where_reached(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """The same, with None for every gradient that is not there, of outputs and of inputs."""
+        """The same, with None for every missing gradient, of outputs and of inputs."""
         kept = self.kept.pop(microbatch)
         reached = _reached(kept, gradients)
         if reached:
@@ -209,7 +209,7 @@ class StageBlocks:
         add_weight_gradients(deferred, concatenate=self._concatenate, added=added)
 
     def reduce_statistics(self, group: dist.ProcessGroup) -> None:
-        """Makes the replicas' minibatch statistics one, where there are any."""
+        """Merges the replicas' minibatch statistics, if there are any."""
         if self._statistics:
             self._statistics.merge(group)
 
@@ -224,12 +224,12 @@ class StageBlocks:
         return self._casts.bytes if self._casts else 0
 
     def weights_changed(self) -> None:
-        """An update has changed weights: copies that were cast of them are stale."""
+        """An update has changed weights: cast copies of them are stale."""
         if self._casts:
             self._casts.forget()
 
     def end_minibatch(self) -> None:
-        """Moves running statistics on, where they are those of minibatches."""
+        """Advances running statistics, if they are those of minibatches."""
         if self._statistics:
             self._statistics.end_minibatch()
 
@@ -248,7 +248,7 @@ class StageBlocks:
         return tuple(t.requires_grad for t in outputs)
 
     def held_bytes(self) -> int:
-        """What its microbatches hold: graphs, kept inputs, what p2 needs, and the copies that autocast has made."""
+        """The bytes that its microbatches hold: graphs, kept inputs, p2's inputs, and autocast's copies."""
         kept_bytes = sum([kept.held_bytes for kept in self.kept.values()])
         return kept_bytes + sum(self.deferred_bytes.values()) + self.cast_bytes
 

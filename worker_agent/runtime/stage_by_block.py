@@ -140,7 +140,7 @@ class StageByBlock:
         )
 
     def reduce_statistics(self, group: dist.ProcessGroup) -> None:
-        """Makes the replicas' minibatch statistics one, where there are any."""
+        """Merges the replicas' minibatch statistics, if there are any."""
         if self._statistics:
             self._statistics.merge(group)
 
@@ -155,12 +155,12 @@ class StageByBlock:
         return sum(part.cast_bytes for part in self._parts)
 
     def weights_changed(self) -> None:
-        """An update has changed weights: copies that were cast of them are stale."""
+        """An update has changed weights: cast copies of them are stale."""
         for part in self._parts:
             part.weights_changed()
 
     def end_minibatch(self) -> None:
-        """Moves running statistics on, where they are those of minibatches."""
+        """Advances running statistics, if they are those of minibatches."""
         if self._statistics:
             self._statistics.end_minibatch()
 

@@ -12,7 +12,7 @@ from worker_agent.runtime.status import StatusWriter, status_path
 
 
 def main() -> None:
-    """Lives, then works."""
+    """Gives signs of life, then works."""
     job = Path(sys.argv[1])
     try:
         status = StatusWriter(status_path(job.parent, int(os.environ["RANK"])))

@@ -56,7 +56,7 @@ EVERYTHING = 2**63 - 1
 
 
 class Activity(IntEnum):
-    """What a rank does at an instruction: its own work, or a wait."""
+    """A rank's activity at an instruction: its own work, or a wait."""
 
     OWN = 0
     DATA = 1
@@ -95,7 +95,7 @@ class Status:
     finished: int = EVERYTHING
 
     def packed(self) -> bytes:
-        """As it stands in the file."""
+        """The status as it is in the file."""
         return _FORMAT.pack(*astuple(self))
 
 
@@ -144,7 +144,7 @@ class StatusWriter:
         struct.pack_into("<d", self._memory, _LOSS, loss)
 
     def measured(self, batches: int, *, end_s: float, busy_s: float, memory_bytes: int, peak_memory_bytes: int) -> None:
-        """So many batches have been measured, and came to this together."""
+        """So many batches have been measured, with these sums."""
         struct.pack_into("<qddqq", self._memory, _MEASURED, batches, end_s, busy_s, memory_bytes, peak_memory_bytes)
 
     def _pulse(self) -> None:
@@ -156,7 +156,7 @@ class StatusWriter:
 
 
 def read_status(path: Path) -> Status | None:
-    """What a rank wrote last; None if it has not started."""
+    """A rank's last status; None if it has not started."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -179,7 +179,7 @@ class Holdup:
 
 
 def holdup(status: Status, instructions: Sequence[Instruction]) -> Holdup:
-    """What a rank is at."""
+    """A rank's current instruction."""
     host = len(instructions) if status.instruction == ENDING else status.instruction
     if status.finished < host:
         unfinished = range(status.finished, min(host + 1, len(instructions)))

@@ -1,4 +1,4 @@
-"""Watch: follows the ranks' status files while they run, and reports progress; says progress in one line."""
+"""Watch: follows the ranks' status files while they run, and reports progress in one line."""
 
 import math
 from collections import deque
@@ -15,7 +15,7 @@ from worker_agent.runtime.status import Status, read_status
 _INTERVAL_S = 0.2
 
 LATELY_S = 10.0
-"""Rates are those of the last so many seconds."""
+"""Rates are those of this number of last seconds."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -43,7 +43,7 @@ OnProgress = Callable[[RunProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What was measured at one moment: the followed rank's batches, and of all ranks their end and compute."""
+    """The measurements at one moment: the followed rank's batches, and all ranks' end and compute."""
 
     batches: int
     end_s: float
@@ -51,7 +51,7 @@ class _Look:
 
 
 class Watcher:
-    """Makes progress of what the ranks' statuses say, look by look.
+    """Makes progress reports from the ranks' statuses, look by look.
 
     The first worker of the last stage is followed: it has the loss.
     """

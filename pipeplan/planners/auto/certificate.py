@@ -25,13 +25,13 @@ from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.problem import Options, PlanningProblem
 
 MOST_SPLITS = 6_000
-"""Ten times what the search splits into stages: half a minute."""
+"""Ten times the splits of a search: half a minute."""
 
 MOST_INSTRUCTIONS = 6_000_000
-"""Ten times what the search plays: half a minute."""
+"""Ten times the plays of a search: half a minute."""
 
 _IN_PLANS = ("optimizer", "memory", "master_weights")
-"""Options that a plan says itself."""
+"""Options that a plan itself holds."""
 
 
 def check_search(held: Certificate, simulated: Simulated | None, spaces: Sequence[Space], ranking: Ranking) -> str:

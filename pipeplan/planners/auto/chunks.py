@@ -35,12 +35,12 @@ _CUTS = ("forced_cuts", "forbidden_cuts")
 _USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "recompute_factor", *_CUTS)
 
 MOST_COUNTED = 200_000
-"""So many instructions are gone through to count what ranks keep: half a second. Ten times as many for a schedule that
-is asked for.
+"""The most instructions that are read to count what ranks keep: half a second. Ten times as many if the schedule is
+asked for.
 """
 
 MOST_SQUEEZED = 12
-"""So often it is tried to make stages fit that do not: half a second, usually."""
+"""How often the search tries to make stages fit that do not: half a second, usually."""
 
 _ROUNDING = 1e-9
 
@@ -65,7 +65,7 @@ def asks_for_chunks(problem: PlanningProblem) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedFamily:
-    """Shapes that differ in their chunks alone, on all placements. No play of any is above `most`, samples a second."""
+    """Shapes that differ only in their chunks, on all placements. No play of any exceeds `most`, samples a second."""
 
     shapes: tuple[ChunkedShape, ...]
     most: float
@@ -73,7 +73,7 @@ class ChunkedFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedConfiguration:
-    """A member of a family, with its stages on a placement. None of its plays is above `most`."""
+    """A member of a family, with its stages on a placement. None of its plays exceeds `most`."""
 
     space: "ChunkedSpace"
     terms: ChunkedTerms
@@ -90,11 +90,11 @@ class ChunkedConfiguration:
         return min(self.space.most(self.terms.shape, self.wiring, stops), self.space.most_by_modes(self.terms, stops))
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
-        """Its plan with these stages, not played; None where they do not fit."""
+        """Its plan with these stages, not played; None if they do not fit."""
         return self.space.plan(self.terms, stops)
 
     def alternative(self, reason: str) -> Alternative:
-        """What a plan says of it, without a price."""
+        """Its entry among a plan's alternatives, without a price."""
         return unpriced(self.terms.shape, reason, recompute=bool(self.terms.shape.recompute))
 
 
@@ -117,17 +117,17 @@ class ChunkedSpace:
 
     @property
     def problem(self) -> PlanningProblem:
-        """Of a chain."""
+        """The problem, with a chain."""
         return self.model.problem
 
     @property
     def graph(self) -> CutGraph | None:
-        """What the chain stands for."""
+        """The graph that the chain represents, if there is one."""
         return self.problem.graph
 
     @property
     def considered(self) -> int:
-        """How many shapes there are."""
+        """The number of shapes."""
         return sum(len(family.shapes) for family in self.families())
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[ChunkedConfiguration]:

@@ -1,4 +1,4 @@
-"""Model: what all spaces of a problem share: the closed forms of its shapes, its sums, and its placements."""
+"""Model: the common part of all spaces of a problem: the closed forms of its shapes, its sums, and its placements."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,11 +42,11 @@ class SearchedModel:
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
+        """Splits shapes. Raises InvalidInputError if no microbatch size divides the batch."""
         return Evaluator(problem=self.problem, measured=profiled(self.problem))
 
     def wirings(self, width: int, depth: int) -> tuple[Wiring, ...]:
-        """All placements of so many replicas of so many ranks."""
+        """All placements of a number of replicas of a number of ranks."""
         key = width, depth
         if key not in self._wirings:
             cluster = self.problem.cluster
@@ -55,7 +55,7 @@ class SearchedModel:
         return self._wirings[key]
 
     def sums(self, schedule: str, size: int, recompute: bool | None) -> Sums:
-        """A microbatch's sums."""
+        """The sums for a microbatch."""
         key = schedule, size, recompute
         if key not in self._sums:
             chain, factor = self.evaluator.chain(size), self.problem.profile.overheads.exchange_factor

@@ -36,7 +36,7 @@ TWO_BW = "pipedream-2bw"
 PIPEDREAM = "pipedream"
 
 SHOWN_MISSES = 10
-"""How many alternatives that do not fit are shown, for each planner."""
+"""For each planner, the number of alternatives shown that do not fit."""
 
 
 def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
@@ -56,7 +56,7 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
         telling = [
             e for e in errors if e not in unused and not (isinstance(e, InvalidInputError) and e.field == "schedule")
         ]
-        raise (telling or errors)[0]  # of a planner that knows the schedule and the options
+        raise (telling or errors)[0]  # from a planner that supports the schedule and the options
     answer = fastest(NAME, asked, _spaces(searched, asked), Ranking(problem=problem))
     if not isinstance(answer, Plan):
         return answer
@@ -90,7 +90,7 @@ def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: R
 
 
 def with_whole_backwards(problem: PlanningProblem) -> PlanningProblem:
-    """The problem that planners and spaces are asked: of ZB-H1 that of 1F1B, whose stages are then played under it."""
+    """The problem for planners and spaces: for ZB-H1 that of 1F1B, whose stages are then played under ZB-H1."""
     schedule = problem.options.schedule
     if schedule is None or with_whole_backward(schedule) == schedule:
         return problem
@@ -98,7 +98,7 @@ def with_whole_backwards(problem: PlanningProblem) -> PlanningProblem:
 
 
 def _require_split_backward(problem: PlanningProblem) -> None:
-    """Raises InvalidInputError where a split backward is asked for that the profile lacks, or that is turned off."""
+    """Raises InvalidInputError if a split backward is asked for that the profile lacks, or that is turned off."""
     options, rule = problem.options, "needs a profile with backward_input_s and backward_weight_s"
     if options.split_backward:
         require(has_split_backward(problem), "split_backward", rule, True)
@@ -109,7 +109,7 @@ def _require_split_backward(problem: PlanningProblem) -> None:
 
 
 def searched_schedules(options: Options) -> tuple[str, ...]:
-    """Those of which every shape is searched: all, or the one asked for."""
+    """The schedules of which every shape is searched: all, or the one asked for."""
     return tuple(name for name in (*SEARCHED, *CHUNKED) if options.schedule in (None, name))
 
 
@@ -128,7 +128,7 @@ def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:
 
 
 def played_spaces(problem: PlanningProblem, schedules: Sequence[str]) -> list[Space]:
-    """The spaces of these schedules; ranks that hold several stages have one of their own."""
+    """The spaces of these schedules; ranks that hold several stages have a separate one."""
     in_chunks = [name for name in schedules if schedule_named(name).chunked]
     others = () if problem.options.chunks is not None else tuple(name for name in schedules if name not in in_chunks)
     every = [PlayedSpace(problem=chain, schedules=others) for chain in chains(problem)]
@@ -141,7 +141,7 @@ def played_spaces(problem: PlanningProblem, schedules: Sequence[str]) -> list[Sp
 def _infeasible(
     name: str, asked: PlannersAsked, over: Sequence[Ranked] = (), searched: PlayedSearch | None = None
 ) -> Infeasible:
-    """Every planner's nearest miss, the nearest of all first, then those who could not be asked."""
+    """Every planner's nearest miss, the nearest of all first, then the planners that could not be asked."""
     reasons = [
         replace(reason, detail=f"{proposer}: {reason.detail}")
         for proposer, answer in asked.infeasible

@@ -1,4 +1,4 @@
-"""Proposals: what all planners answer to one problem."""
+"""Proposals: all planners' answers to one problem."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,18 +11,18 @@ from pipeplan.planners.problem import Planner, PlanningProblem
 T = TypeVar("T")
 
 MINIBATCHES = 4
-"""For how many of the largest measured sizes PipeDream is asked: it plans one size at a time."""
+"""For how many of the largest measured sizes PipeDream's planner is asked: it plans one size at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
-    """A planner, and the options with which it is asked on top of the user's."""
+    """A planner, and its options in addition to the user's."""
 
     planner: str
     microbatch_size: int | None = None
 
     def asked(self, problem: PlanningProblem) -> PlanningProblem:
-        """The problem as it is put to the planner."""
+        """The problem for the planner."""
         options = replace(
             problem.options,
             microbatch_size=self.microbatch_size or problem.options.microbatch_size,
@@ -36,12 +36,12 @@ class Proposer:
 
 
 ONLY_EXACT = Proposer("exact")
-"""Asked where only it can express the problem: cuts that are forced or forbidden, or devices of several types."""
+"""This planner is asked if only it can express the problem: forced or forbidden cuts, or devices of several types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A plan, who proposed it, and where it stands in the order in which they were asked."""
+    """A plan, its proposer, and its place in the order in which planners were asked."""
 
     plan: Plan
     proposer: Proposer
@@ -49,12 +49,12 @@ class Proposal:
 
     @property
     def way(self) -> object:
-        """What is chosen beside its stages: its schedule and the form of its backward."""
+        """The choices besides its stages: its schedule and the form of its backward."""
         return self.plan.schedule, self.plan.split_backward, self.plan.split_backward_half_way
 
     @property
     def configuration(self) -> object:
-        """What a run of it depends on: two proposals of one configuration are one."""
+        """Everything on which a run of it depends: two proposals with the same key are one."""
         plan = self.plan
         stages = tuple((s.start, s.stop, s.replicas, s.recompute, s.recompute_unit) for s in plan.stages)
         batch = (plan.microbatch_size, plan.microbatches, plan.split_backward, plan.split_backward_half_way)
@@ -63,7 +63,7 @@ class Proposal:
 
 @dataclass(slots=True, kw_only=True)
 class PlannersAsked:
-    """What the planners said."""
+    """The planners' answers."""
 
     proposals: list[Proposal] = field(default_factory=list)
     answers: list[Plan] = field(default_factory=list)
@@ -101,7 +101,7 @@ def ask_all(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Planne
 
 
 def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Iterator[Proposer]:
-    """The planners to be asked, in the order in which ties are decided; `exact` alone knows several types."""
+    """The planners to be asked, in the order in which ties are decided; only `exact` supports several types."""
     if len(problem.cluster.types) > 1:
         return iter([ONLY_EXACT] if ONLY_EXACT.planner in planners else [])
     options = problem.options

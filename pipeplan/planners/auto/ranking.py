@@ -13,21 +13,21 @@ from pipeplan.planners.reasons import shortfall
 from pipeplan.schedules.registry import schedule_named, with_whole_backward
 
 PLAYED_INSTRUCTIONS = 600_000
-"""Of all proposals together: two seconds or three."""
+"""The most instructions of all proposals together: two or three seconds."""
 
 FRONT_INSTRUCTIONS = 100_000
-"""Of plans that are slower than the answer, and hold less."""
+"""The most instructions of plans that are slower than the answer, and hold less."""
 
 MOVES_INSTRUCTIONS = 100_000
-"""Of plans whose cuts were moved."""
+"""The most instructions of plans whose cuts were moved."""
 
 LONGEST_PLAY = 60_000
-"""Of one proposal."""
+"""The most instructions of one proposal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A proposal, played unless that takes too long. `over` says what it exceeds, a device or the batch."""
+    """A proposal, played unless that takes too long. `over` is what it exceeds, a device or the batch."""
 
     proposal: Proposal
     samples_per_s: float
@@ -36,12 +36,12 @@ class Ranked:
 
     @property
     def plan(self) -> Plan:
-        """What is proposed."""
+        """The proposed plan."""
         return self.proposal.plan
 
     @property
     def kind(self) -> object:
-        """What the plan is, apart from its stages and where they are placed."""
+        """The plan's configuration, without its stages and their placement."""
         plan = self.plan
         return (
             *(plan.schedule, plan.depth, plan.width, plan.chunks, plan.microbatch_size, plan.microbatches),
@@ -51,7 +51,7 @@ class Ranked:
 
     @property
     def memory_bytes(self) -> int:
-        """What its worst stage holds."""
+        """The bytes of its fullest stage."""
         return max(rank_bytes(self.plan))
 
     @property
@@ -61,7 +61,7 @@ class Ranked:
         return f"{self.plan.schedule}, {self.plan.depth} stages x {width}, microbatches of {self.plan.microbatch_size}"
 
     def preference(self) -> tuple[bool, float, int, int, int]:
-        """A key that sorts the best first, and last what was not played: its rate is its closed form's."""
+        """A key that sorts the best first, and last those not played, by their closed form's rate."""
         return not self.played, -self.samples_per_s, self.plan.workers, self.plan.depth, self.proposal.order
 
     def alternative(self, reason: str) -> Alternative:
@@ -114,7 +114,7 @@ class Ranking:
 
     @property
     def best_rate(self) -> float:
-        """What the fastest plays that fits; 0 where none does yet."""
+        """The rate of the fastest play that fits; 0 if none fits yet."""
         return max((each.samples_per_s for each in self.fitting if each.played), default=0.0)
 
     def add_answers(self, proposals: Sequence[Proposal]) -> None:
@@ -134,7 +134,7 @@ class Ranking:
                 self.add(replace(each, plan=plan))
 
     def add(self, proposal: Proposal, *, longest: int | None = None) -> bool:
-        """Plays a proposal, unless the same was tried before; says whether it could be played."""
+        """Plays a proposal, unless the same was tried before; returns whether it could be played."""
         longest = longest or self.longest
         if proposal.configuration in self._known:
             return self._known[proposal.configuration].played
@@ -186,12 +186,12 @@ class Ranking:
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
 
     def _stands_for_zero_bubble(self, plan: Plan) -> bool:
-        """Whether it is played only because the same stages are asked for under a zero bubble schedule."""
+        """Whether it is played only because a zero-bubble schedule with the same stages is asked for."""
         asked = self.problem.options.schedule
         return asked is not None and schedule_named(plan.schedule).zero_bubble == asked
 
     def _play(self, plan: Plan, longest: int = LONGEST_PLAY) -> Plan:
-        """The plan with what its streams give, as far as that may be played."""
+        """The plan with its play, as far as it may be played."""
         if plan.simulated is not None:
             return plan
         longest = min(longest, self.left)
@@ -219,7 +219,7 @@ class Ranking:
         missing = [held_bytes - limit for held_bytes, limit in zip(held, most[: len(held)], strict=True)]
         worst = max(missing)
 
-        # PipeDream's replicas average their minibatches: an update of more samples than the batch was not asked for.
+        # PipeDream's replicas average their minibatches: an update must not have more samples than the batch.
         samples, over = max(plan.replicas) * plan.microbatch_size, None
         by_minibatch = schedule_named(plan.schedule).update == "minibatch"
         if self.within_batch and by_minibatch and samples > problem.batch_size:

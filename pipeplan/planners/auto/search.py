@@ -28,66 +28,66 @@ from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.problem import CutGraph
 
 METHOD = "best bound first"
-"""What its certificate calls it."""
+"""The search's name in a certificate."""
 
 MOST_SPLITS = 600
-"""So many configurations are split into stages: some three seconds. Of short models it is more (`SPLIT_BLOCKS`)."""
+"""How many configurations are split into stages: some three seconds. For short models it is more (`SPLIT_BLOCKS`)."""
 
 SPLIT_BLOCKS = 50
 """A model with fewer blocks is split in less time: with half as many, twice as many configurations are."""
 
 MOST_IN_VAIN = 60
-"""So many are split where no plan can be played: all are too long, or none fits."""
+"""How many are split if no plan can be played: all are too long, or none fits."""
 
 CLOSE = 0.002
-"""The search ends where nothing that is left can be faster by more than this share."""
+"""The search ends when nothing that is left can be faster by more than this share."""
 
 MOVED = 8
-"""Of so many of the fastest plans the cuts are moved."""
+"""How many of the fastest plans have their cuts moved."""
 
 MOVES = 16
-"""Of so many of a plan's moves the plans are made, those with the highest bounds."""
+"""How many of a plan's moves are made into plans: those with the highest bounds."""
 
 FEW_SPLITS = 300
-"""So many splits are all bounded, and made into plans where they may be fastest: a second."""
+"""Up to this number, all splits are bounded, and made into plans if they may be the fastest: a second."""
 
 SHOWN_UNPLAYED = 12
-"""How many configurations that were not played are shown."""
+"""How many configurations are shown that were not played."""
 
 ROUNDING = 1e-6
-"""Rates that differ by no more are equal: bounds are a little above what they bound."""
+"""Rates that differ by no more are equal: bounds are slightly above the exact values."""
 
 
 class Configuration(Protocol):
-    """All of a plan but its stages."""
+    """A plan without its stages."""
 
     @property
     def most(self) -> float:
         """Samples a second that no play of it exceeds."""
 
     def split(self) -> tuple[int, ...] | None:
-        """Where the stages of its split end; empty if cuts cannot be moved, None if no split fits."""
+        """The stops of its split's stages; empty if cuts cannot be moved, None if no split fits."""
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
-        """It with these stages, not played; None where they do not fit."""
+        """The plan with these stages, not played; None if they do not fit."""
 
     def alternative(self, reason: str) -> Alternative:
-        """What a plan says of it, without a price."""
+        """Its entry among a plan's alternatives, without a price."""
 
 
 class Space(Protocol):
-    """The configurations that a planner may answer with."""
+    """The possible answers of a planner."""
 
     @property
     def planner(self) -> str:
-        """Whose they are."""
+        """The planner's name."""
 
     @property
     def graph(self) -> CutGraph | None:
-        """The graph of which the plans' stages end at places of one order; None where all of its cuts count."""
+        """The graph, if the plans' stages end at places of one order; None if all of its cuts count."""
 
     @property
     def beyond(self) -> float:
@@ -98,7 +98,7 @@ class Space(Protocol):
 
     @property
     def considered(self) -> int:
-        """How many configurations there are, where placements are not counted."""
+        """The number of configurations, without placements."""
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[Configuration]:
         """All of them, the highest bound first; where it is said what rate is `needed`, those may be left out of which
@@ -117,7 +117,7 @@ class _Next:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedSearch:
-    """The search, and what it found; `ranking` holds everything that was played."""
+    """The search, and its results; `ranking` holds everything that was played."""
 
     spaces: Sequence[Space]
     ranking: Ranking
@@ -157,7 +157,7 @@ class PlayedSearch:
                     self._push_next(item.planner, item.others)
                 else:
                     unsplit.append(item)
-            if not known:  # what is too long, or beyond the limit: nothing is known of it but its bound
+            if not known:  # plans that are too long, or beyond the limit: only their bound is known
                 self.left = max(self.left, most)
         beyond = (space.beyond for space in self.spaces)
         self.left = max([self.left, *beyond, *(-most for most, _, _ in self._waiting)])
@@ -166,18 +166,18 @@ class PlayedSearch:
             self._move_cuts()
         self._play_front()
 
-        # Some of what was not split, the highest bounds first.
+        # Some configurations that were not split, the highest bounds first.
         heads = [*unsplit, *(item for _, _, item in self._waiting if not isinstance(item, Proposal))]
         rests = (chain([head.configuration], head.others) for head in heads)
         self.unplayed = list(islice(merge(*rests, key=lambda each: -each.most), SHOWN_UNPLAYED))
 
     def alternatives(self) -> Iterator[Alternative]:
-        """Some of what was not played, with the rate that it cannot exceed."""
+        """Some configurations that were not played, with the rate that they cannot exceed."""
         for configuration in self.unplayed:
             yield configuration.alternative(f"not played: at most {configuration.most:.4g} samples/s")
 
     def certificate(self, best: Ranked) -> Certificate:
-        """What was shown of the answer's rate."""
+        """The certificate of the answer's rate."""
         rate = best.samples_per_s
         reached = self.left if self.left > rate * (1 + ROUNDING) else rate
         claim = (
@@ -304,7 +304,7 @@ class PlayedSearch:
 
 
 def moved_by_a_block(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The splits of which one cut stands a block earlier or later; no stage is empty."""
+    """The splits in which one cut is a block earlier or later; no stage is empty."""
     for place in range(len(stops) - 1):
         before, after = stops[place - 1] if place else 0, stops[place + 1]
         for moved in (stops[place] - 1, stops[place] + 1):

@@ -49,7 +49,7 @@ class PlacedShape:
     likely: float
 
     def split(self) -> tuple[int, ...] | None:
-        """Where the stages of the closed form's best split end; None where none fits."""
+        """The stops of the closed form's best split; None if none fits."""
         found = self.space.fastest(self)
         return None if found is None else self.space.evaluator.stops(found)
 
@@ -62,7 +62,7 @@ class PlacedShape:
         return self.space.plan(self, stops)
 
     def alternative(self, reason: str) -> Alternative:
-        """What a plan says of it, without a price."""
+        """Its entry among a plan's alternatives, without a price."""
         return unpriced(self.shape, reason, recompute=bool(self.shape.recompute))
 
 
@@ -78,12 +78,12 @@ class PlayedSpace:
 
     @property
     def graph(self) -> CutGraph | None:
-        """What the chain stands for."""
+        """The graph that the chain represents, if there is one."""
         return self.problem.graph
 
     @cached_property
     def model(self) -> SearchedModel:
-        """What is known of the model on the cluster."""
+        """The model on the cluster."""
         return SearchedModel(problem=self.problem)
 
     @cached_property
@@ -92,12 +92,12 @@ class PlayedSpace:
 
     @property
     def evaluator(self) -> Evaluator:
-        """Splits shapes. Raises InvalidInputError where no microbatch size divides the batch."""
+        """Splits shapes. Raises InvalidInputError if no microbatch size divides the batch."""
         return self.model.evaluator
 
     @cached_property
     def considered(self) -> int:
-        """How many shapes there are."""
+        """The number of shapes."""
         return sum(len(found) for found, _ in self._bounded)
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedShape]:
@@ -216,7 +216,7 @@ class PlayedSpace:
         return found.some(np.flatnonzero(able))
 
     def _rates(self, found: Configurations) -> FloatArray:
-        """Samples a second that compute alone allows."""
+        """Samples a second by compute alone."""
         laws, m, depth = found.execution.laws, found.microbatches, found.depth
         execution = found.execution
         sizes = self.evaluator.measured.sizes

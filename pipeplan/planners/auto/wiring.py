@@ -1,4 +1,4 @@
-"""Wiring: a placement, and what crosses the network on it."""
+"""Wiring: a placement, and its traffic on the network."""
 
 from dataclasses import dataclass
 from math import prod
@@ -35,7 +35,7 @@ class Wiring:
 
 
 def wiring_of(cluster: Cluster, links: Links) -> Wiring:
-    """What crosses the network on these links."""
+    """The traffic on these links."""
     ranks = links.ranks
     exchange = all_reduce_among(cluster, ranks[0].tolist())
     bandwidths = Bandwidths(cluster)

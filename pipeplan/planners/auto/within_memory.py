@@ -21,7 +21,7 @@ from pipeplan.planners.two_bw.terms import PipelineShape
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryBounds:
-    """The bounds for the shapes of a model. What is found out of a shape is remembered."""
+    """The bounds for the shapes of a model. Results are remembered."""
 
     model: SearchedModel
     _shares: dict[tuple[str, int, bool | None], float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class MemoryBounds:
         return closer
 
     def may_exceed(self, rate: float, shape: PipelineShape) -> bool:
-        """Whether stages that fit might all compute fast enough to play faster than that."""
+        """Whether stages that fit may all compute fast enough to play faster than this rate."""
         if not shape.laws.pipelined:
             return True
         share = self._share(shape)
@@ -58,7 +58,7 @@ class MemoryBounds:
         return possible
 
     def _share(self, shape: PipelineShape) -> float:
-        """Of the closed form's seconds of a block, the least share that it computes in a play, in any mode."""
+        """The smallest ratio of a block's compute in a play, in any mode, to the closed form's seconds."""
         key = shape.schedule, shape.microbatch_size, shape.recompute
         if key not in self._shares:
             chain, share = self.model.evaluator.chain(shape.microbatch_size), inf

@@ -1,1 +1,1 @@
-"""The planner exact: what no recurrence expresses, by OR-tools' CP-SAT."""
+"""The planner exact: problems that no recurrence expresses, by OR-tools' CP-SAT."""

@@ -28,17 +28,17 @@ Levels = tuple[int | None, int | None, int | None]
 """Those of a stage's own links, and of the boundaries before and after it."""
 
 _UNITS = 1e6
-"""Units of work that a worker does in a step."""
+"""The units of work of a worker in a step."""
 
 _ROUNDING = 1e-12
 
 _EACH_TABLE = 10
-"""How many times longer an entry takes to compute than to look at."""
+"""How many times longer it takes to compute an entry than to read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BranchesAsked:
-    """A question, and the places of the stages where they are given."""
+    """A question, and the places of the stages if they are given."""
 
     asked: StageQuestion
     placed: Placed | None = None
@@ -68,7 +68,7 @@ class Questions:
 
     @property
     def entries(self) -> int:
-        """About how many entries of tables a question takes, if none is there yet."""
+        """The approximate number of table entries of a question, if none exists yet."""
         devices, types, levels = sum(self.places.counts), len(self.places.counts), len(self.places.cluster.levels)
         if self.shape.width is None:
             kinds = types * (devices if self.straight else devices * devices.bit_length())
@@ -79,7 +79,7 @@ class Questions:
         return _EACH_TABLE * kinds * self.tabulated.blocks**2 * len(self.tabulated.recomputes)
 
     def forget(self) -> None:
-        """Lets the tables go."""
+        """Releases the tables."""
         self._tables.clear()
 
     def shared(self, kind: StageKind) -> StageKind:

@@ -1,4 +1,4 @@
-"""Chunk answers: the result of a search for the stages of ranks that hold several, as a plan or as why nothing fits."""
+"""Chunk answers: the result of a search for ranks with several stages, as a plan or as reasons why nothing fits."""
 
 from collections.abc import Sequence
 
@@ -60,7 +60,7 @@ def chunked(problem: PlanningProblem, schedule: str, limit: float, observe: Obse
 
 
 def certificate(search: ChunkedSearch, step_s: float, shape: ChunkedShape) -> Certificate:
-    """What was proven: optimality to the precision, or how far the plan may be from the optimum."""
+    """The proof: optimality to the precision, or how far the plan may be from the optimum."""
     searched = f"{len(search.places)} combinations of ranks, chunks, width, microbatch size and placement"
     value = search.best_s
     bound = min(search.bound_s, value)
@@ -76,7 +76,7 @@ def certificate(search: ChunkedSearch, step_s: float, shape: ChunkedShape) -> Ce
 
 
 def alternatives(search: ChunkedSearch, place: ChunkedPlace, stops: tuple[int, ...]) -> list[Alternative]:
-    """Stages of equal numbers of blocks, where they are not the answer."""
+    """Stages of equal numbers of blocks, if they are not the answer."""
     terms, shape = place.terms, place.shape
     even = tuple(terms.blocks * stage // shape.depth for stage in range(1, shape.depth + 1))
     starts = (0, *even[:-1])

@@ -73,7 +73,7 @@ def least_held(terms: ChunkedTerms, *, limit: float) -> ChunkVerdict:
 
 
 class _ChunkModel:
-    """The cuts, and the limits on them."""
+    """The cuts, and their limits."""
 
     def __init__(self, terms: ChunkedTerms) -> None:
         self.terms, self.model = terms, cp_model.CpModel()
@@ -156,7 +156,7 @@ class _ChunkModel:
         return largest
 
     def hint(self, stops: Sequence[int]) -> None:
-        """Stages to start from."""
+        """Gives the solver stages to start from."""
         for row, stop in zip(self.beyond, stops, strict=False):
             for k, variable in enumerate(row):
                 if variable.index not in (self._none[0].index, self._all[0].index):

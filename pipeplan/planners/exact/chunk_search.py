@@ -32,7 +32,7 @@ from pipeplan.planners.two_bw.placements import Links, orientations
 NAME = "exact"
 
 PRECISION = 1e-9
-"""A plan that is faster by less is not looked for."""
+"""The search ignores plans that are faster by less."""
 
 _EACH_ENTRY = 3e-8
 """Deterministic seconds for each entry of a table that the recurrence looks at: measured."""
@@ -42,14 +42,14 @@ _EACH_RANK, _EACH_STAGE, _BY_MEMORY = 50_000, 10_000, 40
 as long."""
 
 _FIRST_STEPS = (1.01, 1.02, 1.04, 1.08, 1.16, 1.32, inf)
-"""In multiples of an even share: where to look for first stages of ranks that hardly fit."""
+"""Where to search for first stages of ranks that hardly fit, in multiples of an even share."""
 
 _EVEN_MIDDLES = 3
 """In the answer, of so many middles the most even stages are taken."""
 
 
 class OutOfTimeError(Exception):
-    """The search's deterministic seconds are over."""
+    """The search has used up its deterministic seconds."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -126,17 +126,17 @@ class ChunkedSearch:
 
     @property
     def decided(self) -> bool:
-        """Whether time was enough for all places."""
+        """Whether the time sufficed for all places."""
         return all(place.decided for place in self.places)
 
     @property
     def bound_s(self) -> float:
-        """No plan takes fewer seconds a sample."""
+        """A lower bound on the seconds a sample of all plans."""
         return min((place.bound_s for place in self.places), default=inf)
 
     @property
     def _target_s(self) -> float:
-        """What a better plan must reach."""
+        """The target of a better plan."""
         return self.best_s * (1 - PRECISION)
 
     def _settle(self, place: ChunkedPlace, until: float) -> None:
@@ -241,7 +241,7 @@ class ChunkedSearch:
             place.bound_s = inf
 
     def _keep(self, place: ChunkedPlace, stops: tuple[int, ...] | None) -> bool:
-        """Keeps stages that are faster than the best and fit; says whether there were any."""
+        """Keeps stages that are faster than the best and fit; returns whether there were any."""
         if stops is None:
             return False
         terms = place.terms
@@ -268,7 +268,7 @@ class ChunkedSearch:
         return place, found or stops
 
     def charge(self, entries: int, until: float) -> None:
-        """Counts entries that were looked at; raises when the deterministic time comes to `until`."""
+        """Counts entries read; raises when the deterministic time reaches `until`."""
         self.spent += _EACH_ENTRY * entries
         if self.spent >= until:
             raise OutOfTimeError

@@ -110,7 +110,7 @@ def decide(question: StageQuestion, limit: float) -> Verdict:
 
 
 def _reach(allowed: BoolArray) -> IntArray:
-    """The last stop that is allowed for every start; 0 where none is."""
+    """The last allowed stop for every start; 0 if there is none."""
     reach = np.where(allowed.any(axis=1), len(allowed) - np.argmax(allowed[:, ::-1], axis=1), 0)
     return np.asarray(reach, dtype=np.int64)
 
@@ -156,7 +156,7 @@ class _Model:
             self._devices(question.places)
 
     def read(self, solver: cp_model.CpSolver) -> tuple[tuple[Team, ...], tuple[int, ...]]:
-        """What the solver found."""
+        """The solver's solution."""
         teams = tuple(
             next(b.team for b, taken in zip(branches, takes, strict=True) if solver.boolean_value(taken))
             for branches, takes in zip(self.question.branches, self.takes, strict=True)

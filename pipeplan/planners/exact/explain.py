@@ -1,4 +1,4 @@
-"""Explain: the answer of a search, as a plan's stages with what else was considered, or as why nothing fits."""
+"""Explain: the answer of a search, as a plan's stages with their alternatives, or as reasons why nothing fits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
 MAX_REASONS = 20
-"""Misses that are named when nothing fits."""
+"""How many misses are named if nothing fits."""
 
 MAX_LOOKED_AT = 200
-"""Shapes whose nearest miss is looked for."""
+"""How many shapes are searched for their nearest miss."""
 
 
 def stages_of(search: ExactSearch, found: Solution) -> Iterator[Stage]:
@@ -49,7 +49,7 @@ def batch_of(shape: StageShape, placed: Placed) -> int:
 
 
 def certificate(result: Result, best: Solution, limit: float, shapes: int) -> Certificate:
-    """What was proven: optimality to the precision, or how far the plan may be from the optimum."""
+    """The proof: optimality to the precision, or how far the plan may be from the optimum."""
     value = best.sample_s
     bound = min(result.bound_s, value)
     searched = f"{shapes} combinations of depth, width and microbatch size"
@@ -63,7 +63,7 @@ def certificate(result: Result, best: Solution, limit: float, shapes: int) -> Ce
 
 
 def alternatives(search: ExactSearch, best: Solution) -> Iterator[Alternative]:
-    """The two that come to mind first, on the same places, where they are not the answer."""
+    """Two obvious alternatives, on the same places, if they are not the answer."""
     shape, kinds = best.shape, best.placed.kinds
     stages = tuple(stages_of(search, best))
     tabulated = search.tabulated(shape.microbatch_size)

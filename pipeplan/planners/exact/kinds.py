@@ -49,7 +49,7 @@ class Intervals:
 
     @cached_property
     def activation_bytes(self) -> FloatArray:
-        """What one microbatch keeps: `costs.memory.kept_bytes`."""
+        """The bytes that one microbatch keeps: `costs.memory.kept_bytes`."""
         added = self._measured["added_bytes"]
         return interval_sums(added.tolist()) + (self._measured["activation_bytes"] - added)[:, None]
 
@@ -65,27 +65,27 @@ class Intervals:
 
     @cached_property
     def block_activation_bytes(self) -> FloatArray:
-        """The activations of the block that has most."""
+        """The activations of the block that has the most."""
         return interval_maxima(self._measured["activation_bytes"].tolist())
 
     @cached_property
     def input_bytes(self) -> FloatArray:
-        """What a stage that starts with each block keeps as its input."""
+        """The bytes that a stage starting with each block keeps as its input."""
         return self._measured["input_bytes"]
 
     @cached_property
     def output_bytes(self) -> FloatArray:
-        """What a stage that ends with each block sends on: nothing after the last."""
+        """The bytes that a stage ending with each block sends on: none after the last."""
         return np.append(self._measured["output_bytes"][:-1], 0.0)
 
     @cached_property
     def before_bytes(self) -> FloatArray:
-        """What crosses the boundary before each block, both ways: nothing before the first."""
+        """The bytes across the boundary before each block, both ways: none before the first."""
         return np.append(0.0, self.after_bytes[:-1])
 
     @cached_property
     def after_bytes(self) -> FloatArray:
-        """What crosses the boundary after each block, both ways: nothing after the last."""
+        """The bytes across the boundary after each block, both ways: none after the last."""
         return boundary_bytes(1.0) * self.output_bytes
 
     def compute_s(self, *, recompute: bool, recompute_factor: float | None) -> FloatArray:
@@ -95,7 +95,7 @@ class Intervals:
         return interval_sums(seconds) + no_stage(self.blocks)
 
     def memory_bytes(self, held: Copies) -> FloatArray:
-        """What a worker of each stage holds."""
+        """The bytes that a worker of each stage holds."""
         total = held.weights * self.weight_bytes + held.activations * self.activation_bytes
         total += ((held.inputs + held.input_buffers) * self.input_bytes)[:, None]
         total += held.output_buffers * self.output_bytes + held.transients * self.workspace_bytes
@@ -104,7 +104,7 @@ class Intervals:
         return np.asarray(total)
 
     def items(self, held: Copies, start: int, stop: int) -> StageMemory:
-        """What a worker of one stage holds, by what it is."""
+        """The bytes that a worker of one stage holds, by item."""
         here = start, stop - 1
         weights, activations = int(self.weight_bytes[here]), int(self.activation_bytes[here])
         inputs, outputs = int(self.input_bytes[start]), int(self.output_bytes[stop - 1])
@@ -134,7 +134,7 @@ class StageShape:
 
     @property
     def laws(self) -> Schedule:
-        """What the schedule says of itself."""
+        """The schedule's laws."""
         return schedule_named(self.schedule)
 
     @property
@@ -198,7 +198,7 @@ class Tabulated:
 
     @property
     def options(self) -> Options:
-        """What was asked."""
+        """The request's options."""
         return self.problem.options
 
     @cached_property

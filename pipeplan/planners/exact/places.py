@@ -39,7 +39,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """The devices of a cluster by type, and what lies between them."""
+    """The devices of a cluster by type, and the links between them."""
 
     cluster: Cluster
 
@@ -50,7 +50,7 @@ class Places:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many there are of every type."""
+        """The number of devices of every type."""
         return tuple(len(ranks) for ranks in self.ranks)
 
     @cached_property
@@ -60,7 +60,7 @@ class Places:
 
     @cached_property
     def flat(self) -> bool:
-        """Whether it does not matter for the bandwidths where a stage lies."""
+        """Whether a stage's place does not affect its bandwidths."""
         levels = np.arange(len(self.cluster.levels))
         return len(set(self.bandwidths.of_levels(levels).tolist())) == 1
 
@@ -77,7 +77,7 @@ class Places:
         return orientations(self.cluster, shape.width or 1, shape.depth)
 
     def oriented(self, shape: StageShape, links: Links) -> Placed:
-        """The stages on one orientation. The bandwidth beyond the first and the last stage carries nothing."""
+        """The stages on one orientation. The bandwidths beyond the first and the last stage are unused."""
         width = shape.width or 1
         edges = [float(bandwidth) for bandwidth in links.edges]
         kinds = tuple(

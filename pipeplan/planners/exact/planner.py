@@ -40,7 +40,7 @@ from pipeplan.schedules.registry import schedule_named
 NAME = "exact"
 
 SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", "pipedream", "1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
-"""What it plans for, the first unless asked otherwise."""
+"""The schedules that it plans for; the first is the default."""
 
 USED = (
     "microbatch_size",
@@ -130,7 +130,7 @@ def decided(
 
 
 def _check(problem: PlanningProblem) -> None:
-    """Refuses options and problems that the planner does not know or whose tables alone would take too long."""
+    """Refuses options and problems that the planner does not support, or whose tables alone would take too long."""
     options, cluster = problem.options, problem.cluster
     require_schedule(options, SCHEDULES, NAME)
     pipedream, in_chunks = _by_minibatch(options), _schedule(options).chunked
@@ -177,7 +177,7 @@ def _schedule(options: Options) -> Schedule:
 
 
 def _check_chunks(problem: PlanningProblem) -> None:
-    """Refuses what ranks of several stages are not planned for, and more of them than blocks."""
+    """Refuses options that ranks of several stages do not support, and more stages than blocks."""
     options, blocks, laws = problem.options, len(problem.profile.blocks), _schedule(problem.options)
     types = [device.name for device in problem.cluster.types]
     require(len(types) == 1, "cluster.groups", f"must be of one type for {laws.name}", types)
@@ -190,7 +190,7 @@ def _check_chunks(problem: PlanningProblem) -> None:
 
 
 def shapes_of(problem: PlanningProblem) -> list[StageShape]:
-    """Everything but where the stages are, in the order of preference among equals."""
+    """Everything but the stages' cuts, in the order of preference among equals."""
     options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
     schedule = options.schedule or SCHEDULES[0]
     if _by_minibatch(options):

@@ -18,7 +18,7 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem, unobserved
 from pipeplan.planners.reasons import unpriced
 
 MOST_SHAPES = 400
-"""So many shapes are split at most, the highest bounds first."""
+"""The most shapes that are split, the highest bounds first."""
 
 _ROUNDING = 1e-9
 
@@ -33,7 +33,7 @@ class PlayedShape:
     most: float
 
     def split(self) -> tuple[int, ...] | None:
-        """Where the stages of the closed form's best split end; None where none fits."""
+        """The stops of the closed form's best split; None if none fits."""
         found = solution(self.search.questions(self.shape), self.placed)
         return None if found is None else found.stops
 
@@ -51,20 +51,20 @@ class PlayedShape:
         return decided(self.search, found)
 
     def alternative(self, reason: str) -> Alternative:
-        """What a plan says of it, without a price."""
+        """Its entry among a plan's alternatives, without a price."""
         return unpriced(self.shape, reason, recompute=bool(self.search.problem.options.recompute))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedShapes:
-    """Those of a problem that the planner has answered."""
+    """The space of a problem that the planner has answered."""
 
     problem: PlanningProblem
     planner: str = NAME
 
     @property
     def graph(self) -> CutGraph | None:
-        """What the chain stands for."""
+        """The graph that the chain represents, if there is one."""
         return self.problem.graph
 
     @property

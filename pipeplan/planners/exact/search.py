@@ -27,7 +27,7 @@ from pipeplan.planners.exact.places import Placed, Places
 from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
 
 PRECISION = 5e-7
-"""A plan that is faster by less is not looked for."""
+"""The search ignores plans that are faster by less."""
 
 _EACH_ENTRY = 4e-9
 """Deterministic seconds for each table entry that is looked at: work outside the solver counts as well."""
@@ -55,7 +55,7 @@ class Solution:
 class Result:
     """The best solution, None where there is none; no plan takes less than `bound_s` a sample.
 
-    `decided` says that time was enough for all shapes.
+    `decided`: the time sufficed for all shapes.
     """
 
     best: Solution | None
@@ -153,7 +153,7 @@ class ExactSearch:
         return self._tabulated[microbatch_size]
 
     def _target_s(self) -> float:
-        """What a better plan must reach."""
+        """The target of a better plan."""
         return self.best.sample_s * (1 - PRECISION) if self.best else inf
 
     def _first_plans(self, questions: Questions) -> None:

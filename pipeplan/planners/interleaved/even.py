@@ -21,7 +21,7 @@ _SWEEPS_BY_MEMORY = 6
 """After so many sweeps over all cuts it ends; usually nothing moves long before."""
 
 RankCost = Callable[[int, Sequence[int]], float]
-"""What a rank costs with these stops."""
+"""A rank's cost with these stops."""
 
 
 def nearly_even(terms: ChunkedTerms, *, by_memory: bool = True) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ ROUNDING = 1e-12
 """Sums of the same seconds in another order differ by no more."""
 
 _ANY_TIME_S = 1e300
-"""Instead of infinity, of which nothing can be taken away."""
+"""Replaces infinity, from which nothing can be subtracted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

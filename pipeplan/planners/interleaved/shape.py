@@ -32,7 +32,7 @@ class ChunkedShape:
 
     @property
     def devices(self) -> int:
-        """How many it uses."""
+        """The number of devices used."""
         return self.ranks * self.width
 
     @property
@@ -42,7 +42,7 @@ class ChunkedShape:
 
     @property
     def laws(self) -> Schedule:
-        """What the schedule says of itself."""
+        """The schedule's laws."""
         return schedule_named(self.schedule)
 
     @property
@@ -52,7 +52,7 @@ class ChunkedShape:
 
     @property
     def idle_steps(self) -> float:
-        """What a rank idles in a batch, in steps: the seconds that the slowest rank takes for a microbatch."""
+        """A rank's idle time in a batch, in steps: the seconds that the slowest rank takes for a microbatch."""
         return self.laws.idle_steps(ranks=self.ranks, chunks=self.chunks)
 
     @property

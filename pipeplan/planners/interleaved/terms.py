@@ -53,7 +53,7 @@ class ChunkedTerms:
 
     @property
     def device_bytes(self) -> int:
-        """What a rank may hold."""
+        """The bytes that a rank may hold."""
         return self.problem.cluster.device.usable_bytes
 
     @cached_property
@@ -100,7 +100,7 @@ class ChunkedTerms:
         return np.where(self.may_be_stage, ends_s - begins_s[:, None], np.inf)
 
     def exchange_s_per_byte(self, rank: int) -> float:
-        """What a rank's gradient exchange takes, a microbatch and byte of weights."""
+        """The seconds of a rank's gradient exchange, for each microbatch and byte of weights."""
         if self.shape.width == 1:
             return 0.0
         share = float(all_reduce(np.asarray(float(self.shape.width))))
@@ -161,7 +161,7 @@ class ChunkedTerms:
 
     @cached_property
     def largest_bytes(self) -> FloatArray:
-        """The activations of the block that has most."""
+        """The activations of the block that has the most."""
         found = self.chain.block_activation_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
         return np.vstack((found, np.zeros(self.blocks + 1)))
 
@@ -287,7 +287,7 @@ class ChunkedTerms:
         return tuple(items)
 
     def rank_bytes(self, rank: int, stops: Sequence[int], *, recompute: bool) -> int:
-        """What a rank holds at most."""
+        """A rank's peak bytes."""
         return sum(items.total for items in self.memory(rank, stops, recompute=recompute))
 
     def mode(self, rank: int, stops: Sequence[int]) -> bool:

@@ -38,7 +38,7 @@ _CLAIMS = {
 
 
 def certificate(problem: PlanningProblem, found: Partition) -> Certificate | None:
-    """What the search proves about its answer; None for the released program, which searches in another way."""
+    """The search's proof of its answer; None for the released program, which searches in another way."""
     if released(problem):
         return None
     proof = found.proof
@@ -51,7 +51,7 @@ def certificate(problem: PlanningProblem, found: Partition) -> Certificate | Non
             claim=_CLAIMS[proof.method],
         )
 
-    # what the witness says, in words
+    # the witness in words
     units = units_of(problem)[-1].units
     unit = "machines" if len(units_of(problem)) == 1 else "units of the outermost level"
     t = f"{proof.refuted_s:.6g} s"
@@ -155,7 +155,7 @@ class _Check:
             yield from ((j, k) for k in allowed if self.between(j, k))
 
     def between(self, j: int, k: int) -> bool:
-        """Whether a stage may lie there."""
+        """Whether a stage may be there."""
         before = self.states.before
         return j < k if before is None else bool(before[j, k])
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pipeplan.costs.graph import Graph
 
 UNLIMITED = 1 << 200
-"""More bytes than there are."""
+"""A number of bytes beyond all sums."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

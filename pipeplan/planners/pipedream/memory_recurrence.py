@@ -32,7 +32,7 @@ from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 CALL_ENTRIES = 10_000
-"""Entries that are compared in the time that the table of one stage takes at least, however small it is."""
+"""How many entries are compared in the least time of one stage's table, however small."""
 
 SLACK = 1e-9
 """By how much sums of compute may differ from those in another order, as a share of all compute or of the limit."""

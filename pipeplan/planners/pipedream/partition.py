@@ -151,7 +151,7 @@ def fits(search: PartitionSearch, found: Partition) -> bool:
 
 
 def held_bytes(search: PartitionSearch, found: Partition) -> list[float]:
-    """What a worker of each stage holds."""
+    """The bytes that a worker of each stage holds."""
     memory, index = search.memory, {int(state): i for i, state in enumerate(search.space.original)}
     if memory is None:
         return [0.0 for _ in found.shares]

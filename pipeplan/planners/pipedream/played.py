@@ -26,14 +26,14 @@ from pipeplan.planners.pipedream.terms import network, search, synchronised
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 
 FEW = 8
-"""So many devices, at most, are a small number."""
+"""The most devices that count as a small number."""
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedPartition:
-    """One of the partitions, found when it is asked for."""
+    """One of the partitions, computed when it is needed."""
 
     model: CutModel
     wanted: PartitionSearch
@@ -102,7 +102,7 @@ class PlayedPartitions:
 
     @property
     def considered(self) -> int:
-        """The partitions that are found."""
+        """The partitions of this space."""
         return len(self._partitions)
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedPartition]:

@@ -225,7 +225,7 @@ class ReleasedProgram:
         )
 
     def _shares(self, level: int, parts: Sequence[LevelPart]) -> Iterator[LevelShare]:
-        """The stages with what they take a minibatch, which adds up over the levels."""
+        """The stages with their times a minibatch, which add up over the levels."""
         for index, part in enumerate(parts):
             exchange_s = float(self.levels[level].exchange_s(part.units)[part.start, part.stop])
             if index == 0:

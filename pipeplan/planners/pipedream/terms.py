@@ -27,12 +27,12 @@ def synchronisation(problem: PlanningProblem) -> str:
 
 
 def released(problem: PlanningProblem) -> bool:
-    """Whether the authors' program is asked for instead of their papers."""
+    """Whether the authors' program is asked for instead of the papers' method."""
     return problem.options.semantics == "release"
 
 
 def network(problem: PlanningProblem) -> list[LevelLinks]:
-    """The cluster's levels."""
+    """The cluster's network levels."""
     return [
         LevelLinks(units=level.size, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s)
         for level in problem.cluster.levels

@@ -34,7 +34,7 @@ class Execution:
 
     @property
     def laws(self) -> Schedule:
-        """What the schedule says of itself."""
+        """The schedule's laws."""
         return schedule_named(self.schedule)
 
     @property

@@ -70,7 +70,7 @@ class PipelineShape:
 
     @property
     def devices(self) -> int:
-        """How many it uses."""
+        """The number of devices used."""
         return self.width * self.depth
 
     @property
@@ -85,7 +85,7 @@ class PipelineShape:
 
     @property
     def laws(self) -> Schedule:
-        """What the schedule says of itself."""
+        """The schedule's laws."""
         return schedule_named(self.schedule)
 
     @property

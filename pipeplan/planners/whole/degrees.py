@@ -90,7 +90,7 @@ class Degrees:
 
     @property
     def devices(self) -> int:
-        """How many it uses."""
+        """The number of devices used."""
         return self.recipe.form.devices * self.pipeline * self.data
 
     @classmethod

@@ -57,11 +57,11 @@ class PlacedDegrees:
         return self.space.most_of(self.degrees, stops)
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
-        """Its plan with these stages, not played; None where they do not fit."""
+        """Its plan with these stages, not played; None if they do not fit."""
         return self.space.maker(self.degrees).plan(stops, inside=self.inside)
 
     def alternative(self, reason: str) -> Alternative:
-        """What a plan says of it, without a price."""
+        """Its entry among a plan's alternatives, without a price."""
         recipe = self.degrees.recipe
         return unpriced(
             self.degrees,
@@ -110,7 +110,7 @@ class WholeSpace:
 
     @cached_property
     def considered(self) -> int:
-        """How many configurations there are, where placements are not counted."""
+        """The number of configurations, without placements."""
         return sum(map(len, (*self._shapes, *self._fewer)))
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedDegrees]:
