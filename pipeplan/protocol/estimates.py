@@ -28,7 +28,7 @@ from pipeplan.protocol.plans import PlanQuestion, PlanRequest
 MOST_TOKENS = 2**16
 LEAST_SAMPLES = 8
 USUAL_LENGTH = 512
-"""Microbatches are estimated up to MOST_TOKENS, but at least up to LEAST_SAMPLES; a sequence has USUAL_LENGTH tokens."""
+"""Microbatches are estimated up to MOST_TOKENS, but at least up to LEAST_SAMPLES; USUAL_LENGTH is a sequence's."""
 
 MOST_SHARING = 8
 """Devices that share a sequence, or experts, at most, unless more are asked for."""
