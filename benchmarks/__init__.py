@@ -1,1 +1,3 @@
-"""Measurements with fixed work, each beside a peer in the same run. Ratios count; absolute times are this machine's."""
+"""Measurements with fixed work, each beside a peer in the same run. Only ratios count; absolute times are this
+machine's.
+"""

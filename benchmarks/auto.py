@@ -1,4 +1,4 @@
-"""What auto finds beside what it asks, and how long it takes: `python -m benchmarks.auto`.
+"""Auto's answers beside those of the planners that it asks, and its time: `python -m benchmarks.auto`.
 
 `python -m benchmarks.auto PROFILE CLUSTER BATCH_SIZE OPTIMIZER` asks about a problem of one's own: its answer's closed
 form, bound and play, and the fastest play that any schedule and depth gives that is forced upon it.
@@ -61,7 +61,7 @@ def _block(name: str, factor: float) -> Block:
 
 
 def main() -> None:
-    """Prints a table: of the problem that is named, or of equal and drawn blocks on three clusters."""
+    """Prints a table, of the named problem, or of equal and drawn blocks on three clusters."""
     if sys.argv[1:]:
         profile, cluster, batch_size, optimizer = sys.argv[1:]
         problem = PlanningProblem(
@@ -98,7 +98,7 @@ def _forced(problem: PlanningProblem) -> None:
 
 
 def _equal_blocks() -> None:
-    """Seconds, and throughput when played, as a share of auto's."""
+    """Seconds, and the played throughput as a share of auto's."""
     print(
         "| devices x blocks | planner | processor s | plan | samples/s, played | of auto's |\n|---|---|---|---|---|---|"
     )

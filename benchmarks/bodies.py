@@ -38,7 +38,7 @@ PATIENCE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A route that takes a body, and how large a one."""
+    """A route that takes a body, and the body's limit."""
 
     method: str
     path: str
@@ -46,7 +46,7 @@ class Route:
 
 
 class Poll:
-    """Another process that asks for /healthz again and again."""
+    """Another process that requests /healthz repeatedly."""
 
     def __init__(self, port: int) -> None:
         command = [sys.executable, "-m", "benchmarks.bodies_poll", str(port)]
@@ -54,7 +54,7 @@ class Poll:
         self.seen()
 
     def seen(self) -> Seen:
-        """What it saw since it was asked last."""
+        """Its observations since the last call."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
@@ -76,7 +76,7 @@ def _polling(server: Server) -> Iterator[Poll]:
 
 
 def routes(server: Server, token: str, largest_bytes: int) -> list[Route]:
-    """Those of the description, and the login, which is not in it."""
+    """The routes of the description, and the login, which is not in it."""
     status, answer = _send(server, token, Route(method="GET", path="/openapi.json", most_bytes=0), b"")
     if status != 200:
         raise LookupError(answer)

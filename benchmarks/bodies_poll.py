@@ -1,4 +1,6 @@
-"""Asks for /healthz all along; for every line on standard input it writes what it saw since the last, as JSON."""
+"""Requests /healthz continuously; for every line on standard input it writes its observations since the last one, as
+JSON.
+"""
 
 import http.client
 import json
@@ -13,7 +15,7 @@ PAUSE_S = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """How many answers there were, and how long they took."""
+    """The number of answers, and their times."""
 
     count: int
     p50_ms: float
@@ -33,7 +35,7 @@ class Seen:
 
 
 class Poll:
-    """The times so far, and when the question began that has no answer yet."""
+    """The times so far, and the start of the request that has no answer yet."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port)
@@ -41,7 +43,7 @@ class Poll:
         self._changed = threading.Condition()
 
     def run(self) -> None:
-        """Asks without end."""
+        """Requests without end."""
         while True:
             start_s = time.perf_counter()
             self._connection.request("GET", "/healthz")
@@ -52,7 +54,7 @@ class Poll:
             time.sleep(PAUSE_S)
 
     def seen(self) -> Seen:
-        """What was seen since the last call, the question included that is open now."""
+        """The observations since the last call, including the open request."""
         with self._changed:
             self._changed.wait()
             times_ms = sorted(1e3 * time_s for time_s in self._times_s)

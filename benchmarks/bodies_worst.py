@@ -1,4 +1,4 @@
-"""The worst bodies of a route: of every kind one, as large as the route takes."""
+"""The worst bodies of a route: one of every kind, as large as the route takes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DIGITS = 4300
-"""The longest number that is read at all."""
+"""The longest number that is accepted."""
 
 AROUND: dict[str, tuple[str, str]] = {
     "/v1/profiles": ('{"blocks":', "}"),
@@ -18,7 +18,7 @@ AROUND: dict[str, tuple[str, str]] = {
     "/v1/agents": ('{"allow":', "}"),
     "/v1/tokens": ('{"scopes":', "}"),
 }
-"""Where each route expects a list."""
+"""The place at which each route expects a list."""
 
 MEASUREMENT: dict[str, Any] = {
     "microbatch_size": 1,
@@ -33,7 +33,7 @@ LEVEL = {"size": 1, "bandwidth_bytes_per_s": 1e9}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """A body, and what is bad about it."""
+    """A body, and its fault."""
 
     kind: str
     content: bytes
@@ -106,7 +106,7 @@ def _request(most_bytes: int) -> bytes:
 
 
 def _completion(most_bytes: int) -> bytes:
-    """Of a job that nobody holds: it is read and packed before that is looked up."""
+    """The completion of a job that nobody holds: it is read and packed before the job is looked up."""
     events = (most_bytes - 2000) // 60
     compared = {"predicted": 1.0, "measured": 1.0}
     lane = {

@@ -31,7 +31,7 @@ PEER = "torch DistributedDataParallel"
 OURS = {"pipeplan data-parallel": "data-parallel", "pipeplan data-parallel-asp": "data-parallel-asp"}
 
 Contender = Callable[[], float]
-"""Runs the fixed work once; returns the seconds of all batches but the first, in which both learn what to exchange."""
+"""Runs the fixed work once; returns the seconds of all batches but the first, in which both prepare exchanges."""
 
 
 def replicated(schedule: str) -> Plan:
@@ -70,7 +70,7 @@ def ours(schedule: str, rank: int, device: torch.device) -> Contender:
 
 
 def theirs(rank: int, *, lean: bool) -> Contender:
-    """torch's DDP as its documentation has it: without synchronisation but for the last microbatch of a batch.
+    """torch's DDP as in its documentation: synchronised only in the last microbatch of a batch.
 
     `lean`: gradients are views of the buckets that are exchanged, and are not copied there.
     """

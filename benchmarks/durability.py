@@ -16,7 +16,7 @@ KILLS = 20
 
 
 def main() -> None:
-    """Prints a line a database."""
+    """Prints one line for each database."""
     print("| database | services | requests | kills | asked again | lost | twice | undone | seconds |")
     print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:

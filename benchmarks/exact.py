@@ -1,4 +1,4 @@
-"""What CP-SAT proves and in what time, beside the recurrence on the same problem: `python -m benchmarks.exact`."""
+"""CP-SAT's proofs and their time, beside the recurrence on the same problem: `python -m benchmarks.exact`."""
 
 import random
 import time
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A problem, and the recurrence that answers it too, where one does."""
+    """A problem, and the recurrence that also answers it, if there is one."""
 
     name: str
     problem: PlanningProblem
@@ -25,7 +25,7 @@ class Case:
 
 
 def chain(blocks: int, *, device: Device, slowness: float = 1.0) -> Profile:
-    """Blocks of uneven cost, the same for everybody: a seed."""
+    """Blocks of uneven cost, from a fixed seed."""
     draw = random.Random(1)
     return Profile(
         model=Model(name="uneven chain"),
@@ -85,7 +85,7 @@ def cases() -> list[Case]:
 
 
 def main() -> None:
-    """Prints a row a case: the best time of several rounds, each planner in turn."""
+    """Prints one row for each case: the best time of several rounds, each planner in turn."""
     print(
         "| problem | exact, s | deterministic s | gap | recurrence, s | exact / recurrence |\n|---|---|---|---|---|---|"
     )

@@ -44,7 +44,7 @@ def _show(cases: list[Figures]) -> None:
 
 
 def _whole(taken_us: dict[str, list[float]]) -> float:
-    """All instructions together, but those that the machine held up: each is taken for its kind's median."""
+    """All instructions together; one that the machine held up counts as its kind's median."""
     return sum(len(numbers) * median(numbers) for numbers in taken_us.values())
 
 

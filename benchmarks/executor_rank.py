@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     "pipedream-2bw": {"schedule": "pipedream-2bw"},
 }
 BY_HAND: dict[str, Any] = {"schedule": "1f1b", "split_backward": False}
-"""What of a case the loop by hand does otherwise: one version of the weights, and the backward as a whole."""
+"""The differences of the hand-written loop: one version of the weights, and the whole backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,12 @@ class ThreadClock(HostClock):
     """The processor time of the executing thread."""
 
     def mark(self) -> None:
-        """Notes this moment."""
+        """Records the time."""
         self._marks_s.append(time.thread_time())
 
 
 class Kinds(Recorder):
-    """A recorder that gives what every instruction took: from the end of the one before to its own end."""
+    """A recorder of every instruction's time: from the end of the previous one to its own end."""
 
     def __init__(self, clock: ThreadClock) -> None:
         super().__init__(clock)
@@ -78,12 +78,12 @@ class Kinds(Recorder):
         self._kinds: list[str] = []
 
     def end(self, instruction: Instruction, memory_bytes: int) -> None:
-        """It is done, and so much is held now."""
+        """Records that the instruction is done, and the bytes now held."""
         self._kinds.append(type(instruction).__name__)
         super().end(instruction, memory_bytes)
 
     def taken_us(self) -> dict[str, list[float]]:
-        """By kind, but for the first batches, in which buffers and optimizer states are made."""
+        """By kind, without the first batches, in which buffers and optimizer states are made."""
         found: dict[str, list[float]] = defaultdict(list)
         pairs = list(zip(self._kinds[1:], pairwise(self._processor.seconds()[1::2]), strict=True))
         for kind, (start_s, end_s) in pairs[len(pairs) // 10 :]:
@@ -142,7 +142,7 @@ def executed(plan: Plan, blocks: int, rank: int, device: torch.device, folder: P
 
 
 class ByHand:
-    """The same instructions in a loop that does what torch and gloo must, and nothing beside."""
+    """The same instructions in a loop that makes only the necessary calls of torch and gloo."""
 
     def __init__(self, plan: Plan, blocks: int, rank: int) -> None:
         layers = linear_layers(count=blocks)
@@ -158,7 +158,7 @@ class ByHand:
         self._sent: deque[tuple[Any, Tensor]] = deque()
 
     def taken_us(self) -> dict[str, list[float]]:
-        """Microseconds by kind, but for the first batches."""
+        """Microseconds by kind, without the first batches."""
         found: dict[str, list[float]] = defaultdict(list)
         for index, instruction in enumerate(self._instructions):
             start_s = time.thread_time()
@@ -208,7 +208,7 @@ class ByHand:
 
 
 def main(case: str, blocks: int, folder: Path) -> None:
-    """Executes, and writes down what it took."""
+    """Executes, and writes the times."""
     rank = int(os.environ["RANK"])
     device = place_process("cpu", rank, STAGES)
     dist.init_process_group("gloo")

@@ -20,13 +20,13 @@ from benchmarks.faults_point import ACTIONS, PHASES, Action, Outcome, Point, dra
 from benchmarks.faults_work import SCHEDULES
 
 MIX: tuple[Action, ...] = ("kill", "kill", "stop", "kill", "slow")
-"""What is done in turn."""
+"""The actions, in turn."""
 
 Done = list[tuple[Point, Outcome]]
 
 
 def points(count: int, seed: int, first: int = 0) -> list[Point]:
-    """So many points from a number on: every action meets every phase, and both meet every schedule in turn."""
+    """A number of points: every action meets every phase, and both meet every schedule in turn."""
     return [
         draw(n, SCHEDULES[(n + n // 20) % 5], MIX[n % 5], PHASES[(n + n // 4) % 4], seed)
         for n in range(first, first + count)
@@ -34,7 +34,7 @@ def points(count: int, seed: int, first: int = 0) -> list[Point]:
 
 
 def campaign(chosen: Sequence[Point], folder: Path, parallel: int) -> Done:
-    """Tries all points, some at a time, and says how each went."""
+    """Tries all points, some at a time, and reports each result."""
     whole = {name: undisturbed(name, folder) for name in sorted({point.schedule for point in chosen})}
     begun_s = time.monotonic()
     done: Done = []
@@ -56,7 +56,7 @@ def campaign(chosen: Sequence[Point], folder: Path, parallel: int) -> Done:
 
 
 def table(done: Done) -> str:
-    """A line an action and phase."""
+    """One line for each action and phase."""
     lines = [
         "| | struck in | points | naming s, median | largest | wrong |",
         "|---|---|---|---|---|---|",
@@ -77,7 +77,7 @@ def _line(action: str, phase: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def main() -> None:
-    """Prints a line a point on standard error, and the table."""
+    """Prints one line for each point on standard error, and the table."""
     parser = argparse.ArgumentParser(description="Kills, stops and slows ranks at random points of real runs.")
     parser.add_argument("--points", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""One point of `benchmarks.faults`: a run in which one rank is killed, stopped or slowed down, and what came of it."""
+"""One point of `benchmarks.faults`: a run in which one rank is killed, stopped or slowed down, and its result."""
 
 import os
 import random
@@ -31,7 +31,7 @@ Phase = Literal["start-up", "steady", "drain", "checkpoint"]
 ACTIONS: tuple[Action, ...] = ("kill", "stop", "slow")
 PHASES: tuple[Phase, ...] = ("start-up", "steady", "drain", "checkpoint")
 LIMIT_S = {"kill": 1.0, "stop": 15.0}
-"""Within which a culprit is to be named."""
+"""The time within which the failed rank must be named."""
 
 _PATIENCE_S, _START_UP_S, _WRITE_S, _LONGEST_STOP_S = 120.0, 2.5, 0.02, 2.0
 _NAMED = re.compile(r"rank (\d+) \(stage")
@@ -42,7 +42,7 @@ _PLACED = re.compile(r" (while it started|at (?:its end|\S+) after \d+ of \d+ st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What is done to whom and when: at an instruction of the rank, or so long after its start (`delay_s`)."""
+    """The action, the rank and the time: at an instruction of the rank, or so long after its start (`delay_s`)."""
 
     number: int
     schedule: str
@@ -59,7 +59,7 @@ class Point:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What was seen: where the rank was struck, seconds until the culprit was named, everything that is wrong."""
+    """The observations: where the rank was struck, the seconds until it was named, and everything that is wrong."""
 
     place: str = ""
     naming_s: float | None = None
@@ -89,12 +89,12 @@ def draw(number: int, schedule: str, action: Action, phase: Phase, seed: int) ->
 
 
 def program_of(plan: Plan) -> Program:
-    """What the ranks execute."""
+    """The ranks' program."""
     return job_for(plan, Path("/run")).program()
 
 
 def places(program: Program, rank: int, phase: Phase) -> list[int]:
-    """The instructions of a rank that belong to a phase: the drain begins behind its last forward."""
+    """The instructions of a rank that belong to a phase: the drain begins after its last forward."""
     stream = program.streams[rank]
     indices = range(len(stream.instructions))
     last = max(i for i in indices if isinstance(stream.instructions[i], Forward))
@@ -105,7 +105,7 @@ def places(program: Program, rank: int, phase: Phase) -> list[int]:
 
 
 class Run:
-    """The command while it runs, with all that it prints and when."""
+    """The running command, with its output and the times of the lines."""
 
     def __init__(self, plan: Plan, out: Path, *options: str) -> None:
         self.out = out
@@ -119,7 +119,7 @@ class Run:
         self._reader.start()
 
     def status(self, rank: int) -> Status | None:
-        """Where a rank is."""
+        """A rank's current instruction."""
         return read_status(self.out / "ranks" / f"rank-{rank}.status")
 
     def process_of(self, rank: int) -> int | None:
@@ -153,7 +153,7 @@ class Run:
 
 
 def undisturbed(schedule: str, folder: Path) -> Path:
-    """The folder of a run that nobody disturbs."""
+    """The folder of an undisturbed run."""
     out = folder / f"undisturbed-{schedule.replace(', ', '-')}"
     run = Run(plan_for(schedule), out)
     code = run.end()
@@ -188,7 +188,7 @@ def strike(point: Point, whole: Path, folder: Path) -> Outcome:
 
 
 def _aim(run: Run, point: Point) -> int | None:
-    """The process of the rank, once it is where it is to be struck."""
+    """The process of the rank, once it has reached the point."""
     status = run.out / "ranks" / f"rank-{point.rank}.status"
     if point.phase == "start-up":
         reached = run.until(lambda: run.process_of(point.rank) is not None)
@@ -203,7 +203,7 @@ def _aim(run: Run, point: Point) -> int | None:
 
 
 def _act(run: Run, point: Point, process: int) -> str:
-    """Strikes; where the rank was."""
+    """Strikes; returns where the rank was."""
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL if point.action == "kill" else signal.SIGSTOP)
     now = run.status(point.rank)
@@ -214,7 +214,7 @@ def _act(run: Run, point: Point, process: int) -> str:
 
 
 def _continue_slowly(run: Run, point: Point, process: int) -> None:
-    """Lets it go on and stops it again, for ever shorter moments of life, as long as it runs."""
+    """Continues it and stops it again, for ever shorter moments of life, as long as it runs."""
     chance = random.Random(point.number)
     for _ in range(8):
         time.sleep(chance.uniform(0.1, _LONGEST_STOP_S))
@@ -234,10 +234,10 @@ def _check_unharmed(run: Run, outcome: Outcome) -> None:
 
 
 def _check_named(run: Run, point: Point, struck_s: float, ranks: list[int], outcome: Outcome) -> None:
-    """The first line names the rank and its place; all ranks of then are gone."""
+    """The first line must name the rank and its place; all ranks of that time must be gone."""
     if not run.until(lambda: bool(run.lines)):
         if run.end() == 0 and _through(run, point):
-            return  # it was struck after its last word
+            return  # it was struck after its last report
         outcome.wrong.append("nobody was named")
         return
     at_s, line = run.lines[0]
@@ -259,7 +259,7 @@ def _through(run: Run, point: Point) -> bool:
 
 
 def _check_goes_on(run: Run, point: Point, before: list[int], outcome: Outcome) -> None:
-    """By itself, or by hand, from the newest checkpoint that was whole; nothing is left out or done twice."""
+    """Restarts by itself, or by hand, from the newest whole checkpoint; nothing may be left out or done twice."""
     if not run.lines:
         return
     if point.restarts:
@@ -270,7 +270,7 @@ def _check_goes_on(run: Run, point: Point, before: list[int], outcome: Outcome) 
         if run.end() != 1 or len(run.lines) != 1:
             outcome.wrong.append(f"exit status {run.process.returncode}, {run.lines}")
         whole = finished_checkpoints(run.out)
-        if STEPS in whole:  # all is done but the report
+        if STEPS in whole:  # everything is done except the report
             return
         run = Run(run.plan, run.out, "--resume")
         code, first_step = run.end(), max(whole, default=0)

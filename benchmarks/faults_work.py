@@ -19,7 +19,7 @@ MODEL = "benchmarks.faults_work:blocks"
 STEPS, CHECKPOINT_EVERY, SEED, MICROBATCH_SIZE = 15, 3, 5, 4
 
 SCHEDULES = ("1f1b", "2bw", "pipedream, replicated", "interleaved", "2bp")
-"""What is tried in turn."""
+"""The schedules, tried in turn."""
 
 
 class Block(nn.Module):
@@ -37,22 +37,22 @@ class Block(nn.Module):
 
 
 def blocks() -> list[nn.Module]:
-    """Four of them."""
+    """Four blocks."""
     return [Block() for _ in range(4)]
 
 
 def data_spec(out: Path) -> str:
-    """The data of a run, whose reads are noted beside its folder."""
+    """The data of a run, whose reads are recorded beside its folder."""
     return f"tests.worker_agent.runtime.recorded:recorded?folder={reads_folder(out)}"
 
 
 def reads_folder(out: Path) -> Path:
-    """Where the processes of a run note what they read."""
+    """The file in which the processes of a run record their reads."""
     return out.with_name(out.name + "-reads")
 
 
 def plan_for(name: str) -> Plan:
-    """The plan that a schedule is tried with: two or three processes."""
+    """The plan with which a schedule is tried: two or three processes."""
     plan = partial(make_plan, microbatch_size=MICROBATCH_SIZE, dtype="float32", unit_s=0.005, spec=MODEL)
     match name:
         case "1f1b":
@@ -68,7 +68,7 @@ def plan_for(name: str) -> Plan:
 
 
 def job_for(plan: Plan, out: Path) -> RunJob:
-    """What the command makes of `arguments`: its program tells what every rank executes."""
+    """The command's job from `arguments`, with every rank's program."""
     return RunJob(
         plan=plan,
         model=MODEL,

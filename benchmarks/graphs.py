@@ -1,4 +1,4 @@
-"""What cuts between branches are worth: `python -m benchmarks.graphs`.
+"""The value of cuts between branches: `python -m benchmarks.graphs`.
 
 The PipeDream authors' profiles of ResNet-50 and GNMT, on clusters of 16 devices of 16 GB; a batch has 32 minibatches of
 the profile's size. A line has the samples a second where one tensor crosses every cut, and where any may cross: as
@@ -30,7 +30,7 @@ ASKED = {
     "gpipe, 8 stages": ("gpipe", Options(stages=8)),
     "auto": ("auto", Options()),
 }
-"""Planners and what they are asked."""
+"""Planners and their options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def imported(name: str) -> Profile:
 
 
 def answered(planner: str, problem: PlanningProblem) -> Answered | None:
-    """The answer; None where nothing fits."""
+    """The answer; None if no plan fits."""
     start_s = time.process_time()
     plan = solve(planner, problem)
     cpu_s = time.process_time() - start_s

@@ -10,7 +10,7 @@ _LOOK_S = 2.0
 
 
 def busy_cores() -> float:
-    """How many cores are in use over two seconds in which this process sleeps."""
+    """How many cores are in use during two seconds in which this process sleeps."""
     before, now_s = _busy_ticks(), time.monotonic()
     time.sleep(_LOOK_S)
     return (_busy_ticks() - before) / 100 / (time.monotonic() - now_s)

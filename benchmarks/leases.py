@@ -49,7 +49,7 @@ RESULT = LinksResult(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a race came to. `kills` are processes that were killed, `again` leases on a job beyond its first."""
+    """The result of a race. `kills` are killed processes, `again` leases on a job after its first."""
 
     jobs: int
     succeeded: int
@@ -89,7 +89,7 @@ def _enqueue(database: Database, count: int) -> None:
 
 
 def _run(url: str, folder: Path, database: Database, *, processes: int, kills: int) -> int:
-    """Keeps so many processes at work until no job is left; returns how many it killed."""
+    """Keeps a number of processes at work until no job is left; returns how many it killed."""
     chance = random.Random(SEED)
     workers: list[subprocess.Popen[bytes]] = []
     started = killed = 0
@@ -144,7 +144,7 @@ def _judge(database: Database, folder: Path, *, count: int, kills: int, elapsed_
 
 
 def work(url: str, log: Path) -> None:
-    """One process: takes and completes jobs until there are none, and none is another's."""
+    """One process: takes and completes jobs until none is left, also with other processes."""
     register(LINKS)
     context = Context(database=Database(url), solve=_no_planner, lease_s=LEASE_S, max_attempts=1000)
     with log.open("a", buffering=1, encoding="utf-8") as said:

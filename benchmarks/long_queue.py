@@ -100,7 +100,7 @@ def _ask(context: Context, name: str) -> LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Milliseconds of one act: this thread's processor time, that of PostgreSQL's processes, and on the clock."""
+    """Milliseconds of one action: this thread's processor time, that of PostgreSQL's processes, and on the clock."""
 
     thread_ms: float
     server_ms: float

@@ -140,7 +140,7 @@ def plan_for(case: Case, trained: Trained, profile: Profile, cluster: Cluster, o
 
 
 def predicted_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
-    """The peak of every rank: what it holds as its streams are played, and its buffers."""
+    """The peak of every rank: what it holds in the play, and its buffers."""
     lanes = predict(plan, batches=batches).lanes
     return [
         lane.peak_memory_bytes + buffers
@@ -149,7 +149,7 @@ def predicted_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
 
 
 def _buffer_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
-    """Of messages under way, a rank: what the cost model takes for so many microbatches in flight."""
+    """The buffers of messages in transit for each rank, as the cost model counts them."""
     program = program_of(plan, batches=batches)
     parts = [(stream.rank, part) for stream in program.streams for part in program.stage_streams(stream)]
     held = {

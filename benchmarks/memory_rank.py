@@ -32,7 +32,7 @@ class _Mallinfo(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """What is allocated and not freed, as the C library counts it: every tensor on the CPU is in it."""
+    """The allocated bytes, as the C library counts them, which include every tensor on the CPU."""
     mallinfo2 = ctypes.CDLL(None).mallinfo2
     mallinfo2.restype = _Mallinfo
     found = mallinfo2()
@@ -40,7 +40,7 @@ def heap_bytes() -> int:
 
 
 class Heap(StatusWriter):
-    """A rank's status that notes the heap whenever an instruction starts, above what it was when this was made."""
+    """A rank's status that records the heap at every instruction's start, above its size at the beginning."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -53,7 +53,7 @@ class Heap(StatusWriter):
         super().at(instruction)
 
     def note(self) -> None:
-        """Notes the heap now."""
+        """Records the heap now."""
         self.held_bytes.append(heap_bytes() - self._before_bytes)
 
 
@@ -89,7 +89,7 @@ def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
 
 
 def main(path: Path) -> None:
-    """Writes down the peak."""
+    """Writes the peak."""
     job, rank = replace(read_job(path), out=str(path.parent.parent)), int(os.environ["RANK"])
     device = place_process("cpu", rank, job.plan.workers)
     dist.init_process_group("gloo")

@@ -66,7 +66,7 @@ def imported(name: str) -> Profile:
 
 
 def drawn(*branches: int) -> Profile:
-    """Branches of so many uneven blocks each, between nothing and nothing; one branch is a chain."""
+    """Branches of so many uneven blocks each, between two empty blocks; one branch is a chain."""
     draw = random.Random(1)
     edges, first = list[tuple[int, int]](), 0
     for length in branches:
@@ -199,7 +199,7 @@ def _once_s(work: Callable[[], object]) -> float:
 
 
 def of_recurrence(case: Case, plan: Plan) -> float:
-    """What the recurrence takes for the same bottleneck."""
+    """The recurrence's time for the same bottleneck."""
     (size,) = case.profile.microbatch_sizes
     states = cut_states(case.profile, size).states
     start_s = time.process_time()
@@ -211,7 +211,7 @@ def of_recurrence(case: Case, plan: Plan) -> float:
 
 
 def fresh_s(case: Case) -> float:
-    """The command from its start to its answer, nothing compiled or kept from before: wall clock."""
+    """The command from its start to its answer, without compiled files or caches: wall clock."""
     with tempfile.TemporaryDirectory() as folder:
         for name, document in (("profile", case.profile), ("cluster", case.problem.cluster)):
             (Path(folder) / f"{name}.json").write_text(json.dumps(asdict(document)))
@@ -224,7 +224,7 @@ def fresh_s(case: Case) -> float:
 
 
 def main() -> None:
-    """Prints a line an instance."""
+    """Prints one line for each instance."""
     print("| | stages | whole, ms | recurrence, ms | ratio | by play, ms |\n|---|---|---|---|---|---|")
     for case in cases():
         plan = pipedream(case.problem)

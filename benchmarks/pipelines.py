@@ -69,7 +69,7 @@ COMPARED = (
         for kind in ("", ", lean")
     ),
 )
-"""Who is compared, beside those with the peer."""
+"""The pairs that are compared besides those with the peer."""
 
 
 def _compared(own: Found, peer: Found) -> str:

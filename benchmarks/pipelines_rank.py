@@ -37,7 +37,7 @@ from worker_agent.runtime.status import StatusWriter
 
 
 class Gate(StatusWriter):
-    """A rank's status, which stops before its stream, and behind so many batches again and again, for its turn."""
+    """A rank's status, which waits for its turn before its stream, and again after every number of batches."""
 
     def __init__(self, path: Path, instructions: Sequence[Instruction], turn: Turn, batches: int) -> None:
         super().__init__(path)

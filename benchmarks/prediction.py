@@ -36,17 +36,17 @@ from pipeplan.protocol.runs import PLAN, TIMELINE, read_run
 from planner_service.demo.main_job import SMALL_GPT2
 
 SAMPLES = 480
-"""What every case trains on: 15 batches of 32."""
+"""The training of every case: 15 batches of 32."""
 
 TRIES, PATIENCE_S, QUIET_CORES = 3, 20.0, 0.1
-"""How often a disturbed run is repeated, how long a quiet moment is waited for, and what counts as quiet."""
+"""How often a disturbed run is repeated, how long to wait for a quiet moment, and what counts as quiet."""
 
 MICROBATCH_SIZE, BLOCKS, OPTIMIZER = 4, 8, "adam"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan that is asked for by what it is: where its stages end, and how a batch passes them."""
+    """A plan that is specified directly: where its stages end, and how a batch passes them."""
 
     name: str
     schedule: str
@@ -69,7 +69,7 @@ class Timed:
 
     @property
     def samples_per_s(self) -> float:
-        """Measured, at the profile's speed."""
+        """The measured throughput, at the profile's speed."""
         return throughput_samples_per_s(self.timeline) / self.speed
 
 
@@ -138,7 +138,7 @@ def _profiled(folder: Path) -> tuple[Profile, Cluster, float]:
 
 @contextmanager
 def _at_speed(path: Path) -> Iterator[None]:
-    """Writes down the cores' speed, the mean of what it is before the body and after it."""
+    """Records the cores' speed, the mean of those before and after the body."""
     before = passes_per_s()
     yield
     path.write_text(str((before + passes_per_s()) / 2))
@@ -204,7 +204,7 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
 
 
 def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], others: Mapping[str, float]) -> None:
-    """A row a case; of a calibration's own cases the errors stand in brackets and do not count."""
+    """One row for each case; errors of a calibration's own cases are in brackets and do not count."""
     columns: dict[str, Errors] = {"profile alone": _errors(runs, profile, cluster)}
     taught: dict[str, Sequence[str]] = {"profile alone": ()}
     for teachers in TEACHERS:
@@ -237,7 +237,7 @@ def _cell(error: float, *, known: bool) -> str:
 
 
 def _calibration(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], names: Collection[str]) -> Calibration:
-    """From those of these runs whose ranks hold a stage each."""
+    """The calibration from those of these runs whose ranks hold one stage each."""
     taken = [runs[name] for name in sorted(names) if runs[name].plan.chunks == 1]
     return calibrate(profile, cluster, [read_run(run.folder) for run in taken])
 
@@ -251,7 +251,7 @@ def _errors(runs: Mapping[str, Timed], profile: Profile, cluster: Cluster) -> Er
 
 
 def _regret(runs: Mapping[str, Timed], errors: Errors) -> float:
-    """What the case that is predicted to be the fastest measured less than the one that was."""
+    """By how much the case predicted to be the fastest measured less than the fastest."""
     measured = {name: run.samples_per_s for name, run in runs.items()}
     chosen = max(runs, key=lambda name: measured[name] * (1 + errors[name]))
     return 1 - measured[chosen] / max(measured.values())

@@ -1,4 +1,4 @@
-"""All measurements of docs/benchmarks.md, one after the other: `make bench`."""
+"""All measurements of docs/benchmarks.md, one after another: `make bench`."""
 
 from benchmarks import (
     auto,

@@ -47,7 +47,7 @@ class Server:
 
     @property
     def resident_bytes(self) -> int:
-        """What it and all processes that it has started hold now."""
+        """The memory that it and all its processes hold now."""
         told = subprocess.run(["ps", "-eo", "pid=,ppid=,rss="], capture_output=True, text=True, check=True)
         rows = [tuple(map(int, line.split())) for line in told.stdout.splitlines()]
         family = {self.process.pid}
@@ -108,13 +108,13 @@ def serving_peer(database: Path) -> Iterator[Server]:
 
 
 def compile_modules() -> None:
-    """Compiles the service's modules, as an installation does: a start is not to be timed with that."""
+    """Compiles the service's modules, as an installation does: the time of a start must not include this."""
     for package in (pipeplan, planner_service):
         compileall.compile_dir(package.__path__[0], quiet=1)
 
 
 def make_token(database: Path) -> str:
-    """One that may do everything."""
+    """A token with all scopes."""
     command = [*PIPEPLAN, "token", "create", "--name", "bench", "--scope", "admin", "--scope", "plan"]
     done = subprocess.run(
         [*command, "--scope", "agent", "--database", f"sqlite:///{database}", "--json"],
@@ -126,7 +126,7 @@ def make_token(database: Path) -> str:
 
 
 def best(server: Server, load: Load) -> Best:
-    """Of several rounds: what else runs on the machine only takes away."""
+    """The best of several rounds: other programs can only slow them down."""
     rounds, cpu_ms = [], []
     for _ in range(ROUNDS):
         before_s = server.used_s

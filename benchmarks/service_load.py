@@ -1,6 +1,6 @@
-"""Load for a service: a closed loop on so many connections, in a process of its own, that does as little as it can.
+"""Load for a service: a closed loop on a number of connections, in a separate process that does as little as possible.
 
-Reads what to do as JSON on standard input, and writes what it saw as JSON on standard output.
+Reads its task as JSON on standard input, and writes its observations as JSON on standard output.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ WARM_UP = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent, again and again in this order, until there were so many."""
+    """The requests, repeated in this order up to a total number."""
 
     port: int
     connections: int
@@ -38,7 +38,7 @@ class Seen:
 
 
 def request(method: str, path: str, token: str | None = None, body: str | None = None) -> str:
-    """A request as it goes over the wire."""
+    """A request in HTTP."""
     headers = ["Host: 127.0.0.1"]
     headers += [f"Authorization: Bearer {token}"] if token else []
     headers += ["Content-Type: application/json", f"Content-Length: {len(body)}"] if body is not None else []

@@ -1,4 +1,4 @@
-"""How fast the cores are at the moment: a fixed piece of work on each at once.
+"""How fast the cores are at the moment: a fixed piece of work on all of them at once.
 
 On a virtual machine that shares its host, the same work takes half as long again from one minute to the next while
 nothing else runs here. Figures that are taken minutes apart are compared at the same speed.

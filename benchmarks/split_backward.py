@@ -1,4 +1,4 @@
-"""What splitting the backward costs: `python -m benchmarks.split_backward`.
+"""The cost of splitting the backward: `python -m benchmarks.split_backward`.
 
 One stage of transformer blocks on one thread; a batch of microbatches forward, then backward: fused, split with p2 in a
 loop, split with p2 concatenated. The three take turns, and each round is compared within itself, in processor time.

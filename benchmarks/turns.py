@@ -1,8 +1,8 @@
 """Turns: contenders in processes of their own, all started before the first round, that work one after the other.
 
 What one contender allocates or leaves running is not in another's figures, and what else the machine does falls on all
-of them alike. Where a process's memory happens to lie makes a few percent of its speed for as long as it lives, so that
-contenders can be started several times.
+of them alike. The chance layout of a process's memory changes its speed by a few percent for its whole life; contenders
+can therefore be started several times.
 """
 
 import json
@@ -134,7 +134,7 @@ class Turn:
     def __init__(self) -> None:
         self.rank, self.ranks = int(os.environ[_RANK]), int(os.environ[_RANKS])
         self._answers: IO[str] = os.fdopen(os.dup(1), "w")
-        os.dup2(2, 1)  # what others print is no answer
+        os.dup2(2, 1)  # other output is not an answer
         self._worked = False
         self._processor_s = 0.0
         store = f"file://{os.environ[_STORE]}"

@@ -29,7 +29,7 @@ class Scaling:
         return gradient * weight
 
     def rows(self, x: Tensor, gradient: Tensor) -> Rows:
-        """As they are."""
+        """The gradients unchanged."""
         return x, gradient
 
     def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Blocks: language models of plain torch modules, in the shapes of GPT-2 and Llama, for where transformers is not.
+"""Blocks: language models of plain torch modules, in the shapes of GPT-2 and Llama, for machines without transformers.
 
 B sequences of S tokens: token numbers (B, S) in, logits (B, S, vocabulary) out. Named by SPECs.
 """

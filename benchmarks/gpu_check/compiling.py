@@ -1,4 +1,4 @@
-"""Compiling: a layer's forward and backward as it is, and by `torch.compile`."""
+"""Compiling: a layer's forward and backward with and without `torch.compile`."""
 
 import time
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def check(findings: Findings) -> None:
 
 
 def compared(make: Callable[[], nn.Module], shape: tuple[int, ...], backend: str) -> dict[str, Any]:
-    """Seconds of device and host for a forward and backward, and what the first compiled call took."""
+    """Seconds of device and host for a forward and backward, and those of the first compiled call."""
     where = device()
     dtype = torch.bfloat16 if where.type == "cuda" else torch.float32
     layer = make().to(where, dtype)

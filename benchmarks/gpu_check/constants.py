@@ -1,4 +1,4 @@
-"""Constants: what a datasheet of this device would say, and the share that training reaches, by size of operation."""
+"""Constants: a datasheet of this device, and the share of it that training reaches, by size of operation."""
 
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ TRAINING_SHAPES = ((2048, 1024, 1024), (4096, 1024, 4096), (4096, 2048, 5632), (
 """(tokens, inputs, outputs) of layers of language models."""
 
 LONGEST_S = 0.3
-"""A product that would take longer is left out, and larger ones too."""
+"""Products that would take longer are left out."""
 
 BYTES = (MIB, 8 * MIB, 64 * MIB, 512 * MIB)
 
@@ -63,7 +63,7 @@ def product_flops_per_s(rows: int, inner: int, columns: int, dtype: torch.dtype)
 
 
 def bytes_per_s(size_bytes: int) -> dict[str, float]:
-    """What a copy (read and written once) and a sum (two read, one written) move."""
+    """The bandwidth of a copy (read and written once) and of a sum (two read, one written)."""
     where = device()
     one, other, out = (torch.ones(size_bytes // 4, device=where) for _ in range(3))
     return {
@@ -93,7 +93,7 @@ def launch_seconds() -> dict[str, float]:
 
 
 def suggested(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a Datasheet of this device would hold, beside the known one where there is one."""
+    """A Datasheet of this device, beside the known one if there is one."""
     sheet = datasheet()
     rates = {
         dtype.removeprefix("torch."): {"most": max(each["flops_per_s"].values()), **each["layers_flops_per_s"]}

@@ -13,7 +13,7 @@ SIZES_BYTES = (4096, MIB // 4, MIB, 16 * MIB, 128 * MIB)
 
 
 def check(findings: Findings) -> None:
-    """A case for each direction; without a GPU there is nothing to pin for."""
+    """A case for each direction; without a GPU nothing needs to be pinned."""
     sizes_bytes = (4096, MIB // 4) if is_short(findings) else SIZES_BYTES
     pinned = (False, True) if torch.cuda.is_available() else (False,)
     if len(pinned) == 1:
@@ -22,7 +22,7 @@ def check(findings: Findings) -> None:
 
 
 def copy(direction: str, sizes_bytes: tuple[int, ...], pinned: tuple[bool, ...]) -> dict[str, Any]:
-    """Seconds until a copy is through, by kind of memory and bytes; of pinned memory also what the host waits."""
+    """Seconds of a copy, by kind of memory and bytes; for pinned memory also the host's wait."""
     figures: dict[str, Any] = {}
     where = device()
     for is_pinned in pinned:

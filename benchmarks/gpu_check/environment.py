@@ -1,4 +1,4 @@
-"""Environment: versions, and what the device says of itself."""
+"""Environment: versions, and the device's own description."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from benchmarks.gpu_check.here import OPTIONAL, datasheet, device, device_name, 
 
 
 def check(findings: Findings) -> None:
-    """Notes both; a first operation shows that the device works at all."""
+    """Records both; a first operation shows that the device works."""
     findings.run({"versions": _versions, "device": _device, "first operation": _first_operation})
     for module in OPTIONAL:
         if not is_installed(module):

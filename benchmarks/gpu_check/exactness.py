@@ -29,7 +29,7 @@ MODEL = f"worker_agent.models.presets:mlp?width={WIDTH}&depth=8"
 DATA = f"worker_agent.models.presets:regression?width={WIDTH}&samples=64"
 STEPS, STOP, SEED, RATE = 5, 3, 3, 0.1
 TOLERANCE = 1e-10
-"""Rounding of another order of additions, over some steps; a wrong version or gradient is off by more than 1e-6."""
+"""The rounding of another order of additions, over some steps; a wrong version or gradient is off by over 1e-6."""
 
 WITHIN_S, TIMEOUT_S = 60.0, 30.0
 """For a run, start of its processes included, and for one rank's wait for another."""
@@ -44,7 +44,7 @@ def in_one_process(plan: Plan) -> Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact:
-    """A plan's run, and what its weights must be. `resume`: also stopped in the middle and resumed, bit for bit."""
+    """A plan's run, and its expected weights. `resume`: also stopped in the middle and resumed, bit for bit."""
 
     plan: Plan
     ranks: Ranks
@@ -56,7 +56,7 @@ class Exact:
     resume: bool = False
 
     def __call__(self) -> dict[str, Any]:
-        """Runs; returns the largest difference of any weight. Fails where it is too large, or the streams differ."""
+        """Runs; returns the largest difference of any weight. Fails if it is too large, or the streams differ."""
         with tempfile.TemporaryDirectory(prefix="pipeplan-gpu-check-") as folder:
             job = self._job(Path(folder, "whole"))
             results = self.ranks.run(job, within_s=WITHIN_S)

@@ -1,4 +1,4 @@
-"""Findings: what a part of the check finds, in a file that is whole after every step, whatever ends the part."""
+"""Findings: the results of a part of the check, in a file that is complete after every step, whatever ends the part."""
 
 import json
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 Case = Callable[[], Mapping[str, Any]]
-"""Returns its figures; what it raises is a failure, but for NotRunError."""
+"""Returns its figures; any error except NotRunError is a failure."""
 
 
 class NotRunError(Exception):
@@ -32,7 +32,7 @@ class Found:
 
 
 class Findings:
-    """What a part calls: `short` asks for the short form, `seconds` is the time that it has."""
+    """The interface for a part: `short` asks for the short form, `seconds` is its time."""
 
     def __init__(self, path: Path, *, seconds: float, short: bool) -> None:
         self.short = short
@@ -47,7 +47,10 @@ class Findings:
         return self._end_s - time.monotonic()
 
     def run(self, cases: Mapping[str, Case]) -> bool:
-        """Runs cases one after the other; returns whether all ran and passed. A case that fails stops no other."""
+        """Runs cases one after another; returns whether all ran and passed.
+
+        A case that fails does not stop the others.
+        """
         complete = True
         self._found.to_come = list(cases)
         for name, case in cases.items():
@@ -62,20 +65,20 @@ class Findings:
         return complete
 
     def leave_out(self, what: str, why: str) -> None:
-        """Notes what is not run."""
+        """Records what is not run."""
         self._found.left_out.append({"what": what, "why": why})
         print(f"  {what}: left out, {why}", flush=True)
         self._write()
 
     def fail(self, case: str, error: BaseException) -> None:
-        """Notes a failure."""
+        """Records a failure."""
         text = "".join(traceback.format_exception(error))
         self._found.failures.append({"case": case, "error": f"{type(error).__name__}: {error}", "traceback": text})
         print(f"  {case}: FAILED, {type(error).__name__}: {error}", flush=True)
         self._write()
 
     def end(self) -> None:
-        """Notes that the part came to its end."""
+        """Records that the part came to its end."""
         self._found.done = True
         self._write()
 
@@ -87,7 +90,7 @@ class Findings:
         except NotRunError as reason:
             self.leave_out(name, str(reason))
             return False
-        except Exception as error:  # whatever a case raises is a finding, and the next case runs all the same
+        except Exception as error:  # whatever a case raises is a finding, and the next case still runs
             self.fail(name, error)
             return False
         self._found.figures[name] = figures
@@ -102,7 +105,7 @@ class Findings:
 
 
 def read_found(path: Path) -> Found:
-    """What a part has found so far; nothing where it has not begun."""
+    """A part's findings so far; none if it has not begun."""
     return Found(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Found()
 
 

@@ -1,4 +1,4 @@
-"""Here: what this machine has, as the parts of the check ask for it."""
+"""Here: this machine's equipment, for the parts of the check."""
 
 from importlib.util import find_spec
 
@@ -10,7 +10,7 @@ from worker_agent.profiler.datasheets import DATASHEETS, Datasheet
 
 MIB = 2**20
 CPU_MEMORY_BYTES = 8 * 2**30
-"""What the short form plans for on a CPU."""
+"""The device for which the short form plans on a CPU."""
 
 OPTIONAL = ("transformers", "pydantic", "typer", "triton")
 """What is used where it is there."""

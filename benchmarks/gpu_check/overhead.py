@@ -1,4 +1,6 @@
-"""Overhead: what the executor adds to an instruction on this device, and the share of time that the device idles."""
+"""Overhead: the time that the executor adds to an instruction on this device, and the share of time that the device
+idles.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -113,7 +115,7 @@ def _executed(work: Work, plan: Plan, program: Program, inputs: Tensor) -> tuple
 
 
 def _by_hand(work: Work, instructions: Sequence[Instruction], inputs: Tensor) -> tuple[float, float]:
-    """The same order and the same calls of torch, and nothing beside."""
+    """The same order and the same calls of torch, and nothing else."""
     blocks = _made(work)
     optimizer = build_optimizer("sgd", [p for block in blocks for p in block.parameters()], RATE)
     losses: dict[int, Tensor] = {}
@@ -176,7 +178,7 @@ def _is_annotation(event: Any) -> bool:
 
 
 def idle_share(spans_us: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Of the time from the first start to the last end, what no span covers."""
+    """The part of the time from the first start to the last end that no span covers."""
     busy_us, until_us = 0.0, min(start_us for start_us, _ in spans_us)
     first_us = until_us
     for start_us, end_us in sorted(spans_us):

@@ -9,7 +9,7 @@ from worker_agent.engine.processes import exit_with_parent
 
 
 def main() -> None:
-    """Runs the part, and notes how it ends."""
+    """Runs the part, and records how it ends."""
     target, path, seconds, launcher, *options = sys.argv[1:]
     exit_with_parent(int(launcher))
     findings = Findings(Path(path), seconds=float(seconds), short="short" in options)

@@ -32,7 +32,7 @@ SHORT_LLAMA = (
 )
 BATCH_SIZE, SIZES, SEQUENCE_LENGTH, STEPS = 32, (1, 2, 4, 8, 16), 512, 10
 ESTIMATED_ON_CPU = "h100-sxm"
-"""The datasheet that the short form estimates by, where no device is there to compare with."""
+"""The datasheet of the short form, without a device for comparison."""
 
 
 def check_gpt2(findings: Findings) -> None:
@@ -123,7 +123,7 @@ class _Study:
         return case
 
     def _estimate(self, plan: Plan) -> dict[str, Any] | None:
-        """What the datasheet alone predicts of a plan like this one."""
+        """The prediction of the datasheet alone for a plan like this one."""
         sheet, is_this_device = sheet_for(self.findings)
         if sheet is None:
             return None

@@ -1,4 +1,4 @@
-"""Ranks: processes that execute one job after the other, so that each starts torch and its device once.
+"""Ranks: processes that execute one job after another, and so start torch and its device only once.
 
 They are spawned, not forked: a process that has asked for the number of GPUs has no child that can use one.
 """
@@ -23,7 +23,7 @@ from worker_agent.runtime.rank import run_rank
 from worker_agent.runtime.status import StatusWriter
 
 LAST_WORDS_S = 3.0
-"""How long ranks have left once one has failed, for which they may wait."""
+"""How long the other ranks may run after one has failed, because they may wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Ranks:
         self._end()
 
     def run(self, job: RunJob, *, within_s: float) -> tuple[RankResult, ...]:
-        """Every rank's result. Raises RuntimeError with the failing ranks' tracebacks, and where they take longer."""
+        """Every rank's result. Raises RuntimeError with the failing ranks' tracebacks, or if they take longer."""
         write_job(job)
         world_size = job.plan.workers
         store = dist.TCPStore(  # type: ignore[attr-defined]  # torch re-exports it at run time only
@@ -111,7 +111,7 @@ def _work(jobs: Connection) -> None:
             return
         try:
             run_as(job, rank, world_size, port)
-        except BaseException:  # the launcher hears of whatever ends a rank
+        except BaseException:  # the launcher learns of whatever ends a rank
             jobs.send(traceback.format_exc())
             return
         jobs.send(None)

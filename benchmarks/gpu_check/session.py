@@ -1,4 +1,4 @@
-"""Session: all parts of the check one after the other, within one time, and the file that holds what they found."""
+"""Session: all parts of the check one after another, within one time, and the file of their findings."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.gpu_check.findings import Found, read_found
 
 WITHIN_S = 530.0
-"""Together with what starting and killing takes, below nine minutes."""
+"""Including the time to start and kill processes, below nine minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A function `target` (module:function) of Findings, and how much of the time it is worth beside the others."""
+    """A function `target` (module:function) of Findings, and its share of the time."""
 
     name: str
     target: str
@@ -40,12 +40,12 @@ PARTS = (
     Part(name="copies", target="benchmarks.gpu_check.copies:check", weight=3),
     Part(name="compile", target="benchmarks.gpu_check.compiling:check", weight=8),
 )
-"""The most important first: what is left of one's share goes to the others."""
+"""The most important first: the rest of a part's share goes to the others."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """How a part ended: passed, failed, cut off, or not run (yet), and what it found."""
+    """How a part ended: passed, failed, cut off, or not run (yet), and its findings."""
 
     name: str
     status: str = "not run"
@@ -83,14 +83,14 @@ def run(parts: Sequence[Part], *, seconds: float, out: Path, short: bool) -> dic
 
 
 def _run_part(part: Part, outcome: Outcome, *, short: bool) -> None:
-    """Runs a part in a process of its own, and ends whatever is left of it."""
+    """Runs a part in a separate process, and ends whatever is left of it."""
     with tempfile.TemporaryDirectory(prefix="pipeplan-gpu-check-") as folder:
         path = Path(folder, "found.json")
         command = [sys.executable, "-m", "benchmarks.gpu_check.part", part.target, str(path), f"{outcome.share_s:.1f}"]
         start_s = time.monotonic()
         process = subprocess.Popen(
             [*command, str(os.getpid()), *(["short"] if short else [])],
-            env={"OMP_NUM_THREADS": "1"} | os.environ,  # the work is the device's; more threads hinder each other
+            env={"OMP_NUM_THREADS": "1"} | os.environ,  # the device does the work; more threads would hinder each other
             start_new_session=True,
         )
         try:
@@ -119,7 +119,7 @@ def _ending(found: Found, code: int | None) -> tuple[str, str]:
 
 
 def _write(out: Path, outcomes: Sequence[Outcome], seconds: float) -> dict[str, Any]:
-    """Writes everything so far, whole or not at all."""
+    """Writes everything so far, atomically."""
     environment = next((o.found.figures for o in outcomes if o.name == "environment"), {})
     ran = [outcome for outcome in outcomes if outcome.status != "not run"]
     document = {

@@ -1,4 +1,4 @@
-"""Timing: what an operation takes on the device, and what the host takes to ask for it."""
+"""Timing: an operation's time on the device, and the host's time to launch it."""
 
 import time
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def _calls_s(operation: Operation, device: torch.device, repeats: int) -> float:
 
 
 def host_s(operation: Operation, device: torch.device, *, repeats: int = 200, rounds: int = 5) -> float:
-    """Seconds that the host takes to ask for one call, while it waits for none: the median over rounds."""
+    """Seconds in which the host launches one call, without waiting for any: the median over rounds."""
     found = []
     for _ in range(rounds + 1):
         synchronise(device)
@@ -48,6 +48,6 @@ def host_s(operation: Operation, device: torch.device, *, repeats: int = 200, ro
 
 
 def synchronise(device: torch.device) -> None:
-    """Waits for all that was asked of the device."""
+    """Waits for all launched work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

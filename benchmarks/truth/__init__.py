@@ -1,1 +1,1 @@
-"""Measured iterations of real clusters beside what is predicted for them: `python -m benchmarks.truth FILE...`."""
+"""Measured iterations of real clusters beside their predictions: `python -m benchmarks.truth FILE...`."""

@@ -19,7 +19,7 @@ from pipeplan.errors import InvalidInputError
 
 
 def main() -> int:
-    """Prints the tables, or JSON; status 2 and one line for a file that has not the schema."""
+    """Prints the tables, or JSON; status 2 and one line for a file without the schema."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.truth", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--json", action="store_true", help="print JSON")

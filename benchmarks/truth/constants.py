@@ -1,4 +1,4 @@
-"""Constants: what is fitted to the rows, at most six numbers a type of GPU and three an engine, none by model."""
+"""Constants: the numbers fitted to the rows, at most six for a type of GPU and three for an engine, none by model."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from pipeplan.errors import require
 from worker_agent.profiler.datasheets import DATASHEETS, Datasheet
 
 FILE = Path(__file__).parent.parent / "data" / "truth-constants.json"
-"""What `--fit` found, and for each model the constants fitted to the rows of all other models."""
+"""The result of `--fit`, and for each model the constants fitted to the rows of all other models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
