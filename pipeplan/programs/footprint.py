@@ -20,7 +20,7 @@ from pipeplan.programs.instructions import (
     is_transfer,
 )
 
-_OF_GRADIENTS = frozenset({StartReduce, Backward, BackwardInput, BackwardWeight, Update})
+_BACKWARD = (Backward, BackwardInput, BackwardWeight)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,19 +147,21 @@ def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
     gathers, own = False, None
     further = 0
     for instruction, following in pairwise((*instructions, None)):
-        if type(instruction) in _OF_GRADIENTS:
-            match instruction:
-                case StartReduce(version=version):
-                    own = version if isinstance(following, Backward | BackwardWeight) else None
-                    exchanged |= {version} if own is None else set()
-                case Update(version=version):
-                    gathers = gathers and version in exchanged
-                    exchanged.discard(version)
-                case _:
-                    gathers = own is None
-                    exchanged |= set() if own is None else {own}
-                    own = None
-            further = max(len(exchanged) + gathers - 1, 0)
+        if isinstance(instruction, _BACKWARD):  # most are: the others are few
+            gathers = own is None
+            if own is not None:
+                exchanged.add(own)
+                own = None
+        elif isinstance(instruction, StartReduce):
+            own = instruction.version if isinstance(following, Backward | BackwardWeight) else None
+            exchanged |= {instruction.version} if own is None else set()
+        elif isinstance(instruction, Update):
+            gathers = gathers and instruction.version in exchanged
+            exchanged.discard(instruction.version)
+        else:
+            yield further
+            continue
+        further = max(len(exchanged) + gathers - 1, 0)
         yield further
 
 

@@ -53,11 +53,8 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
     updates: dict[int, list[Instruction]] = defaultdict(list)
     moved: set[int] = set()
     following: dict[int, tuple[int, int]] = {}  # by chunk, where the next version's exchange stood and where it stands
-    for index in range(len(instructions) - 1, -1, -1):
-        exchange = instructions[index]
-        if not isinstance(exchange, ReduceGradients):
-            continue
-
+    exchanges = [(index, one) for index, one in enumerate(instructions) if isinstance(one, ReduceGradients)]
+    for index, exchange in reversed(exchanges):
         # A worker's own gradients begin with the backward that completes them. Those of others are expected from its
         # own last update on: then none of theirs are under way.
         before = ((i, instructions[i]) for i in range(index - 1, -1, -1))
@@ -79,12 +76,11 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
             moved.update(range(index, end))
 
     merged: list[Instruction] = []
-    for index, instruction in enumerate(instructions):
-        merged += updates.get(index, ())
-        merged += starts.get(index, ())
-        if index not in moved:
-            merged.append(instruction)
-    return (*merged, *updates.get(len(instructions), ()))
+    done = 0
+    for index in sorted({*updates, *starts, *moved}):
+        merged += (*instructions[done:index], *updates.get(index, ()), *starts.get(index, ()))
+        done = index + (index in moved)
+    return (*merged, *instructions[done:])
 
 
 def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradients, stood: int, stands: int) -> int:
@@ -97,9 +93,10 @@ def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradi
 
     def needs(i: int) -> bool:
         own = instructions[i]
+        if not isinstance(own, _ON_A_VERSION):
+            return False
         third = i > stood and isinstance(own, _BACKWARD)
-        named = isinstance(own, _ON_A_VERSION) and own.version == exchange.version
-        return own.chunk == exchange.chunk and (named or third)
+        return own.chunk == exchange.chunk and (own.version == exchange.version or third)
 
     place = next((i for i in range(end, stands) if needs(i)), stands)
     while end < place and isinstance(instructions[place - 1], _BEFORE_WORK):

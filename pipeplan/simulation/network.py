@@ -56,7 +56,7 @@ class Network:
         self._routes = routes
         self._ends: list[tuple[float, int, int, Route]] = []
         self._busy = 0
-        self._changed = 0
+        self.changed = 0
         self._speeds: dict[int, tuple[tuple[Route, float], ...]] = {}
         through = [0] * ports
         for route in routes:
@@ -81,7 +81,7 @@ class Network:
             return
         route.carried, route.left_s, route.since_s, route.speed = thing, seconds, now_s, 0.0
         if self._busy & route.near:
-            self._changed |= 1 << route.number
+            self.changed |= 1 << route.number
         else:
             route.speed = route.alone
             route.stamp += 1
@@ -102,14 +102,14 @@ class Network:
             heappush(self._ends, (end_s + seconds / route.speed, number, route.stamp, route))
         else:
             self._busy ^= 1 << number
-            self._changed = (self._changed | route.near) & self._busy
+            self.changed = (self.changed | route.near) & self._busy
         return thing, end_s
 
     def share_out(self, now_s: float) -> None:
         """Divides anew the ports that were entered or left at this instant. No end is read before that."""
-        while self._changed:
-            sharing = self._sharing(self._changed & -self._changed)
-            self._changed &= ~sharing
+        while self.changed:
+            sharing = self._sharing(self.changed & -self.changed)
+            self.changed &= ~sharing
             for route, speed in self._speeds_of(sharing):
                 if speed == route.speed:
                     continue

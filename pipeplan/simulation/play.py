@@ -189,7 +189,8 @@ class Engine:
                 network.start(edge.route, edge, edge.seconds, now_s)
             else:
                 self._hand_on(self._exchanges[number], group[1], now_s)
-        network.share_out(now_s)
+        if network.changed:
+            network.share_out(now_s)
         return True
 
     def _hand_on(self, exchange: Exchange, handed: Handed, now_s: float) -> None:
@@ -239,11 +240,11 @@ def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) ->
         held_bytes = _HeldBytes(costs[part.stage])
         recompute, by_block = (law(part.stage) for law in (pipeline.recomputes, pipeline.recomputes_by_block))
         counts = held_counts(part.instructions, recompute=recompute, by_block=by_block)
-        by_chunk.append(tuple(held_bytes[held] for held in counts))
+        by_chunk.append(tuple(map(held_bytes.__getitem__, counts)))
         if len(parts) == 1:
             return by_chunk[0]
         left = held_counts(part.instructions, recompute=recompute, by_block=True, settled=True) if by_block else ()
-        left_by_chunk.append(tuple(held_bytes[held] for held in left) if by_block else by_chunk[-1])
+        left_by_chunk.append(tuple(map(held_bytes.__getitem__, left)) if by_block else by_chunk[-1])
 
     following = [zip(most, left, strict=True) for most, left in zip(by_chunk, left_by_chunk, strict=True)]
     now_bytes = [
