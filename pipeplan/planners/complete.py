@@ -193,10 +193,14 @@ class _Played:
         # 2BP looks at the whole streams, and others' schedules are checked on them.
         implied = plan.schedule in BUILT_IN and not plan.split_backward
         played = total(_program(plan, batches, implied=implied), plan.costs, _devices(plan), implied=implied)
-        ends_s, flushes = played.batch_ends_s, _laws(plan).flushes
+        if _laws(plan).flushes:
+            batch_s = flushed_batch_s(played.batch_ends_s)
+        else:  # exchanges may fall behind for many batches before they slow the pipeline down: the bound knows that
+            batch_s = steady_batch_s(played.batch_ends_s, plan.optimal_in_flight)
+            batch_s = max(batch_s, least_batch_s(plan)) if plan.width is not None else batch_s
         return cls(
             batches=batches,
-            batch_s=flushed_batch_s(ends_s) if flushes else steady_batch_s(ends_s, plan.optimal_in_flight),
+            batch_s=batch_s,
             span_s=played.span_s,
             busy_s=played.busy_s,
             peak_bytes=played.peak_bytes,

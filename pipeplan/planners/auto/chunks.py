@@ -158,8 +158,8 @@ class ChunkedSpace:
             alike: dict[tuple[int, int, int], list[ChunkedShape]] = {}
             devices, blocks = problem.cluster.devices, measured.blocks
             for shape in shapes_of(name, options, devices=devices, blocks=blocks, batches=batches):
-                # One rank, and one stage a rank, are data parallelism and 1F1B: they hold less.
-                if options.chunks is not None or options.schedule is not None or min(shape.ranks, shape.chunks) > 1:
+                # One rank is data parallelism, which holds less. One stage a rank holds more than 1F1B, and hides more.
+                if options.chunks is not None or options.schedule is not None or shape.ranks > 1:
                     alike.setdefault((shape.ranks, shape.width, shape.microbatch_size), []).append(shape)
             for shapes in alike.values():
                 yield ChunkedFamily(shapes=tuple(shapes), most=self._most_of_any(shapes[0]))

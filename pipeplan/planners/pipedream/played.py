@@ -15,7 +15,7 @@ Whatever the network, the slowest stage computes no less than in the best partit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import inf
+from math import inf, prod
 
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.complete import complete
@@ -142,10 +142,18 @@ def _found(model: CutModel, *, own: bool = False) -> Iterator[PlayedPartition]:
 
 
 def _of_few_devices(model: CutModel) -> Iterator[PlayedPartition]:
-    """The best partition on each small number of devices of the first unit, and the straight one; others stay idle."""
+    """The best partition on each small number of devices of the first unit, or of whole units; and the straight one.
+
+    The others stay idle.
+    """
     first, *around = network(model.problem)
-    for devices in range(1, min(first.units + (1 if around else 0), FEW + 1)):
-        levels = [replace(first, units=devices)]
+    fewer = [[replace(first, units=units)] for units in range(1, first.units + (1 if around else 0))]
+    if around:
+        fewer += [[first, replace(around[0], units=units)] for units in range(2, around[0].units + len(around) - 1)]
+    for levels in fewer:
+        devices = prod(level.units for level in levels)
+        if devices > FEW:
+            continue
         for straight in (False, True):
             wanted = search(model.problem, model.states, levels=levels, straight=straight)
             if straight and devices >= len(model.states):
