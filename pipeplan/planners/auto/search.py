@@ -274,6 +274,7 @@ class PlayedSearch:
     def _move_cuts(self) -> None:
         """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""
         least = max(self.ranking.left - self.ranking.for_moves, 0)
+        self._move_cuts_of_slow_splits(least)
         moved: set[object] = set()
         while True:
             fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]
@@ -285,6 +286,27 @@ class PlayedSearch:
                 if self.ranking.left <= least:
                     return
                 self.ranking.add(proposal)
+
+    def _move_cuts_of_slow_splits(self, least: int) -> None:
+        """Moves cuts of some splits that were too slow to be played, of configurations that may be faster than the
+        best: by the block that raises the bound most, until it is above the best; then by one block more.
+
+        Of long models it takes too long to know what a plan is worth.
+        """
+        enough, plans = self.ranking.best_rate * (1 + CLOSE), MOVES
+        if len(self.ranking.problem.profile.blocks) > SPLIT_BLOCKS:
+            return
+        slow = [(each[1].most_of(each[2]), each) for each in self._tried]
+        slow = [(most, each) for most, each in slow if most <= enough]
+        proposals = ((-most, item) for most, _, item in self._waiting if isinstance(item, Proposal))
+        slow += [(most, self._splits[key]) for most, item in proposals if (key := item.configuration) in self._splits]
+        slow = [(most, each) for most, each in slow if each[1].most > enough]
+        for _, (planner, configuration, stops) in sorted(slow, key=lambda each: -each[0])[:MOVED]:
+            for other in _raised(configuration, stops, enough):
+                for proposal in self._proposals(planner, configuration, other) if plans > 0 else ():
+                    plans -= 1
+                    if most_samples_per_s(proposal.plan) > enough and self.ranking.left > least:
+                        self.ranking.add(proposal)
 
     def _neighbours(self, ranked: Ranked) -> list[Proposal]:
         """The plan with a cut moved by a block, wherever that may be faster than the best; the highest bound first."""
@@ -301,6 +323,17 @@ class PlayedSearch:
             if proposal.way == ranked.proposal.way and (most := most_samples_per_s(proposal.plan)) > enough
         ]
         return [proposal for _, proposal in sorted(found, key=lambda each: -each[0])]
+
+
+def _raised(configuration: Configuration, stops: tuple[int, ...], enough: float) -> list[tuple[int, ...]]:
+    """Splits near this one whose bounds are above `enough`, the highest first."""
+    most = configuration.most_of(stops)
+    while True:
+        near = [(configuration.most_of(other), other) for other in moved_by_a_block(stops)]
+        highest = max(near, default=(0.0, stops))
+        if most > enough or highest[0] <= most:
+            return [other for bound, other in sorted(near, reverse=True) if bound > enough]
+        most, stops = highest
 
 
 def moved_by_a_block(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:
