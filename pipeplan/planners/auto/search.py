@@ -48,6 +48,12 @@ MOVED = 8
 MOVES = 16
 """How many of a plan's moves are made into plans: those with the highest bounds."""
 
+SLOW = 24
+"""Of so many splits that were too slow to be played the cuts are moved as well."""
+
+SLOW_MOVES = 72
+"""Into so many plans, of short models: some fifty milliseconds."""
+
 FEW_SPLITS = 300
 """Up to this number, all splits are bounded, and made into plans if they may be the fastest: a second."""
 
@@ -293,7 +299,7 @@ class PlayedSearch:
 
         Of long models it takes too long to know what a plan is worth.
         """
-        enough, plans = self.ranking.best_rate * (1 + CLOSE), MOVES
+        enough, plans = self.ranking.best_rate * (1 + CLOSE), SLOW_MOVES
         if len(self.ranking.problem.profile.blocks) > SPLIT_BLOCKS:
             return
         slow = [(each[1].most_of(each[2]), each) for each in self._tried]
@@ -301,8 +307,8 @@ class PlayedSearch:
         proposals = ((-most, item) for most, _, item in self._waiting if isinstance(item, Proposal))
         slow += [(most, self._splits[key]) for most, item in proposals if (key := item.configuration) in self._splits]
         slow = [(most, each) for most, each in slow if each[1].most > enough]
-        for _, (planner, configuration, stops) in sorted(slow, key=lambda each: -each[0])[:MOVED]:
-            for other in _raised(configuration, stops, enough):
+        for _, (planner, configuration, stops) in sorted(slow, key=lambda each: -each[0])[:SLOW]:
+            for other in _raised(configuration, stops, enough)[: SLOW_MOVES // SLOW]:
                 for proposal in self._proposals(planner, configuration, other) if plans > 0 else ():
                     plans -= 1
                     if most_samples_per_s(proposal.plan) > enough and self.ranking.left > least:

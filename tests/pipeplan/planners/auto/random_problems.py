@@ -1,0 +1,94 @@
+"""Random problems of many kinds, by seed: what small whole numbers and equal blocks do not show."""
+
+import random
+from itertools import pairwise
+
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.planners.problem import Options, PlanningProblem
+
+KINDS = ("uneven", "latency", "huge", "tight", "prime", "one", "many", "branch", "server", "equal", "deep", "split")
+"""Blocks that differ much, long ways, huge boundaries, memory that hardly fits, a batch that is a prime, one device,
+more devices than blocks, graphs, a parameter server, equal blocks, many blocks, a split backward.
+"""
+
+PLENTY = 10**15
+
+
+def random_problem(seed: int) -> tuple[str, PlanningProblem]:
+    """A kind, and a problem of it on at most twelve devices."""
+    draw = random.Random(seed)
+    kind = draw.choice(KINDS)
+    profile = _profile(draw, kind)
+    memory_bytes = _memory_bytes(draw, profile) if kind == "tight" or draw.random() < 0.25 else PLENTY
+    device = Device(name="device", memory_bytes=memory_bytes)
+    batch_sizes = (2, 3, 5, 7, 11, 13, 17, 23, 31) if kind == "prime" else (1, 2, 4, 6, 8, 12, 16, 24, 48)
+    exchange = "parameter-server" if kind == "server" else None
+    return kind, PlanningProblem(
+        profile=profile,
+        cluster=Cluster(device=device, levels=_levels(draw, kind)),
+        batch_size=draw.choice(batch_sizes),
+        options=Options(optimizer=draw.choice(("sgd", "adam")), synchronisation=exchange),
+    )
+
+
+def _profile(draw: random.Random, kind: str) -> Profile:
+    blocks = {"many": draw.randint(1, 4), "deep": draw.randint(10, 24)}.get(kind, draw.randint(1, 10))
+    sigma = {"uneven": 1.5, "equal": 0.0}.get(kind, 0.35)
+    sizes = draw.choice([(1,), (1, 2), (1, 2, 4), (1, 4, 16)])
+    is_split = kind == "split" or draw.random() < 0.25
+    boundary = draw.choice([1e8, 1e9] if kind == "huge" else [1e4, 1e6, 1e7])
+    weights, kept, start = draw.choice([1e5, 1e7, 1e8, 1e9]), draw.choice([1e6, 1e7, 1e8]), draw.choice([0, 0, 1.5])
+    outputs = [int(boundary * draw.lognormvariate(0, sigma)) for _ in range(blocks + 1)]
+    made = []
+    for index, (before, after) in enumerate(pairwise(outputs)):
+        forward_s, activations = 0.01 * draw.lognormvariate(0, sigma), kept * draw.lognormvariate(0, sigma)
+        measured = tuple(
+            Measurement(
+                microbatch_size=size,
+                forward_s=forward_s * (size + start),
+                backward_s=2 * forward_s * (size + start),
+                backward_input_s=forward_s * (size + start) if is_split else None,
+                backward_weight_s=forward_s * (size + start) if is_split else None,
+                input_bytes=before * size,
+                output_bytes=after * size,
+                activation_bytes=int(activations * size),
+            )
+            for size in sizes
+        )
+        held_bytes = int(weights * draw.lognormvariate(0, sigma))
+        made.append(Block(name=f"block{index}", weight_bytes=held_bytes, measurements=measured))
+    return Profile(
+        model=Model(name=kind),
+        device=Device(name="device", memory_bytes=PLENTY),
+        dtype=draw.choice(("float32", "float16")),
+        blocks=tuple(made),
+        edges=_edges(draw, blocks) if kind == "branch" and blocks >= 4 else None,
+    )
+
+
+def _edges(draw: random.Random, blocks: int) -> tuple[tuple[int, int], ...]:
+    """A chain with connections that skip blocks; sometimes with a block beside it."""
+    edges = {(block, block + 1) for block in range(blocks - 1)}
+    edges |= {(min(pair), max(pair)) for pair in (draw.sample(range(blocks), 2) for _ in range(draw.randint(1, 3)))}
+    if draw.random() < 0.5:
+        beside = draw.randint(1, blocks - 2)
+        edges = edges - {(beside, beside + 1)} | {(beside - 1, beside + 1), (beside, blocks - 1)}
+    return tuple(sorted(edges))
+
+
+def _memory_bytes(draw: random.Random, profile: Profile) -> int:
+    """About what the model needs on one device, or a part of it."""
+    weights = sum(block.weight_bytes for block in profile.blocks)
+    kept = sum(block.at(1).activation_bytes for block in profile.blocks)
+    return int((3 * weights + 2 * kept) * draw.choice([0.1, 0.2, 0.3, 0.5, 0.8, 1.1, 1.5])) + 1
+
+
+def _levels(draw: random.Random, kind: str) -> tuple[Level, ...]:
+    latency_s = draw.choice([1e-3, 1e-2, 1e-1]) if kind == "latency" else draw.choice([0, 1e-5])
+    if kind == "one":
+        return (Level(size=1, bandwidth_bytes_per_s=1e9, latency_s=latency_s),)
+    inside, servers = draw.choice([4, 8] if kind == "many" else [1, 2, 3, 4, 8]), draw.choice([1, 2, 3, 4])
+    server = Level(size=inside, bandwidth_bytes_per_s=draw.choice([1e9, 1e10, 1e11]), latency_s=latency_s / 10)
+    around = Level(size=servers, bandwidth_bytes_per_s=draw.choice([1e8, 1e9, 1e10]), latency_s=latency_s)
+    return (server, around) if inside * servers <= 12 else (server,)
