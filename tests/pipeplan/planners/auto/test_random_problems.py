@@ -23,7 +23,7 @@ from tests.properties import examples
 LEAST = 0.995
 """Of what anything plays that is forced, the answer plays so much."""
 
-FOUND: tuple[int, ...] = ()
+FOUND = (23, 73, 108, 126, 256, 271, 290)
 """Seeds that once showed a mistake."""
 
 
