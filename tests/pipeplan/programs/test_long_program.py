@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import lcm
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,10 +66,11 @@ def exchanges(plan: Plan) -> AmongStages:
 @examples(100)
 def test_a_repeated_program_is_the_whole_one(plan: Plan, more: int, first_batch: int, every: int, meet: bool) -> None:
     batches = short_batches(pipeline_of(plan, batches=1)) + more
-    options: dict[str, Any] = {"batches": batches, "first_batch": first_batch, "checkpoint_every": every}
     among_stages = exchanges(plan) if meet else AmongStages()
-    whole = program_of(plan, among_stages=among_stages, **options)
-    long = long_program_of(plan, among_stages=among_stages, **options)
+    whole, long = (
+        make(plan, batches=batches, first_batch=first_batch, checkpoint_every=every, among_stages=among_stages)
+        for make in (program_of, long_program_of)
+    )
     assert long.pipeline == whole.pipeline
     for one, other in zip(long.streams, whole.streams, strict=True):
         assert tuple(one.instructions) == other.instructions
