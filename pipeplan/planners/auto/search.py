@@ -9,8 +9,9 @@
 4. The search ends when no rate that is left is above that of the fastest play that fits, by more than `CLOSE`; or at a
    limit. The highest rate that is left says how far the answer may be from the best.
 5. The closed form's split need not play fastest. Where all other splits together are few, they are bounded and played
-   as well, the highest bound first. Elsewhere cuts of the fastest plans are moved by a block, as long as that helps;
-   of all splits the search then knows the bounds of their configurations alone.
+   as well, the highest bound first. Elsewhere cuts of the fastest plans are moved by a block, as long as that helps,
+   and those of some splits that were too slow to be played; of all splits the search then knows the bounds of their
+   configurations alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -80,7 +80,7 @@ def test_no_play_is_faster_than_its_bounds(
             assert simulated is not None
             rate = simulated.throughput_samples_per_s
             above = ROUNDING if schedule_named(plan.schedule).flushes else ALTERNATING
-            assert rate <= most_samples_per_s(plan) * above
+            assert rate <= most_samples_per_s(plan) * ROUNDING
             assert rate <= configuration.most * above
 
 
