@@ -70,7 +70,9 @@ def least_batch_s(plan: Plan) -> float:
     passages = _passages(plan)
     if not laws.pipelined:
         alone_s = sum(max(passage.there_and_back_s, passage.compute_s) for passage in passages)
-        return (1 - _ROUNDING) * m * (alone_s if plan.depth == 1 else sum(p.there_and_back_s for p in passages))
+        if plan.depth > 1:
+            return (1 - _ROUNDING) * m * sum(passage.there_and_back_s for passage in passages)
+        return (1 - _ROUNDING) * (m * alone_s + (_end_s(plan, [0]) if laws.flushes else 0.0))
     exchanges = max(plan.replicas) > 1
     by_rank = stages_by_rank(plan)
     ends_s = [_end_s(plan, stages) for stages in by_rank]

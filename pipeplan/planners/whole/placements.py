@@ -7,13 +7,17 @@ of them that fill units of devices).
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 
 import numpy as np
 
+from pipeplan.costs.groups import grouped
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.forms import Form
 from pipeplan.documents.plan import Worker
+from pipeplan.errors import InvalidInputError
 
 
 def placement(ranks: int, replicas: int, *, inside: int) -> tuple[Worker, ...]:
@@ -24,6 +28,22 @@ def placement(ranks: int, replicas: int, *, inside: int) -> tuple[Worker, ...]:
         for rank in range(ranks)
         for replica in range(first, first + inside)
     )
+
+
+@lru_cache(maxsize=65536)
+def most_sent(cluster: Cluster, ranks: int, replicas: int, chunks: int, *, inside: int) -> int:
+    """Of a microbatch of every replica, the most messages that leave one unit of the outermost level.
+
+    Ranks of several stages send from the last rank to the first as well, once less. Gradients come back the same way.
+    """
+    shape = replicas // inside, ranks, inside
+    devices = np.arange(ranks * replicas).reshape(shape).transpose(1, 0, 2).reshape(ranks, replicas)
+    units = devices // prod(level.size for level in cluster.levels[:-1])
+    onward = np.roll(units, -1, axis=0)
+    count = np.full((ranks, 1), chunks) - (np.arange(ranks) == ranks - 1)[:, None]
+    crossing = (units != onward) * count
+    sent = np.bincount(units.ravel(), crossing.ravel()) + np.bincount(onward.ravel(), crossing.ravel())
+    return int(sent.max())
 
 
 def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1) -> tuple[int, ...]:
@@ -63,3 +83,12 @@ def _crossings(cluster: Cluster, ranks: int, replicas: int, inside: int) -> byte
         runs = [np.unique(row, return_counts=True)[1] for row in units]
         seen.append(np.asarray([(len(counts), counts.min(), counts.max()) for counts in runs]).ravel())
     return b" ".join(each.astype(np.int64).tobytes() for each in seen)
+
+
+def lies_well(cluster: Cluster, form: Form) -> bool:
+    """Whether the cluster's levels hold whole groups of the form."""
+    try:
+        grouped(cluster, form.devices)
+    except InvalidInputError:
+        return False
+    return True

@@ -8,7 +8,7 @@ for all pipelines of a recipe at once; stages are made for those alone that may 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from heapq import merge
+from heapq import heappop, heappush, merge
 from math import inf
 
 import numpy as np
@@ -18,14 +18,14 @@ from pipeplan.costs.groups import grouped, links_among
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
-from pipeplan.documents.forms import Form, ModelForm
+from pipeplan.documents.forms import ModelForm
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes
+from pipeplan.planners.whole.exchanged import least_sending_s, least_with_exchange_s
 from pipeplan.planners.whole.made import PlanMaker
-from pipeplan.planners.whole.placements import placements
+from pipeplan.planners.whole.placements import lies_well, placements
 from pipeplan.planners.whole.split import Splitter
 from pipeplan.planners.whole.terms import RecipeTerms, ReplicaTerms
 
@@ -118,7 +118,7 @@ class WholeSpace:
 
         Configurations that offload without need are left out: the same stages with less on the host take no longer.
         """
-        ready = self._in_order(self._bounded, "most")
+        ready = self._by_placement(self._in_order(self._bounded, "most"))
         every = self._with_fewer(ready)
         yield from (each for each in every if not self._offloads_in_vain(each.degrees))
 
@@ -136,11 +136,11 @@ class WholeSpace:
         """
         for placed in ready:
             if placed.most < self._most_of_fewer:
-                fewer = self._in_order(self._bounded_fewer, "most")
+                fewer = self._by_placement(self._in_order(self._bounded_fewer, "most"))
                 yield from merge([placed], ready, fewer, key=lambda each: -each.most)
                 return
             yield placed
-        yield from self._in_order(self._bounded_fewer, "most")
+        yield from self._by_placement(self._in_order(self._bounded_fewer, "most"))
 
     def nearest_miss(self) -> Shortfall:
         """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
@@ -176,15 +176,24 @@ class WholeSpace:
             bounded, place = every[part], index - int(firsts[part])
             if bounded.most[place] <= 0.0:
                 continue
+            most, likely = float(bounded.most[place]), float(bounded.likely[place])
             degrees = bounded.shapes.degrees(place)
             for inside in self._placements(degrees):
-                yield PlacedDegrees(
-                    space=self,
-                    degrees=degrees,
-                    inside=inside,
-                    most=float(bounded.most[place]),
-                    likely=float(bounded.likely[place]),
-                )
+                yield PlacedDegrees(space=self, degrees=degrees, inside=inside, most=most, likely=likely)
+
+    def _by_placement(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
+        """Those of the highest bounds first, with what their placements make ports carry: some come later for it."""
+        waiting: list[tuple[float, int, PlacedDegrees]] = []
+        for number, placed in enumerate(ready):
+            while waiting and -waiting[0][0] >= placed.most:
+                yield heappop(waiting)[2]
+            degrees = placed.degrees
+            at = self.terms(degrees.recipe).at(degrees.data, pipelined=degrees.pipeline > 1)
+            least_s = least_sending_s(at, degrees, self.problem.cluster, inside=placed.inside) * (1 - _ROUNDING)
+            most = min(placed.most, degrees.batch_size / least_s) if least_s > 0 else placed.most
+            heappush(waiting, (-most, number, replace(placed, most=most)))
+        while waiting:
+            yield heappop(waiting)[2]
 
     def _offloads_in_vain(self, degrees: Degrees) -> bool:
         """Whether the same stages fit, and take no longer, with less on the host."""
@@ -314,8 +323,8 @@ class WholeSpace:
             rank_s, way_s = least_rank_s(at, some), float(at.forward_s[-1] + at.backward_s[-1])
             m, p = some.microbatches, some.pipeline
             fill_s = np.where(some.chunks > 1, 0.0, way_s / (1 - (1 - 1 / m) ** p))
-            mean_s = (m * float(at.step_s[-1]) + float(at.update_s[-1])) / p  # a rank has as much to do, or more
-            least_s = np.maximum(np.maximum(m * rank_s, mean_s), fill_s)
+            exchanged_s = least_with_exchange_s(at, some, self.problem.cluster)
+            least_s = np.maximum(np.maximum(m * rank_s, exchanged_s), fill_s)
             batch_s = self._likely_s(at, some, rank_s)
             samples = self.problem.batch_size * np.ones(len(some))
             held[chosen] = least_bytes(some, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
@@ -384,12 +393,3 @@ def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArr
         v > 1, np.minimum((v - 1) * p + 1, m * v) / v, mean
     )  # of several stages: the last rank's, the least
     return np.asarray((fixed_bytes + flight * kept_bytes) / p)
-
-
-def lies_well(cluster: Cluster, form: Form) -> bool:
-    """Whether the cluster's levels hold whole groups of the form."""
-    try:
-        grouped(cluster, form.devices)
-    except InvalidInputError:
-        return False
-    return True
