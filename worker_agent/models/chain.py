@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
 from pipeplan.errors import require
@@ -13,8 +14,12 @@ from worker_agent.models.batches import BatchForm
 from worker_agent.models.hugging_face import TokenInputs, build_family
 from worker_agent.models.materialise import Contents
 from worker_agent.models.own import cut
+from worker_agent.models.recipe import Construction, WeightRecipe, require_stages
 from worker_agent.models.sharding import Sharding, joined
 from worker_agent.models.spec import Spec, call_factory, load_factory, parse_spec
+
+BY_STAGE = "by_stage"
+"""The attribute of a factory whose model may be built on the meta device, and filled a stage at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +41,7 @@ class Chain:
     tokens: TokenInputs | None = None
     batches: BatchForm | None = None
     sharding: Sharding | None = None
-    contents: Contents | None = None
+    contents: Contents | Construction | None = None
     uncut: bool = False
 
     def cut(self, inputs: Sequence[Tensor]) -> "Chain":
@@ -73,9 +78,10 @@ class Chain:
 def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, empty: bool = False) -> Chain:
     """The chain that a SPEC names, on the CPU. The same seed gives the same weights in every process.
 
-    With `empty` a Hugging Face model has only shapes until its blocks are materialised; other models are as their
-    factory returns them. torch's random state is set from the seed while the model is built, and restored afterwards.
-    Raises InvalidInputError if the SPEC, its options or what its factory returns break a rule.
+    With `empty` a model of Hugging Face, a preset or a factory with an attribute `by_stage` has only shapes until its
+    blocks are materialised; other models are as their factory returns them. torch's random state is set from the seed
+    while the model is built, and restored afterwards. Raises InvalidInputError if the SPEC, its options or
+    what its factory returns break a rule.
     """
     parsed = parse_spec(spec, field="model")
     if not parsed.is_hugging_face:
@@ -83,27 +89,48 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if not parsed.is_hugging_face:
-            return _from_factory(parsed, dtype)
-        family = build_family(parsed)
-        _require_trainable(family.root)
-        _cast(family.root.parameters(), dtype)
-        if dtype is torch.float64:  # rotary frequencies stay as they are; batch norm takes no statistics of fewer bits
-            norms = (m for m in family.root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-            _cast((buffer for norm in norms for buffer in norm.buffers()), dtype)
-        chain = Chain(
-            name=family.name,
-            spec=family.spec,
-            blocks=family.blocks,
-            block_names=family.block_names,
-            root=family.root,
-            tokens=family.tokens,
-            batches=family.batches,
-            sharding=family.sharding,
-            contents=Contents(root=family.root, seed=seed, dtype=dtype, files=family.files),
-        )
+            chain = _by_stages(parsed, seed, dtype) if _is_by_stage(parsed) else _from_factory(parsed, dtype)
+        else:
+            chain = _from_family(parsed, seed, dtype)
     if not empty:
         chain.materialise()
     return chain
+
+
+def _from_family(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
+    """The chain of a Hugging Face model, without contents."""
+    family = build_family(spec)
+    _require_trainable(family.root)
+    _cast(family.root.parameters(), dtype)
+    if dtype is torch.float64:  # rotary frequencies stay as they are; batch norm takes no statistics of fewer bits
+        norms = (m for m in family.root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        _cast((buffer for norm in norms for buffer in norm.buffers()), dtype)
+    return Chain(
+        name=family.name,
+        spec=family.spec,
+        blocks=family.blocks,
+        block_names=family.block_names,
+        root=family.root,
+        tokens=family.tokens,
+        batches=family.batches,
+        sharding=family.sharding,
+        contents=Contents(root=family.root, seed=seed, dtype=dtype, files=family.files),
+    )
+
+
+def _is_by_stage(spec: Spec) -> bool:
+    """Whether a factory is run without contents: a preset is, and a factory that asks for it."""
+    asked = spec.is_preset or getattr(load_factory(spec, field="model"), BY_STAGE, False) is True
+    return asked and not isinstance(torch.empty(0), FakeTensor)
+
+
+def _by_stages(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
+    """The chain of a factory's blocks, without contents."""
+    recipe = WeightRecipe(seed)
+    with recipe.noting():
+        chain = _from_factory(spec, dtype)
+    require_stages(chain.root)
+    return replace(chain, contents=Construction(root=chain.root, recipe=recipe))
 
 
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:

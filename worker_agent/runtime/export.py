@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipeplan.errors import InvalidInputError, RunFailedError, require
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.materialise import WEIGHTS
+from worker_agent.models.materialise import WEIGHTS, Contents
 from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.manifest import Manifest, inspect, newest, stage_files, step_directory
 
@@ -48,11 +48,11 @@ def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -
             take_saved(chain, saved)
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
-            if chain.contents is None:
+            if isinstance(chain.contents, Contents):
+                write_folder(chain.root, manifest, aside)
+            else:
                 own = {name: t.clone() for name, t in chain.root.state_dict().items() if isinstance(t, Tensor)}
                 save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
-            else:
-                write_folder(chain.root, manifest, aside)
             if to.exists():
                 to.rmdir()
             aside.replace(to)
