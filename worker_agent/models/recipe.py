@@ -1,8 +1,8 @@
 """Recipe: what a factory does to make its tensors, noted on the meta device, and done later for some of them alone.
 
-Building a model runs its constructors, which draw and compute weights. Under a `WeightRecipe` they run without contents, and
-every operation that makes or changes a tensor is noted. A rank then does the operations that lead to the tensors of its
-stage, and no others:
+Building a model runs its constructors, which draw and compute weights. Under a `WeightRecipe` they run without
+contents, and every operation that makes or changes a tensor is noted. A rank then does the operations that lead to the
+tensors of its stage, and no others:
 
     noted     w = empty    w.normal_    v = empty    v.normal_    v.mul_(2)
     for v                               v = empty    v.normal_    v.mul_(2)
