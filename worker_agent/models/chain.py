@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from pipeplan.errors import require
 from worker_agent.models.batches import BatchForm
 from worker_agent.models.hugging_face import TokenInputs, build_family
+from worker_agent.models.keywords import KeywordForm, keyword_form
 from worker_agent.models.materialise import Contents
 from worker_agent.models.own import cut
 from worker_agent.models.recipe import Construction, WeightRecipe, require_stages
@@ -39,18 +40,19 @@ class Chain:
     block_names: tuple[str, ...]
     root: nn.Module
     tokens: TokenInputs | None = None
-    batches: BatchForm | None = None
+    batches: BatchForm | KeywordForm | None = None
     sharding: Sharding | None = None
     contents: Contents | Construction | None = None
     uncut: bool = False
 
-    def cut(self, inputs: Sequence[Tensor]) -> "Chain":
-        """The chain with a module of the user's own as blocks, found with inputs of these shapes.
+    def cut(self, inputs: Sequence[Tensor], names: tuple[str, ...] = ()) -> "Chain":
+        """The chain with a module of the user's own as blocks, found with inputs of these shapes, by name or position.
 
         Raises InvalidInputError for a module that cannot be cut.
         """
-        blocks, names = cut(self.root, inputs)
-        return replace(self, blocks=blocks, block_names=names, uncut=False)
+        blocks, block_names = cut(self.root, inputs, names)
+        form = self.batches.fixed(names) if isinstance(self.batches, KeywordForm) else self.batches
+        return replace(self, blocks=blocks, block_names=block_names, uncut=False, batches=form)
 
     def materialise(self, start: int = 0, stop: int | None = None) -> tuple[str, ...]:
         """Gives blocks [start, stop) their contents, on the CPU. Returns the names of tensors that files gave.
@@ -154,6 +156,7 @@ def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
         block_names=tuple(f"{index}.{_kind(block)}" for index, block in enumerate(blocks)),
         root=root,
         tokens=tokens if isinstance(tokens, TokenInputs) else None,
+        batches=keyword_form(root) if whole else None,
         sharding=None if whole else joined(blocks),
         uncut=whole,
     )

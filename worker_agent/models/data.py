@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.batches import BatchForm
 from worker_agent.models.chain import Chain
+from worker_agent.models.keywords import KeywordForm
 from worker_agent.models.random_data import RandomData
 from worker_agent.models.spec import call_factory, load_factory, parse_spec, user_code
 from worker_agent.models.values import Value, matching_dtype
@@ -36,10 +37,12 @@ class MicrobatchSource:
     """
 
     def __init__(
-        self, make: Callable[[], Any], *, microbatch_size: int, name: str, form: BatchForm | None = None
+        self, make: Callable[[], Any], *, microbatch_size: int, name: str, form: BatchForm | KeywordForm | None = None
     ) -> None:
         self.labels_tokens = False
         """Whether the newest microbatch had inputs by name, and a label for every token."""
+        self.names: tuple[str, ...] = ()
+        """Of the newest microbatch's inputs, where a module's forward takes them as keyword arguments."""
         self._form = form
         self._make = make
         self._microbatch_size = microbatch_size
@@ -97,8 +100,9 @@ class MicrobatchSource:
         field = f"data.{index}"
         if isinstance(item, Mapping):
             form = self._named(field, item)
-            self.labels_tokens = form.labels != "class"
-            return form.pair(field, item, self._microbatch_size)
+            inputs, labels = form.pair(field, item, self._microbatch_size)
+            self.labels_tokens = form.labels != "class" and labels.dim() > 1
+            return inputs, labels
         pair = isinstance(item, tuple | list) and len(item) == 2
         require(pair, field, "must be a pair of inputs and targets", type(item).__name__)
         targets = self._tensors(f"{field}.targets", item[1])
@@ -106,14 +110,18 @@ class MicrobatchSource:
             form = self._named(field, item[0])
             self.labels_tokens = form.labels != "class" and isinstance(targets, Tensor) and targets.dim() > 1
             return form.given(field, item[0], self._microbatch_size), targets
-        self.labels_tokens = False
+        self.labels_tokens, self.names = False, ()
+        named = self._form.names if isinstance(self._form, KeywordForm) else None
+        require(not named, field, f"must be a mapping, as the first microbatch: {', '.join(named or ())}", "a pair")
         return self._tensors(f"{field}.inputs", item[0]), targets
 
-    def _named(self, field: str, given: Mapping[Any, Any]) -> BatchForm:
-        """The model's inputs from a mapping. Raises InvalidInputError for a model that takes no inputs by name."""
+    def _named(self, field: str, given: Mapping[Any, Any]) -> BatchForm | KeywordForm:
+        """What the model takes by name. Raises InvalidInputError for a model that takes nothing so."""
         if self._form is None:
             rule = "must be a pair of inputs and targets, of tensors: this model takes no inputs by name"
             raise InvalidInputError(field, rule, sorted(map(str, given)))
+        if isinstance(self._form, KeywordForm):
+            self.names = self._form.of(given)
         return self._form
 
     def _tensors(self, field: str, value: Any) -> Value:
@@ -127,7 +135,9 @@ class MicrobatchSource:
         return value if isinstance(value, Tensor) else tuple(tensors)
 
 
-def open_data(spec: str, *, microbatch_size: int, seed: int, form: BatchForm | None = None) -> MicrobatchSource:
+def open_data(
+    spec: str, *, microbatch_size: int, seed: int, form: BatchForm | KeywordForm | None = None
+) -> MicrobatchSource:
     """The microbatches that a SPEC names, for a model that takes inputs by name as `form` says.
 
     Its factory gets its own options, and `microbatch_size`, `seed` and `named_inputs` (whether the model takes inputs
@@ -176,11 +186,11 @@ def in_blocks(chain: Chain, data: str, *, microbatch_size: int, seed: int, dtype
     """
     if not chain.uncut:
         return chain
-    source = open_data(data, microbatch_size=microbatch_size, seed=seed)
+    source = open_data(data, microbatch_size=microbatch_size, seed=seed, form=chain.batches)
     with user_code(f"microbatch 1 of the data {data}"):
         inputs, _ = source.microbatch(0)
     inputs = moved(inputs, torch.device("cpu"), dtype)
-    return chain.cut(inputs if isinstance(inputs, tuple) else (inputs,))
+    return chain.cut(inputs if isinstance(inputs, tuple) else (inputs,), source.names)
 
 
 def length_of(chain: Chain, sequence_length: int | None) -> int:
@@ -214,7 +224,7 @@ def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFee
             description=f"random tokens, {length} a sequence",
         )
     form, taken = chain.batches, getattr(chain.root, "config", None)
-    if form is not None and form.decodes and form.main == "input_ids":
+    if isinstance(form, BatchForm) and form.decodes and form.main == "input_ids":
         length = min(form.positions, SEQUENCE_LENGTH) if sequence_length is None else sequence_length
         rule = f"must be at most the {form.positions} positions of the model's config"
         require(length <= form.positions, "sequence_length", rule, length)

@@ -52,9 +52,12 @@ Form = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """The shapes and types of a forward's inputs."""
 
 
-def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["OwnPart", ...], tuple[str, ...]]:
+def cut(
+    root: nn.Module, inputs: Sequence[Tensor], names: tuple[str, ...] = ()
+) -> tuple[tuple["OwnPart", ...], tuple[str, ...]]:
     """The blocks of a module and their names, found with inputs of these shapes. The module is as it was afterwards.
 
+    With `names` the forward takes its inputs as keyword arguments.
     Raises InvalidInputError for a module that cannot be cut, with the place and the reason.
     """
     opaque: set[nn.Module] = set()
@@ -62,12 +65,12 @@ def cut(root: nn.Module, inputs: Sequence[Tensor]) -> tuple[tuple["OwnPart", ...
     while tape is None:
         units = units_of(root, opaque)
         try:
-            tape = record(root, units, inputs, inputs[0].device)
+            tape = record(root, units, inputs, inputs[0].device, names)
         except RefusedError as error:
             require(error.module is not root, "model", f"must {error.rule}, {FACTORY}", error.place)
             opaque.add(error.module)  # as a whole it may do so
     begins = _begins(root, tape)
-    tapes = Tapes(root, units, tuple(begins), len(inputs))
+    tapes = Tapes(root, units, tuple(begins), len(inputs), names)
     sections = tapes.add(tape, form_of(inputs), inputs[0].device)
     parts = tuple(OwnPart(tapes, number, section) for number, section in enumerate(sections))
     _adopt(root, parts)
@@ -185,6 +188,7 @@ class Tapes:
     units: dict[nn.Module, str]
     begins: tuple[Begin, ...]
     inputs: int
+    names: tuple[str, ...]
     parts: dict[int, "OwnPart"] = field(default_factory=dict)
     found: dict[tuple[Form, torch.device, Around, bool], tuple[Tape, tuple[Section, ...]]] = field(default_factory=dict)
 
@@ -195,7 +199,7 @@ class Tapes:
             empty = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in form]
             rule = f"must be cut alike for inputs of {', '.join(str(shape) for shape, _ in form)}"
             try:
-                tape = record(self.root, self.units, empty, device)
+                tape = record(self.root, self.units, empty, device, self.names)
             except RefusedError as error:
                 raise InvalidInputError("model", f"{rule}: it must {error.rule}", error.place) from error
             self.add(tape, form, device)

@@ -44,8 +44,16 @@ class RefusedError(Exception):
         self.place = place
 
 
-def record(root: nn.Module, units: Mapping[nn.Module, str], inputs: Sequence[Tensor], device: torch.device) -> Tape:
+def record(
+    root: nn.Module,
+    units: Mapping[nn.Module, str],
+    inputs: Sequence[Tensor],
+    device: torch.device,
+    names: Sequence[str] = (),
+) -> Tape:
     """The tape of a module's forward for inputs of these shapes and types on a device. Nothing is computed or changed.
+
+    With `names` the forward takes its inputs as keyword arguments.
 
     Raises RefusedError for a forward that has none.
     """
@@ -60,7 +68,7 @@ def record(root: nn.Module, units: Mapping[nn.Module, str], inputs: Sequence[Ten
         stack.callback(setattr, _log, "disabled", silent)
         torch.set_autocast_cache_enabled(False)
         _log.disabled = True  # calls that fail on fake tensors are tried in other ways, or refused in our words
-        return ForwardRecorder(root, units, device).run(inputs, now)
+        return ForwardRecorder(root, units, device).run(inputs, now, names)
 
 
 def around(device: torch.device) -> Around:
@@ -89,7 +97,7 @@ class ForwardRecorder:
         self._unknown: set[int] = set()
         self._originals: dict[int, Tensor] = {}  # of parameters and buffers by their fakes' ids
 
-    def run(self, inputs: Sequence[Tensor], now: Around) -> Tape:
+    def run(self, inputs: Sequence[Tensor], now: Around, names: Sequence[str] = ()) -> Tape:
         """The tape. Raises RefusedError."""
         with self._emptied():
             given = [self._fake_like(tensor.detach(), self._device) for tensor in inputs]
@@ -97,7 +105,7 @@ class ForwardRecorder:
             drawn = random.getstate()
             try:
                 with self._watch.active():
-                    found = self._root(*given)
+                    found = self._root(**dict(zip(names, given, strict=True))) if names else self._root(*given)
             except RefusedError:
                 raise
             except Exception as error:  # the forward is the user's
