@@ -50,7 +50,7 @@ class Unsaid(Tagger):
     labels = None  # type: ignore[assignment]
 
 
-class ByStageTagger(Tagger):
+class PredictorByStage(Predictor):
     by_stage = True
 
 

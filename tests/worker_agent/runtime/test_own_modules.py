@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
+from tests.worker_agent.models.keyword_modules import mappings
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights
@@ -73,3 +75,44 @@ def test_a_pipeline_of_an_own_modules_blocks_trains_the_module(
     assert distance(found, {name: expected[name] for name in found}) < 1e-15
     parameters = {name for name, _ in build_model(model, seed=0).root.named_parameters()}
     assert parameters <= found.keys()
+
+
+def by_name(model: str) -> Weights:
+    """As `trained`, by mappings: labels of the next token, and a mean over all labels of a batch."""
+    module = build_model(model, seed=SEED, dtype=torch.float64).root
+    batches = mappings(microbatch_size=2, seed=SEED)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        losses, labels = [], 0
+        for _ in range(MICROBATCHES):
+            batch = next(batches)
+            targets = batch.pop("labels")[:, 1:]
+            logits = module(**batch)[:, :-1]
+            losses.append(functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
+            labels += int((targets != -100).sum())
+        torch.autograd.backward(sum(losses[1:], losses[0]) / labels)
+        optimizer.step()
+    return {name: tensor.detach() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("kind", ["Predictor", "PredictorByStage"])
+def test_a_pipeline_trains_a_module_that_takes_its_inputs_by_name(kind: str, tmp_path: Path) -> None:
+    place = "tests.worker_agent.models.keyword_modules"
+    model, data = f"{place}:{kind}", f"{place}:mappings"
+    plan = make_plan("1f1b", (0, 1, 3, 5), microbatches=MICROBATCHES)
+    run_ranks(
+        RunJob(
+            plan=plan,
+            model=model,
+            data=data,
+            steps=STEPS,
+            checkpoint_every=STEPS,
+            seed=SEED,
+            learning_rate=RATE,
+            out=str(tmp_path),
+            device="cpu",
+        )
+    )
+    assert distance(checkpoint_weights(tmp_path, STEPS), by_name(model)) < 1e-12
