@@ -167,7 +167,7 @@ def list_plans(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists plans that pass all filters, newest first or in another order."""
+    """Lists plans that pass all filters. The newest come first, unless another order is asked for."""
     from pipeplan.cli import plan_tables
 
     filters: dict[str, Any] = {
@@ -203,7 +203,7 @@ def compare(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows plans side by side: how much faster or slower each is than the first, and why."""
+    """Shows plans side by side. It shows how much faster or slower each is than the first, and why."""
     from pipeplan.cli import plan_tables
 
     require(len(plan_ids) > 1, "ID", "must name at least two plans", plan_ids)

@@ -47,7 +47,7 @@ def downgrade(
     database: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
-    """Reverts to an older revision, for an older version of the service. What only later revisions can hold is lost.
+    """Reverts to an older revision. It is for an older version of the service. What only later revisions can hold is lost.
 
     `base` removes everything in the database, after a confirmation.
     """
@@ -125,7 +125,7 @@ def _rules(older_than: str | None, keep: int | None, only: list[str] | None, aba
 
 @app.command()
 def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
-    """Writes the database to a new file: one consistent state, while others continue to write."""
+    """Writes the database to a new file. It is one consistent state, while others continue to write."""
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
 

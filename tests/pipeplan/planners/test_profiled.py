@@ -95,8 +95,8 @@ def test_what_may_not_be_the_clusters_device_is_a_warning(profiled: str, present
 @pytest.mark.parametrize("profiled", [V100, "gpu"])
 def test_as_if_allows_it_and_says_whose_figures_they_are(profiled: str) -> None:
     assert problem(profiled, H100, as_if=True).warnings == (
-        f"planned as if {H100!r} were {profiled!r}: the figures are of {profiled!r}, the profile's device; links and "
-        "memory limits are the cluster's",
+        f"planned as if {H100!r} were {profiled!r}: the figures are of {profiled!r}, the profile's device; only links "
+        "and memory limits are the cluster's",
     )
 
 
