@@ -47,7 +47,7 @@ def downgrade(
     database: DatabaseUrl = None,
     config: Config = None,
 ) -> None:
-    """Reverts to an older revision. It is for an older version of the service. What only later revisions can hold is lost.
+    """Reverts to an older revision. What only later revisions can hold is lost.
 
     `base` removes everything in the database, after a confirmation.
     """
