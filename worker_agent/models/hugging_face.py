@@ -214,9 +214,10 @@ def _sample(root: Any) -> tuple[int, ...]:
         length = config.max_source_positions * 2  # its two convolutions halve it
         return config.num_mel_bins, length
     if root.main_input_name == "pixel_values":
-        size = getattr(config, "image_size", IMAGE_SIZE)
+        images = getattr(config, "vision_config", config)  # of a model with a part for texts as well
+        size = getattr(images, "image_size", IMAGE_SIZE)
         height, width = (size, size) if isinstance(size, int) else size
-        return config.num_channels, height, width
+        return images.num_channels, height, width
     return ()
 
 

@@ -20,6 +20,15 @@ OTHERS = {
     "gptj": "hf:gptj?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16&rotary_dim=8",
     "gpt_bigcode": "hf:gpt_bigcode?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16",
     "olmo": f"hf:olmo?{NARROW}",
+    "stablelm": f"hf:stablelm?{NARROW}",
+    "starcoder2": f"hf:starcoder2?{NARROW}",
+    "olmo2": f"hf:olmo2?{NARROW}",
+    "distilbert": "hf:distilbert?n_layers=3&dim=32&hidden_dim=48&n_heads=2&vocab_size=50&max_position_embeddings=20",
+    "electra": f"hf:electra?{SMALL}&embedding_size=32&vocab_size=50&max_position_embeddings=20",
+    "clip": (
+        'hf:clip?vision_config={"num_hidden_layers":3,"hidden_size":32,"num_attention_heads":2,"intermediate_size":48,'
+        '"image_size":8,"patch_size":4}&num_labels=7'
+    ),
 }
 
 
