@@ -102,8 +102,13 @@ class BeforeLayers(nn.Module):
             reached.append(_hidden_of(first, positional, named))
             raise ReachedError
 
+        def unused(*_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            return inputs, inputs  # each layer's block makes its own, and this block may have no contents for them
+
+        rotary = {call.rotary.module for call in self._cuts.layers if call.rotary}
+        stand_ins: dict[nn.Module, Callable[..., Any]] = {root.get_submodule(first.module): stop}
         try:
-            with replaced({root.get_submodule(first.module): stop}):
+            with replaced(stand_ins | {root.get_submodule(part): unused for part in rotary}):
                 root(**{self._cuts.inputs[0]: inputs})
         except ReachedError:
             return reached[0]

@@ -23,6 +23,7 @@ OTHERS = {
     "stablelm": f"hf:stablelm?{NARROW}",
     "starcoder2": f"hf:starcoder2?{NARROW}",
     "olmo2": f"hf:olmo2?{NARROW}",
+    "granite": f"hf:granite?{NARROW}&embedding_multiplier=3.0",
     "distilbert": "hf:distilbert?n_layers=3&dim=32&hidden_dim=48&n_heads=2&vocab_size=50&max_position_embeddings=20",
     "electra": f"hf:electra?{SMALL}&embedding_size=32&vocab_size=50&max_position_embeddings=20",
     "clip": (
