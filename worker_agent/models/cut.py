@@ -61,6 +61,8 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     later = [value for call in seen[at[-1] + 1 :] for value in (*call.positional, *call.named.values())]
     alone = not any(t.isnan().any() for t in (*later, result) if isinstance(t, Tensor) and t.is_floating_point())
     _require(plain or alone, "use nothing but the last layer's result after it", type(root).__name__)
+    one = all(isinstance(seen[n].output, Tensor) for n in at)
+    _require(plain or one, "have layers that give one tensor each", type(root).__name__)
     for key in ("layerdrop", "decoder_layerdrop", "encoder_layerdrop"):
         _require(not getattr(root.config, key, 0), f"have no {key}, which skips layers", type(root).__name__)
 

@@ -15,6 +15,7 @@ OTHERS = {
     "mamba": "hf:mamba?vocab_size=50&hidden_size=32&num_hidden_layers=3&state_size=4",
     "vit": f"hf:vit?{SMALL}&image_size=8&patch_size=4&num_labels=7",
     "resnet": "hf:resnet?embedding_size=8&hidden_sizes=[8,16,32]&depths=[1,2,1]&layer_type=basic&num_labels=7",
+    "swin": "hf:swin?image_size=8&patch_size=1&embed_dim=8&depths=[1,1]&num_heads=[2,2]&window_size=2&num_labels=7",
     "gemma2": f"hf:gemma2?{NARROW}&head_dim=16&sliding_window=16",
     "roberta": f"hf:roberta?{SMALL}&vocab_size=50&max_position_embeddings=20",
     "gptj": "hf:gptj?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16&rotary_dim=8",
