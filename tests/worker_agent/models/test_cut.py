@@ -9,6 +9,7 @@ from tests.worker_agent.models.test_hugging_face import NARROW, SPECS, in_order
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.layers import AfterLayers, BeforeLayers
+from worker_agent.models.values import as_values
 
 SMALL = "num_hidden_layers=3&hidden_size=32&num_attention_heads=2&intermediate_size=48"
 OTHERS = {
@@ -21,6 +22,7 @@ OTHERS = {
     "gptj": "hf:gptj?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16&rotary_dim=8",
     "gpt_bigcode": "hf:gpt_bigcode?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16",
     "olmo": f"hf:olmo?{NARROW}",
+    "falcon": "hf:falcon?num_hidden_layers=3&hidden_size=32&num_attention_heads=2&vocab_size=50",
     "stablelm": f"hf:stablelm?{NARROW}",
     "starcoder2": f"hf:starcoder2?{NARROW}",
     "olmo2": f"hf:olmo2?{NARROW}",
@@ -66,13 +68,14 @@ def test_a_stage_needs_its_own_blocks_alone(family: str) -> None:
     spec = (OTHERS | SPECS)[family]
     whole = build_model(spec, seed=4)
     whole.root.eval()
-    value = given = inputs_of(whole, 2)
+    given = inputs_of(whole, 2)
+    values: tuple[Tensor, ...] = (given,)
     for number in range(len(whole.blocks)):
         alone = build_model(spec, seed=4, empty=True)
         alone.materialise(number, number + 1)
         alone.root.eval()
-        value = alone.blocks[number](value)
-    assert torch.equal(value, whole.root(given)[0])
+        values = as_values(alone.blocks[number](*values))
+    assert torch.equal(values[0], whole.root(given)[0])
 
 
 def test_what_is_more_than_modules_in_a_row_runs_the_models_own_forward() -> None:

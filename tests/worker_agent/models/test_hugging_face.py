@@ -11,6 +11,7 @@ from pipeplan.documents.names import FAMILIES, parse_spec
 from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
+from worker_agent.models.values import as_values
 
 NARROW = (
     "num_hidden_layers=2&hidden_size=32&num_attention_heads=2&num_key_value_heads=1&intermediate_size=48&vocab_size=50"
@@ -35,10 +36,10 @@ SPECS = {
 
 
 def in_order(chain: Chain, tokens: Tensor) -> Tensor:
-    value = tokens
+    values: tuple[Tensor, ...] = (tokens,)
     for block in chain.blocks:
-        value = block(value)
-    return value
+        values = as_values(block(*values))
+    return values[0]
 
 
 def gradients(chain: Chain, logits: Tensor, targets: Tensor) -> dict[str, Tensor]:
