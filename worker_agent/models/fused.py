@@ -2,7 +2,8 @@
 
 Each is an operator of its own. It computes for real, with torch's functions; on fake tensors it is one operation, which
 reads its inputs and writes its outputs once. The kernels are Megatron-LM's: its fused softmax (scaled, causal), bias
-with GELU, and bias with dropout and the residual (Narayanan et al. 2021, section 4.2).
+with GELU, and bias with dropout and the residual (Narayanan et al. 2021, section 4.2). The softmax takes several
+kernels where the fused one cannot run (`fuses_softmax`).
 
 B sequences, N heads, S queries, T keys, D a head's width, H any width. Positions of queries are the last of those of
 the keys.
@@ -60,12 +61,33 @@ def _product_flops(left: tuple[int, ...], right: tuple[int, ...], **_: object) -
 @torch.library.custom_op("pipeplan::scaled_softmax", mutates_args=())
 def scaled_softmax(scores: Tensor, scale: float, causal: bool) -> Tensor:
     """(B, N, S, T) -> (B, N, S, T): the softmax of scaled scores, where `causal` without those of later positions."""
+    return _softmax_in_steps(scores, scale, causal)
+
+
+def fuses_softmax(scores: Tensor) -> bool:
+    """Whether Megatron-LM's kernel takes the scores (B, N, S, T).
+
+    It does where 16 < T <= 16,384, and S, T and B N are multiples of 4 (core 0.15, `fused_softmax.py`,
+    `FusedScaleMaskSoftmax.is_kernel_available`).
+    """
+    batch, heads, queries, keys = scores.shape
+    return 16 < keys <= 16_384 and queries % 4 == 0 and keys % 4 == 0 and batch * heads % 4 == 0
+
+
+def _softmax_in_steps(scores: Tensor, scale: float, causal: bool) -> Tensor:
+    """The same as `scaled_softmax`, in a kernel a step."""
     scaled = scores.to(_wide(scores)) * scale
     if causal:
-        queries, keys = scores.shape[-2:]
-        later = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)
-        scaled = scaled.masked_fill(later, -torch.inf)
+        scaled = without_later(scaled, -torch.inf)
     return scaled.softmax(dim=-1).to(scores.dtype)
+
+
+@torch.library.custom_op("pipeplan::without_later", mutates_args=())
+def without_later(scores: Tensor, value: float) -> Tensor:
+    """(B, N, S, T) -> (B, N, S, T): the scores, with this value where the key is later than the query."""
+    queries, keys = scores.shape[-2:]
+    later = torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(keys - queries + 1)
+    return scores.masked_fill(later, value)
 
 
 @torch.library.custom_op("pipeplan::scaled_softmax_backward", mutates_args=())
@@ -163,7 +185,7 @@ def masked_scale(gradient: Tensor, mask: Tensor, p: float) -> Tensor:
     return gradient * mask / (1 - p)
 
 
-for _alike in (scaled_softmax, scaled_softmax_backward, bias_gelu, masked_scale):
+for _alike in (scaled_softmax, scaled_softmax_backward, without_later, bias_gelu, masked_scale):
     _alike.register_fake(lambda first, *_: torch.empty_like(first))
 for _alike in (bias_gelu_backward, swiglu_backward):
     _alike.register_fake(lambda gradient, x, *_: torch.empty_like(x))
@@ -179,6 +201,13 @@ def _softmax_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 
 scaled_softmax.register_autograd(_softmax_gradients, setup_context=_keep_probabilities)
+
+
+def _earlier_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    return without_later(gradient, 0.0), None
+
+
+without_later.register_autograd(_earlier_gradients)
 
 
 def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -258,7 +287,7 @@ def unfused_attention(
     if attn_mask is not None:
         allowed = torch.where(attn_mask, 0.0, -torch.inf) if attn_mask.dtype == torch.bool else attn_mask
         scores = scores + (allowed / scale).to(scores.dtype)
-    probabilities = scaled_softmax(scores, scale, is_causal)
+    probabilities = (scaled_softmax if fuses_softmax(scores) else _softmax_in_steps)(scores, scale, is_causal)
     if dropout_p:
         probabilities = torch.native_dropout(probabilities, dropout_p, True)[0]
     attended: Tensor = heads_product(probabilities, value)

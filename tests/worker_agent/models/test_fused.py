@@ -58,11 +58,12 @@ def test_dropout_leaves_the_residual_where_it_drops_and_its_gradient_is_zero_the
     torch.testing.assert_close(bias.grad, mask.double() / 0.75)
 
 
+@pytest.mark.parametrize("length", [20, 5], ids=["one kernel's softmax", "softmax in steps"])
 @pytest.mark.parametrize("mask", [None, "bool", "float"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_unfused_attention_equals_torchs(kv_heads: int, mask: str | None) -> None:
-    query, key, value = (numbers(2, n, 5, 3, seed=n) for n in (4, kv_heads, kv_heads))
-    allowed = torch.ones(5, 5, dtype=torch.bool).tril(1)
+def test_unfused_attention_equals_torchs(kv_heads: int, mask: str | None, length: int) -> None:
+    query, key, value = (numbers(2, n, length, 3, seed=n) for n in (4, kv_heads, kv_heads))
+    allowed = torch.ones(length, length, dtype=torch.bool).tril(1)
     options: dict[str, Any] = {
         "attn_mask": {"bool": allowed, "float": allowed.double()}.get(str(mask)),
         "enable_gqa": kv_heads < 4,
