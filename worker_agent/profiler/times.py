@@ -189,7 +189,7 @@ def prepare_gradients(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
     """Gives every trainable parameter a gradient of zeros; returns these parameters, each once."""
     parameters = list(dict.fromkeys(p for block in blocks for p in block.parameters() if p.requires_grad))
     for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
     return parameters
 
 

@@ -105,6 +105,8 @@ def _update(weights: Weights, version: int, blocks: Sequence[int], how: Updating
 def _weights(blocks: Sequence[nn.Module], how: Updating) -> Weights:
     """The blocks' weights as a run has them."""
     every: list[Tensor] = [parameter for block in blocks for parameter in block.parameters()]
+    for parameter in every:
+        parameter.grad = None  # of the measurements before, in the weights' own type: a run's may be in another
     return Weights(
         find_slots(blocks, {parameter: str(place) for place, parameter in enumerate(every)}),
         lambda handles: build_optimizer(how.optimizer, handles, _LEARNING_RATE),

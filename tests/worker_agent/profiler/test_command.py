@@ -68,6 +68,16 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     assert processes_about(tmp_path) == []
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.campaign)])
+def test_weights_of_16_bits_are_updated_and_exchanged_as_in_a_run(tmp_path: Path, dtype: str) -> None:
+    # their gradients add up in float32, which a gradient of 16 bits from an earlier measurement would refuse
+    wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2", "--rounds", "2")
+    done = agent("profile", *wanted, "--dtype", dtype, "--optimizer", "adam", "--json", directory=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    overheads = parse(Profile, done.stdout).overheads
+    assert overheads.update_s_per_byte > 0 and overheads.version_s_per_byte > 0
+
+
 @pytest.mark.campaign
 def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_path: Path) -> None:
     spec = "tests.worker_agent.profiler.factories:raising_on_the_second_rank"
