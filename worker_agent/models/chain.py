@@ -1,9 +1,12 @@
 """Chain: a model as blocks that data passes through one after the other."""
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -81,15 +84,14 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
     """The chain that a SPEC names, on the CPU. The same seed gives the same weights in every process.
 
     With `empty` a model of Hugging Face, a preset or a factory with an attribute `by_stage` has only shapes until its
-    blocks are materialised; other models are as their factory returns them. torch's random state is set from the seed
-    while the model is built, and restored afterwards. Raises InvalidInputError if the SPEC, its options or
-    what its factory returns break a rule.
+    blocks are materialised; other models are as their factory returns them. The random states of torch, NumPy and
+    Python are set from the seed while the model is built, and restored afterwards. Raises InvalidInputError if the
+    SPEC, its options or what its factory returns break a rule.
     """
     parsed = parse_spec(spec, field="model")
     if not parsed.is_hugging_face:
         load_factory(parsed, field="model")  # an import may draw random numbers, and is not repeated
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with _seeded(seed):
         if not parsed.is_hugging_face:
             chain = _by_stages(parsed, seed, dtype) if _is_by_stage(parsed) else _from_factory(parsed, dtype)
         else:
@@ -97,6 +99,21 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
     if not empty:
         chain.materialise()
     return chain
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """While it is active, global random numbers follow from the seed."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def _from_family(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:

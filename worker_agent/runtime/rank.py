@@ -55,6 +55,7 @@ from worker_agent.runtime.measured import BatchLog, deferred_share
 from worker_agent.runtime.module_state import Noted
 from worker_agent.runtime.own_blocks import OwnBlocks, own_blocks
 from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.same_start import require_same_start
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, activity_of, read_status
@@ -158,6 +159,8 @@ class Rank:
         lines = open_lines(edges, self.stream.rank)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
         groups = open_tied_groups(self.program, self.job.tied, self.stream.rank)
+        if not self.job.first_step:  # a checkpoint gives all copies the same weights
+            require_same_start(self.parts, replicas, groups)
 
         status.at(STARTING)
         feeds = [self._feed(part, status) for part in self.parts]
