@@ -280,22 +280,14 @@ class Plan:
         require(len(self.stages) > 0, "stages", "must hold at least one stage", self.stages)
         start = 0
         for i, stage in enumerate(self.stages):
-            require(
-                stage.start == start,
-                f"stages.{i}.start",
-                f"must begin where the stage before it ends ({start})",
-                stage.start,
-            )
+            rule = f"must begin where the stage before it ends ({start})"
+            require(stage.start == start, f"stages.{i}.start", rule, stage.start)
             start = stage.stop
         if self.order is not None:
             rule = f"must hold each of the {start} blocks once"
             require(sorted(self.order) == list(range(start)), "order", rule, self.order)
-        require(
-            len(self.costs) == self.depth,
-            "costs",
-            f"must hold one entry for each stage ({self.depth})",
-            len(self.costs),
-        )
+        rule = f"must hold one entry for each stage ({self.depth})"
+        require(len(self.costs) == self.depth, "costs", rule, len(self.costs))
 
         engine = engine_named(self.engine)
         require_form(engine, self.form)

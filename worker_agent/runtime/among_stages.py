@@ -108,7 +108,11 @@ def tied_groups(homes: Mapping[nn.Parameter, Stages]) -> tuple[Stages, ...]:
     return tuple(sorted({stages for stages in homes.values() if len(stages) > 1}))
 
 
-def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> dict[Stages, dist.ProcessGroup]:
+TiedGroups = Mapping[Stages, dist.ProcessGroup]
+"""The groups of a rank in which stages that share weights meet."""
+
+
+def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> TiedGroups:
     """The process groups in which a rank sums shared parameters' gradients: one replica of each of the stages.
 
     Every rank makes all groups, in the same order. There is none where one rank has all of the stages.

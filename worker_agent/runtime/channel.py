@@ -109,7 +109,11 @@ class ChannelLines:
     riding_bytes: int = 0
 
 
-def open_lines(edges: Iterable[ChannelEdge], rank: int) -> dict[ChannelEdge, ChannelLines]:
+Lines = Mapping[ChannelEdge, ChannelLines]
+"""A rank's lines, by their edges."""
+
+
+def open_lines(edges: Iterable[ChannelEdge], rank: int) -> Lines:
     """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
 
     NCCL takes a message into memory of just its size: what comes must be known before a receive is posted. The first

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -40,22 +40,22 @@ from worker_agent.runtime import checkpoint
 from worker_agent.runtime.among_stages import (
     Late,
     Part,
-    Stages,
     StagesTogether,
+    TiedGroups,
     open_tied_groups,
     stages_of,
     tied_groups,
 )
-from worker_agent.runtime.channel import open_lines
+from worker_agent.runtime.channel import Lines, open_lines
 from worker_agent.runtime.executor import Executor, Hooks, run_together
 from worker_agent.runtime.feed import FeedSource, MicrobatchFeed, TokenMeans
 from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write_job
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.measured import BatchLog, deferred_share
+from worker_agent.runtime.model_checks import require_match, require_same_start
 from worker_agent.runtime.module_state import Noted
 from worker_agent.runtime.own_blocks import OwnBlocks, own_blocks
 from worker_agent.runtime.recorder import Recorder
-from worker_agent.runtime.same_start import require_same_start
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, activity_of, read_status
@@ -152,15 +152,7 @@ class Rank:
 
     def execute(self, status: StatusWriter) -> RankResult:
         """Executes the stream with all other ranks; returns what was measured."""
-        streams = [part for stream in self.program.streams for part in self.program.stage_streams(stream)]
-        edges = {edge for stream in streams for edge in edges_of(stream)}
-
-        status.at(MEETING)
-        lines = open_lines(edges, self.stream.rank)
-        replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
-        groups = open_tied_groups(self.program, self.job.tied, self.stream.rank)
-        if not self.job.first_step:  # a checkpoint gives all copies the same weights
-            require_same_start(self.parts, replicas, groups)
+        lines, replicas, groups = self._meet(status)
 
         status.at(STARTING)
         feeds = [self._feed(part, status) for part in self.parts]
@@ -206,11 +198,26 @@ class Rank:
             deferred_share=deferred_share(lane, defers=any(part.stage.defers for part in self.parts)),
         )
 
+    def _meet(self, status: StatusWriter) -> tuple[Lines, dist.ProcessGroup | None, TiedGroups]:
+        """Opens the lines between stages, and the groups of replicas and of stages that share weights.
+
+        Raises InvalidInputError for a model whose copies do not begin with the same weights.
+        """
+        streams = [part for stream in self.program.streams for part in self.program.stage_streams(stream)]
+        edges = {edge for stream in streams for edge in edges_of(stream)}
+        status.at(MEETING)
+        lines = open_lines(edges, self.stream.rank)
+        replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
+        groups = open_tied_groups(self.program, self.job.tied, self.stream.rank)
+        if not self.job.first_step:  # a checkpoint gives all copies the same weights
+            require_same_start(self.parts, replicas, groups)
+        return lines, replicas, groups
+
     def _executors(
         self,
         mails: Sequence[Mail],
         replicas: dist.ProcessGroup | None,
-        tied: Mapping[Stages, dist.ProcessGroup],
+        tied: TiedGroups,
         recorder: Recorder,
         hooks: Hooks,
         feeds: Sequence[MicrobatchFeed | None],
@@ -319,25 +326,6 @@ class Rank:
             targets=part.last,
             ahead=self.device.type == "cuda",
         )
-
-
-def require_match(job: RunJob, chain: Chain) -> None:
-    """Raises InvalidInputError if the plan is for another model.
-
-    The number of blocks must agree. If the plan's profile is of the same factory or family, the bytes of the stages'
-    weights must agree as well: with other options they are others.
-    """
-    blocks = job.plan.stages[-1].stop
-    require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
-    named = {text.partition("?")[0] for text in (job.model, chain.spec)}
-    profiled = (job.plan.model.spec or "").partition("?")[0] in named
-    sizes = chain.weight_bytes()
-    for index, (stage, costs) in enumerate(zip(job.plan.stages, job.plan.costs, strict=True)):
-        own, planned = sum(sizes[stage.start : stage.stop]), costs.version_bytes
-        rule = (
-            f"must have the plan's {planned} bytes of weights in stage {index}; the plan is for {job.plan.model.spec}"
-        )
-        require(not profiled or planned in (0, own), "model", rule, own)
 
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:

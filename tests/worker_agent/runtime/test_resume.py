@@ -17,7 +17,8 @@ from tests.worker_agent.runtime.recorded import reads_of
 from tests.worker_agent.runtime.test_checkpoint import DATA, MLP, write
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.job import RunJob, holding
-from worker_agent.runtime.rank import require_match, run_rank
+from worker_agent.runtime.model_checks import require_match
+from worker_agent.runtime.rank import run_rank
 from worker_agent.runtime.run import resumed
 from worker_agent.runtime.status import StatusWriter, read_status
 

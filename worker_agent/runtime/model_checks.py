@@ -1,10 +1,10 @@
-"""Same start: replicas of a stage, and stages that share weights, begin a run with the same values.
+"""Model checks: a run's model is the plan's, and all copies of its weights begin with the same values.
 
 Each process builds its own copy. A factory that draws random numbers from anything but what `build_model` seeds gives
 each copy other weights: their gradients would be averaged, and every copy would train something else.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -13,7 +13,10 @@ from torch import Tensor
 
 from pipeplan.errors import require
 from worker_agent.engine.weights import Weights
-from worker_agent.runtime.among_stages import Part, Stages
+from worker_agent.models.chain import Chain
+from worker_agent.runtime.among_stages import Part, TiedGroups
+from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.module_state import Noted
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -23,14 +26,33 @@ class Copy(Protocol):
 
     weights: Weights
     among_stages: Part
+    noted: Noted
 
 
-def require_same_start(
-    copies: Sequence[Copy], replicas: dist.ProcessGroup | None, tied: Mapping[Stages, dist.ProcessGroup]
-) -> None:
+def require_match(job: RunJob, chain: Chain) -> None:
+    """Raises InvalidInputError if the plan is for another model.
+
+    The number of blocks must agree. If the plan's profile is of the same factory or family, the bytes of the stages'
+    weights must agree as well: with other options they are others.
+    """
+    blocks = job.plan.stages[-1].stop
+    require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
+    named = {text.partition("?")[0] for text in (job.model, chain.spec)}
+    profiled = (job.plan.model.spec or "").partition("?")[0] in named
+    sizes = chain.weight_bytes()
+    for index, (stage, costs) in enumerate(zip(job.plan.stages, job.plan.costs, strict=True)):
+        own, planned = sum(sizes[stage.start : stage.stop]), costs.version_bytes
+        rule = (
+            f"must have the plan's {planned} bytes of weights in stage {index}; the plan is for {job.plan.model.spec}"
+        )
+        require(not profiled or planned in (0, own), "model", rule, own)
+
+
+def require_same_start(copies: Sequence[Copy], replicas: dist.ProcessGroup | None, tied: TiedGroups) -> None:
     """Raises InvalidInputError, in all processes of a group, for the first weight that differs among them."""
     if replicas is not None:
-        _require_same([slot for copy in copies for slot in _weights_of(copy)], replicas)
+        held = [named for copy in copies for named in (*_weights_of(copy), *copy.noted.live.items())]
+        _require_same(held, replicas)
     for stages, group in sorted(tied.items()):
         named: dict[str, Tensor] = {}
         for copy in copies:
@@ -39,7 +61,7 @@ def require_same_start(
         _require_same(sorted(named.items()), group)
 
 
-def _weights_of(copy: Copy) -> Iterable[tuple[str, Tensor]]:
+def _weights_of(copy: Copy) -> list[tuple[str, Tensor]]:
     return [(slot.name, slot.parameter) for slot in copy.weights.slots]
 
 
@@ -57,4 +79,5 @@ def _require_same(named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup)
 
 def _sum_of_bits(weight: Tensor) -> Tensor:
     """The sum of the elements' bits as integers: equal for equal weights, and hardly ever for others."""
-    return weight.contiguous().view(_INTEGERS[weight.element_size()]).sum(dtype=torch.int64)
+    plain = torch.view_as_real(weight) if weight.is_complex() else weight
+    return plain.contiguous().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Replicas, and stages that share a weight, begin with the same weights, or the run is refused."""
+"""Replicas, and stages that share a weight, begin with the same weights; a run whose copies differ is refused."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.test_run_command import command, finish
 from worker_agent.models.chain import build_model
 
-HERE = "tests.worker_agent.runtime.test_same_start:drawn"
+HERE = "tests.worker_agent.runtime.test_model_checks:drawn"
 SOURCES: dict[str, Callable[[], float]] = {
     "torch": lambda: float(torch.rand(())),
     "numpy": lambda: float(np.random.rand()),
@@ -23,13 +23,14 @@ SOURCES: dict[str, Callable[[], float]] = {
 }
 
 
-def drawn(*, source: str, tied: str = "no") -> list[nn.Module]:
-    """Blocks with one weight from somewhere else; tied: the last block has the first one's."""
+def drawn(*, source: str, tied: str = "no", frozen: str = "no") -> list[nn.Module]:
+    """Blocks with one weight from somewhere else, which may be frozen; tied: the last block has the first one's."""
     blocks: list[nn.Module] = [nn.Linear(8, 8) for _ in range(4)]
     first, last = blocks[0], blocks[-1]
     assert isinstance(first, nn.Linear) and isinstance(last, nn.Linear)
     with torch.no_grad():
         first.weight[2, 3] = SOURCES[source]()
+    first.weight.requires_grad_(frozen == "no")
     if tied == "yes":
         last.weight = first.weight
     return blocks
@@ -40,12 +41,16 @@ STAGES = make_plan("1f1b", (0, 2, 4))
 
 
 @pytest.mark.parametrize(
-    ("plan", "tied"),
-    [(REPLICAS, "no"), pytest.param(STAGES, "yes", marks=pytest.mark.campaign)],
-    ids=["replicas", "tied stages"],
+    ("plan", "options"),
+    [
+        (REPLICAS, ""),
+        pytest.param(REPLICAS, "&frozen=yes", marks=pytest.mark.campaign),
+        pytest.param(STAGES, "&tied=yes", marks=pytest.mark.campaign),
+    ],
+    ids=["replicas", "frozen", "tied stages"],
 )
-def test_weights_that_differ_among_processes_are_refused(plan: Plan, tied: str, tmp_path: Path) -> None:
-    result = finish(command(plan, tmp_path, model=f"{HERE}?source=unseeded&tied={tied}"))
+def test_weights_that_differ_among_processes_are_refused(plan: Plan, options: str, tmp_path: Path) -> None:
+    result = finish(command(plan, tmp_path, model=f"{HERE}?source=unseeded{options}"))
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: model: must give a weight the same values in every process")
