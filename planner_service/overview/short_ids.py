@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"((?:/v1)?/(profile|cluster|plan|job|run)s/)([0-9a-f]{4,3
 class ShortIds:
     """Puts the whole id into the address of who may read lists; who may not cannot find an id by its head.
 
-    It stands behind all that checks callers. Where several ids begin so, the answer is a 422 that names them. What a
+    It runs after the layers that check callers. If several ids begin so, the answer is a 422 that names them. What a
     short id stands for may change: no answer to one is kept without asking.
     """
 

@@ -103,7 +103,7 @@ class NodeAgent:
         try:
             self._client.present(self._settings.name, Presence(instance=self._instance, draining=True))
         except PipeplanError as error:
-            self._log(f"the service could not be told that this agent drains: {error}")
+            self._log(f"the service did not learn that this agent is draining: {error}")
 
     def _work(self, lease: Lease) -> None:
         """Does one job and reports its end. Whatever happens to the job, the agent continues.

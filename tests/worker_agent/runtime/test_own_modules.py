@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pipeplan.documents.plan import Plan
 from tests.worker_agent.models.keyword_modules import mappings
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
@@ -40,6 +41,24 @@ def trained(model: str, data: str) -> Weights:
     return {name: tensor.detach() for name, tensor in module.state_dict().items()}
 
 
+def piped(plan: Plan, model: str, data: str, out: Path) -> Weights:
+    """The weights after the run of a plan."""
+    run_ranks(
+        RunJob(
+            plan=plan,
+            model=model,
+            data=data,
+            steps=STEPS,
+            checkpoint_every=STEPS,
+            seed=SEED,
+            learning_rate=RATE,
+            out=str(out),
+            device="cpu",
+        )
+    )
+    return checkpoint_weights(out, STEPS)
+
+
 @pytest.mark.each_case
 @pytest.mark.parametrize(
     ("kind", "data", "cuts", "options"),
@@ -57,21 +76,8 @@ def test_a_pipeline_of_an_own_modules_blocks_trains_the_module(
 ) -> None:
     model = f"{PLACE}:{kind}"
     plan = make_plan("1f1b", cuts, microbatches=MICROBATCHES // options.get("replicas", 1), **options)
-    run_ranks(
-        RunJob(
-            plan=plan,
-            model=model,
-            data=data,
-            steps=STEPS,
-            checkpoint_every=STEPS,
-            seed=SEED,
-            learning_rate=RATE,
-            out=str(tmp_path),
-            device="cpu",
-        )
-    )
+    found = piped(plan, model, data, tmp_path)
     expected = trained(model, data)
-    found = checkpoint_weights(tmp_path, STEPS)
     assert distance(found, {name: expected[name] for name in found}) < 1e-15
     parameters = {name for name, _ in build_model(model, seed=0).root.named_parameters()}
     assert parameters <= found.keys()
@@ -102,17 +108,5 @@ def test_a_pipeline_trains_a_module_that_takes_its_inputs_by_name(kind: str, tmp
     place = "tests.worker_agent.models.keyword_modules"
     model, data = f"{place}:{kind}", f"{place}:mappings"
     plan = make_plan("1f1b", (0, 1, 3, 5), microbatches=MICROBATCHES)
-    run_ranks(
-        RunJob(
-            plan=plan,
-            model=model,
-            data=data,
-            steps=STEPS,
-            checkpoint_every=STEPS,
-            seed=SEED,
-            learning_rate=RATE,
-            out=str(tmp_path),
-            device="cpu",
-        )
-    )
-    assert distance(checkpoint_weights(tmp_path, STEPS), by_name(model)) < 1e-12
+    found = piped(plan, model, data, tmp_path)
+    assert distance(found, by_name(model)) < 1e-12
