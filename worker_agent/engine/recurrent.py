@@ -26,10 +26,11 @@ def _lstm_step(of_input: Tensor, of_state: Tensor, state: State) -> State:
 
 
 def _gru_step(of_input: Tensor, of_state: Tensor, state: State) -> State:
-    (reset_i, update_i, new_i), (reset_h, update_h, new_h) = of_input.chunk(3, 1), of_state.chunk(3, 1)
-    reset, update = torch.sigmoid(reset_h + reset_i), torch.sigmoid(update_h + update_i)
-    new = torch.tanh(new_i + new_h * reset)
-    return ((state[0] - new) * update + new,)
+    # In place as torch does it: the gates stay where `of_state` was, and a step keeps no more than torch's own.
+    (reset_i, update_i, new_i), (reset_h, update_h, new_h) = of_input.chunk(3, 1), of_state.unsafe_chunk(3, 1)
+    reset, update = reset_h.add_(reset_i).sigmoid_(), update_h.add_(update_i).sigmoid_()
+    new = (new_i + new_h.mul_(reset)).tanh_()
+    return ((state[0] - new).mul_(update).add_(new),)
 
 
 def _plain_step(activation: Callable[[Tensor], Tensor]) -> Step:
