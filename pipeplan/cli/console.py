@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.documents.names import Spec, parse_spec
 from pipeplan.errors import (
     ConflictError,
     ForbiddenError,
@@ -27,6 +29,7 @@ from pipeplan.errors import (
     ServiceError,
     TooManyRequestsError,
     UnauthorizedError,
+    require,
     shown,
 )
 
@@ -137,6 +140,19 @@ def require_extra(extra: Literal["service", "worker"], what: str = "this command
     missing = [name for name in MODULES[extra] if find_spec(name) is None]
     if missing:
         raise MissingDependencyError(f"{what} needs {missing[0]}: pip install 'pipeplan[{extra}]'")
+
+
+def typed_spec(text: str, *, field: str) -> Spec:
+    """The SPEC that a user typed.
+
+    Raises InvalidInputError as `parse_spec` does, and if the text names a Hugging Face family without any option beside
+    a model's folder of the same name: the folder's weights are meant then, and the family has random ones.
+    """
+    spec = parse_spec(text, field=field)
+    beside = spec.is_hugging_face and spec.path is None and (Path(spec.name) / "config.json").is_file()
+    rule = f"must be hf:./{spec.name} for the folder of this name, or hf:{spec.name}? for the family"
+    require(not beside or "?" in text, field, rule, text)
+    return spec
 
 
 def table_of(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

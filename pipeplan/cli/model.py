@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from pipeplan.cli import profile_cache
-from pipeplan.cli.console import require_extra
+from pipeplan.cli.console import require_extra, typed_spec
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.files import parse, read_text
@@ -91,7 +91,7 @@ def model_asked(
     """
     require(model is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
     if model is not None:
-        parse_spec(model, field="model")
+        typed_spec(model, field="model")
         return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=not no_cache)
     rule = "is an option of --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)

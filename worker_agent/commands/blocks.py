@@ -5,9 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pipeplan.cli.console import require_extra, show_table
+from pipeplan.cli.console import require_extra, show_table, typed_spec
 from pipeplan.documents.files import dump
-from pipeplan.documents.names import parse_spec
 from pipeplan.errors import require_count
 from pipeplan.formats import NONE, size
 
@@ -25,7 +24,7 @@ def blocks(
     It builds the whole model here, and runs one microbatch forward on the processor.
     """
     require_extra("worker")
-    parse_spec(model, field="model")
+    typed_spec(model, field="model")
     require_count("microbatch_size", microbatch_size)
     from worker_agent.models.listing import list_blocks
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeplan.cli.console import require_extra
+from pipeplan.cli.console import require_extra, typed_spec
 from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse, require_place, write_document
@@ -96,6 +96,7 @@ def profile(
 
     require_place(output)
     require_place(cluster_output, field="cluster_output")
+    typed_spec(model, field="model")
     try:
         sizes = [int(size) for size in microbatch_sizes.split(",")]
     except ValueError:

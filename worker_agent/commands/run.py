@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeplan.cli.console import require_extra
+from pipeplan.cli.console import require_extra, typed_spec
 from pipeplan.documents.files import read
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.names import parse_spec
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, require, require_count
 from pipeplan.protocol.training import DESCRIBED_RATES
@@ -130,7 +129,7 @@ def run(
 
     for field, text in (("model", model), ("data", data), ("loss", loss)):
         if text is not None:
-            parse_spec(text, field=field)
+            typed_spec(text, field=field)
     require_count("steps", steps)  # the job's intervals follow from it
     chosen = read(Plan, plan)
     if schedule is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from pipeplan.cli.console import typed_spec
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
 from pipeplan.documents.profile import Profile
@@ -115,6 +116,31 @@ def test_wrong_options_are_refused_by_name_before_anything_is_started(arguments:
     outcome = CliRunner().invoke(app, ["profile", "--model", MLP, *arguments])
     assert isinstance(outcome.exception, InvalidInputError)
     assert outcome.exception.field == field
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("profile",),
+        ("blocks",),
+        ("run", "--plan", "plan.json", "--data", "preset:random_tokens", "--steps", "1", "--out", "run"),
+    ],
+)
+def test_a_family_is_not_taken_for_the_folder_of_its_name(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights of the family's full size were once trained in the place of those in the folder."""
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text('{"model_type": "gpt2"}')
+    monkeypatch.chdir(tmp_path)
+    command, *more = arguments
+    model = ["hf:gpt2"] if command == "blocks" else ["--model", "hf:gpt2"]
+    refused = CliRunner().invoke(app, [command, *model, *more]).exception
+    assert isinstance(refused, InvalidInputError)
+    rule = "must be hf:./gpt2 for the folder of this name, or hf:gpt2? for the family"
+    assert (refused.field, refused.rule) == ("model", rule)
+    for meant in ("hf:gpt2?", "hf:gpt2?n_layer=2", "hf:./gpt2", "hf:opt"):
+        typed_spec(meant, field="model")
 
 
 def test_the_command_starts_without_torch() -> None:
