@@ -48,12 +48,14 @@ class Contents:
         Raises InvalidInputError for files that do not hold the model's weights.
         """
         wanted = {t for block in blocks for t in (*block.parameters(), *block.buffers()) if t.is_meta}
-        places = {tensor: held for tensor, held in places_of(self.root).items() if tensor.is_meta}
+        every = places_of(self.root)
+        places = {tensor: held for tensor, held in every.items() if tensor.is_meta}
         if not wanted:
             return ()
         read: tuple[str, ...] = ()
         if self.files:
             read = _read(self.root, self.files, {name for t in wanted for _, _, name in places[t]}, places)
+            _put_back({tensor: held for tensor, held in every.items() if not tensor.is_meta})
         fresh = {}
         for tensor, held in places.items():
             real = next((there[key] for there, key, _ in held if not there[key].is_meta), None)
@@ -74,6 +76,13 @@ class Contents:
             if isinstance(tensor, nn.Parameter):
                 tensor.data = tensor.data.to(self.dtype) if tensor.is_floating_point() else tensor.data
         return read
+
+
+def _put_back(places: Mapping[Tensor, Sequence[Place]]) -> None:
+    """Puts tensors where they were: the library's loader empties all that it is not to read."""
+    for tensor, held in places.items():
+        for there, key, _ in held:
+            there[key] = tensor
 
 
 def build_empty(make: Callable[[], Any]) -> Any:

@@ -108,6 +108,18 @@ def test_a_stage_reads_its_own_tensors_and_no_others(family: str, tmp_path: Path
     assert sorted(every) == sorted(load_file(tmp_path / "model.safetensors"))
 
 
+@pytest.mark.each_case
+@pytest.mark.parametrize("family", sorted(SPECS))
+def test_a_folders_weights_are_filled_block_by_block(family: str, tmp_path: Path) -> None:
+    """Each block once emptied those before it: no folder could be profiled, and none be run in interleaved stages."""
+    expected = written(tmp_path, SPECS[family], max_shard_size="40KB").state_dict()
+    chain = build_model(f"hf:{tmp_path}", seed=0, empty=True)
+    for number in range(len(chain.blocks)):
+        chain.materialise(number, number + 1)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in chain.root.state_dict().items())
+    assert chain.root.state_dict().keys() == expected.keys()
+
+
 def test_damage_in_another_stages_file_is_not_seen(tmp_path: Path) -> None:
     """What is not opened cannot be noticed: the tensors of the last layer are cut off their file."""
     written(tmp_path, GPT2)
