@@ -224,8 +224,9 @@ class Weights:
                 self._spare.append(leaves)
             else:  # by hand: a `Slot` may still refer to the leaves, and must not keep the memory that is theirs alone
                 for leaf in leaves:
-                    if leaf.untyped_storage().nbytes() == leaf.nbytes:
-                        leaf.untyped_storage().resize_(0)
+                    storage = leaf.untyped_storage()
+                    if storage.nbytes() == leaf.nbytes and storage.resizable():  # memory of NumPy or of a file is not
+                        storage.resize_(0)
             self._in_place = -1 if self._in_place == version else self._in_place
 
     def version_tensors(self, version: int) -> dict[str, Tensor]:

@@ -208,11 +208,11 @@ class _Stored:
         return self
 
     def to(self, device: Any, dtype: torch.dtype | None) -> Tensor:
-        """The tensor on a device, in a type."""
+        """The tensor on a device, in a type. Its memory is its own: the file's, which is mapped, cannot be released."""
         if torch.device(device).type == "meta":
             return torch.empty(self._stored.get_shape(), device="meta", dtype=dtype)
         self._read.append(self._name)
-        return cast(Tensor, self._stored[...]).to(device=device, dtype=dtype)
+        return cast(Tensor, self._stored[...]).to(device=device, dtype=dtype, copy=True)
 
 
 def _read(

@@ -10,11 +10,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
+from tests.schedules import chunks_of
 from tests.worker_agent.models.test_hugging_face import SPECS
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
-from tests.worker_agent.runtime.test_executor import checkpoint_weights
+from tests.worker_agent.runtime.reference import train
+from tests.worker_agent.runtime.test_executor import checkpoint_weights, distance
 from tests.worker_agent.runtime.test_run_command import command, finish
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
@@ -23,6 +26,16 @@ from worker_agent.runtime.job import RunJob
 
 TOKENS = "preset:random_tokens?vocab_size=50&sequence_length=8&samples=64"
 FEATURES = "preset:regression?width=8&samples=64"
+
+
+OPTIONS: dict[str, Any] = {"steps": 3, "seed": 3, "learning_rate": 0.1, "checkpoint_every": 3, "device": "cpu"}
+
+
+def planned(schedule: str, **options: Any) -> Plan:
+    """A plan for two ranks and four blocks, in two stages or in four."""
+    several = chunks_of(schedule)
+    cuts = (0, 1, 2, 3, 4) if several > 1 else (0, 2, 4)
+    return make_plan(schedule, cuts, microbatches=1 if schedule == "pipedream" else 4, chunks=several, **options)
 
 
 def trained(out: Path, model: str, cuts: tuple[int, ...] = (0, 2, 4), **options: Any) -> Path:
@@ -85,6 +98,28 @@ def test_a_factorys_model_comes_out_by_the_names_of_its_state_dict(
     for name, tensor in chain.root.state_dict(keep_vars=True).items():
         assert torch.equal(found[name], saved[names[tensor]])
     chain.root.load_state_dict(found)
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("schedule", ["gpipe", "pipedream-2bw", "pipedream", "1f1b-interleaved", "zb-v"])
+def test_a_folders_weights_train_as_the_same_weights_do_that_a_seed_gave(schedule: str, tmp_path: Path) -> None:
+    """A file's memory cannot be released: runs that keep versions once failed at their first checkpoint."""
+    build_model(SPECS["llama"], seed=3).root.save_pretrained(tmp_path / "begun")
+    plan = planned(schedule, dtype="float32")
+    for model in (f"hf:{tmp_path / 'begun'}", SPECS["llama"]):
+        run_ranks(RunJob(plan=plan, model=model, data=TOKENS, out=str(tmp_path / model[-5:]), **OPTIONS))
+    one, other = (checkpoint_weights(tmp_path / name, 3) for name in ("begun", SPECS["llama"][-5:]))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("schedule", ["gpipe", "pipedream-2bw", "pipedream", "zb-v"])
+def test_weights_in_the_memory_of_arrays_are_trained(schedule: str, tmp_path: Path) -> None:
+    model, plan = "tests.worker_agent.runtime.export_factories:of_arrays", planned(schedule)
+    run_ranks(RunJob(plan=plan, model=model, data=FEATURES, out=str(tmp_path), **OPTIONS))
+    expected = train(plan, model, FEATURES, steps=3, seed=3, learning_rate=0.1)
+    assert distance(checkpoint_weights(tmp_path, 3), expected) < 1e-13
 
 
 def test_what_was_saved_trained_in_two_stages_and_exported_equals_the_steps_of_one_process(tmp_path: Path) -> None:
