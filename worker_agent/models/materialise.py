@@ -54,7 +54,7 @@ class Contents:
             return ()
         read: tuple[str, ...] = ()
         if self.files:
-            read = _read(self.root, self.files, {name for t in wanted for _, _, name in places[t]}, places)
+            read = _read(self.root, self.files, {name for t in wanted for _, _, name in places[t]}, every)
             _put_back({tensor: held for tensor, held in every.items() if not tensor.is_meta})
         fresh = {}
         for tensor, held in places.items():

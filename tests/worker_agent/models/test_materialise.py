@@ -109,10 +109,12 @@ def test_a_stage_reads_its_own_tensors_and_no_others(family: str, tmp_path: Path
 
 
 @pytest.mark.each_case
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", sorted(SPECS))
-def test_a_folders_weights_are_filled_block_by_block(family: str, tmp_path: Path) -> None:
+def test_a_folders_weights_are_filled_block_by_block(family: str, tied: bool, tmp_path: Path) -> None:
     """Each block once emptied those before it: no folder could be profiled, and none be run in interleaved stages."""
-    expected = written(tmp_path, SPECS[family], max_shard_size="40KB").state_dict()
+    spec = f"{SPECS[family]}&tie_word_embeddings={str(tied).lower()}"
+    expected = written(tmp_path, spec, max_shard_size="40KB").state_dict()
     chain = build_model(f"hf:{tmp_path}", seed=0, empty=True)
     for number in range(len(chain.blocks)):
         chain.materialise(number, number + 1)
