@@ -3,15 +3,13 @@
     .bin      numbers one after the other, as nanoGPT writes them: `dtype` says which. With an .idx beside it, as
               Megatron-LM writes it, the .idx says the dtype and where documents end
     .npy      an array of whole numbers: one row of them, or a row a document
-    .jsonl    an object a line, whose `field` is a document's list of numbers
+    .jsonl    an object a line, whose `field` is a document's list of numbers (`json_lines`)
     .parquet, .arrow   a column `field` of lists of numbers, a row a document (`arrow_files`)
 
 Files of numbers are mapped into memory: only what a microbatch needs is read. B sequences of S tokens.
 """
 
-import json
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import Tensor
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models import arrow_files
 from worker_agent.models.batches import IGNORED
+from worker_agent.models.json_lines import read_lines
 from worker_agent.models.samples import Samples
 
 DTYPES = ("uint8", "uint16", "uint32", "int16", "int32", "int64")
@@ -186,8 +185,7 @@ def _opened(path: Path, dtype: str | None, field: str) -> TokenFile:
         tokens: Row
         labels: Row | None = None
         if path.suffix == ".jsonl":
-            rows = list(read_rows(path, field))
-            tokens, documents = np.concatenate(rows), np.array([len(row) for row in rows])
+            tokens, labels, documents = read_lines(path, field)
         elif path.suffix in arrow_files.SUFFIXES:
             rule = "must be left out for files whose columns say it"
             require(dtype is None, "data.dtype", f"{rule}, as {path}", dtype)
@@ -250,18 +248,3 @@ def read_index(path: Path) -> tuple[str, NDArray[np.int64]]:
     rule = f"must have an .idx that holds the sizes of its {sequences} sequences"
     require(len(content) >= start + 4 * sequences, "data.path", rule, f"{path} of {len(content)} bytes")
     return _INDEX_DTYPES[code], np.frombuffer(content, "<i4", sequences, start).astype(np.int64)
-
-
-def read_rows(path: Path, field: str) -> Iterator[NDArray[np.int64]]:
-    """Every line's tokens."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                found = json.loads(line)
-            except ValueError as error:
-                raise InvalidInputError("data.path", "must hold JSON in every line", f"{path} line {number}") from error
-            row = found.get(field) if isinstance(found, dict) else None
-            fits = isinstance(row, list) and all(type(token) is int and abs(token) < 2**62 for token in row)
-            rule = f"must hold an object with a list of token numbers as {field!r} in every line"
-            require(fits, "data.path", rule, f"{path} line {number}")
-            yield np.array(row, dtype=np.int64)

@@ -181,6 +181,21 @@ def test_options_that_do_not_fit_a_file_are_refused(
             b'{"input_ids": [1, 2.5]}',
             "data.path: must hold an object with a list of token numbers .* line 1",
         ),
+        (
+            "t.jsonl",
+            b'{"input_ids": [1, 2], "labels": [1, 2]}\n{"input_ids": [3, 4]}',
+            "data.path: must have 'labels' in every line or in none, got .* line 2",
+        ),
+        (
+            "t.jsonl",
+            b'{"input_ids": [1, 2], "labels": [1]}',
+            "data.path: must have lists of one length in a line: 'input_ids' and 'labels' of .* line 1, got .*2.*1",
+        ),
+        (
+            "t.jsonl",
+            b'{"input_ids": [1, 2], "labels": "none"}',
+            "data.path: must hold an object with a list of numbers as 'labels' in every line, got .* line 1",
+        ),
         ("t.jsonl", b'{"input_ids": []}', "data.path: must name files that hold tokens, got '.*/t.jsonl'"),
         ("t.txt", b"1 2 3", "data.path: must end with one of .bin, .npy, .jsonl, .parquet, .arrow, got '.*/t.txt'"),
     ],
@@ -189,6 +204,18 @@ def test_bad_files_are_one_sentence(name: str, content: bytes, sentence: str, tm
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InvalidInputError, match=sentence):
         opened(tmp_path / name, sequence_length=2)
+
+
+def test_lines_have_labels_and_masks_as_columns_do(tmp_path: Path) -> None:
+    """Labels of lines were once left out without a word, and the loss counted what they exclude."""
+    path = tmp_path / "t.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"input_ids": [1, 2, 3], "labels": [IGNORED, 2, 3], "attention_mask": [1, 1, 1]},
+        {"input_ids": [0, 4, 5, 6, 7], "labels": [IGNORED, IGNORED, 9, 8, 7], "attention_mask": [0, 1, 1, 1, True]},
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    found = rows(opened(path, sequence_length=3, padded=True, pad=0))
+    assert Counter(found) == Counter([((1, 2, 0), (2, 3, IGNORED)), ((4, 5, 6), (9, 8, 7))])
 
 
 def test_arrays_of_other_things_are_refused(tmp_path: Path) -> None:
