@@ -156,7 +156,7 @@ class Database:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._joined: Connection | None = None
         self._turns: Turns | None = None
-        self._open = _Counter()
+        self._open = _Gate()
         pool: dict[str, Any] = {
             "pool_size": pool_size,
             "max_overflow": 0,
@@ -209,22 +209,28 @@ class Database:
         return joined
 
     def close(self) -> None:
-        """Closes all connections, once the open transactions have ended or after CLOSE_TIMEOUT_S."""
-        self._open.wait_for_none(CLOSE_TIMEOUT_S)
+        """Closes all connections, once the open transactions have ended or after CLOSE_TIMEOUT_S.
+
+        No other begins: the thread of a cancelled task may still come, and would open a connection that nobody closes.
+        """
+        self._open.shut(CLOSE_TIMEOUT_S)
         self.engine.dispose()
         if self._turns:
             self._turns.close()
 
 
-class _Counter:
-    """How many threads are inside its block."""
+class _Gate:
+    """How many threads are inside its block. Once it is shut, none enters: UnavailableError."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._is_shut = False
         self._changed = threading.Condition()
 
     def __enter__(self) -> None:
         with self._changed:
+            if self._is_shut:
+                raise UnavailableError("the service is stopping: it has closed its database")
             self._count += 1
 
     def __exit__(self, *_error: object) -> None:
@@ -232,9 +238,10 @@ class _Counter:
             self._count -= 1
             self._changed.notify_all()
 
-    def wait_for_none(self, timeout_s: float) -> None:
+    def shut(self, timeout_s: float) -> None:
         """Returns once no thread is inside, or the time is over."""
         with self._changed:
+            self._is_shut = True
             self._changed.wait_for(lambda: self._count == 0, timeout_s)
 
 

@@ -14,6 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
 
 from pipeplan.errors import InvalidInputError, ServiceError, UnavailableError
 from planner_service.app import create_app
@@ -87,6 +88,19 @@ def test_a_writer_that_raises_leaves_nothing(database: Database) -> None:
 def _insert(database: Database, profile_id: str) -> None:
     with database.write() as connection:
         connection.execute(INSERT, {"id": profile_id})
+
+
+def test_a_database_that_was_closed_opens_no_connection(database_url: str) -> None:
+    """A thread whose task was cancelled once opened one that nobody closed."""
+    database = Database(database_url)
+    with database.read():
+        pass
+    database.close()
+    for begin in (database.read, database.write):
+        with pytest.raises(UnavailableError, match="the service is stopping"), begin():
+            pass
+    pool = database.engine.pool
+    assert isinstance(pool, QueuePool) and pool.checkedin() == pool.checkedout() == 0
 
 
 def test_who_gets_no_connection_in_time_is_told_when_to_come_back(database: Database) -> None:
