@@ -8,15 +8,15 @@ The first block gets the inputs in the order of the model's `BatchForm`, with an
 does not have. The targets are the labels, in the place of what predicts them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeplan.errors import require
+from pipeplan.errors import InvalidInputError, require
 
 IGNORED = -100
 """The label of a place that the loss leaves out."""
@@ -31,8 +31,9 @@ class BatchForm:
     """A model's inputs by name. `inputs` begin with the main one; a batch has all that are `required`.
 
     `labels` say what is predicted: the token that comes "next" after each place, the token of the "same" place, or one
-    "class" for a sample. `positions` is the greatest length of a sequence. If only labels are given, `start` begins a
-    decoder's inputs and `pad` fills them.
+    "class" for a sample. `positions` is the greatest length of a sequence. If only labels are given, a decoder's inputs
+    are what `shift` makes of them, the model's own way to; of a model without one `start` begins them and `pad` fills
+    them.
     """
 
     model: str
@@ -42,6 +43,7 @@ class BatchForm:
     positions: int
     start: int | None = None
     pad: int | None = None
+    shift: Callable[[Tensor], Tensor] | None = field(default=None, compare=False, repr=False)
 
     @property
     def main(self) -> str:
@@ -138,6 +140,11 @@ class BatchForm:
     def _begun(self, field: str, labels: Tensor) -> Tensor:
         """A decoder's inputs: the labels, each a place later, after the token that begins a sequence."""
         rule = "must be given: the model's config has no decoder_start_token_id and pad_token_id to make them of labels"
+        if self.shift is not None:
+            try:
+                return self.shift(labels)
+            except (AttributeError, ValueError, TypeError, RuntimeError) as error:
+                raise InvalidInputError(f"{field}.decoder_input_ids", rule, None) from error
         require(self.start is not None and self.pad is not None, f"{field}.decoder_input_ids", rule, None)
         begun = functional.pad(labels, (1, 0), value=self.start or 0)[:, :-1]
         return begun.masked_fill(begun == IGNORED, self.pad or 0)

@@ -57,6 +57,8 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     _require([seen[n].module for n in at] == names, "call its layers one after the other, each once", names[0])
     _require(at == [*range(at[0], at[0] + len(at))], "call nothing between its layers", seen[at[0] + 1].module)
 
+    rule = "have layers that give a tensor, or a tensor first"
+    _require(all(isinstance(tensor_of(seen[n].output), Tensor) for n in at), rule, names[0])
     plain = _plain(root, seen[at[-1] + 1 :], tensor_of(seen[at[-1]].output), result)
     later = [value for call in seen[at[-1] + 1 :] for value in (*call.positional, *call.named.values())]
     alone = not any(t.isnan().any() for t in (*later, result) if isinstance(t, Tensor) and t.is_floating_point())

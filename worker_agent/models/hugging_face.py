@@ -204,6 +204,7 @@ def _batch_form(name: str, root: Any) -> BatchForm:
         positions=positions,
         start=getattr(config, "decoder_start_token_id", None),
         pad=getattr(config, "pad_token_id", None),
+        shift=getattr(root, "prepare_decoder_input_ids_from_labels", None),
     )
 
 

@@ -76,7 +76,7 @@ class Layer(nn.Module):
         if call.uses(Made.POSITIONS) or (call.rotary and call.rotary.uses(Made.POSITIONS)):
             made[Made.POSITIONS] = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
         if call.uses(Made.MASK):
-            made[Made.MASK] = causal_mask(hidden)
+            made[Made.MASK] = causal_mask(hidden).expand(len(hidden), -1, -1, -1)  # some families look at its size
         if call.rotary and self.rotary is not None:
             made[Made.ROTARY] = _called(self.rotary, call.rotary, made)
         result = _called(self.layer, call, made)
@@ -191,5 +191,5 @@ def _hidden_of(call: LayerCall, positional: Sequence[Any], named: Mapping[str, A
 
 def tensor_of(output: Any) -> Tensor:
     """The hidden tensor that a layer gives."""
-    found: Tensor = output[0] if isinstance(output, tuple) else output
+    found: Tensor = output[0] if isinstance(output, tuple | list) else output
     return found

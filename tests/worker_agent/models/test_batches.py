@@ -29,6 +29,7 @@ PAIRS = {
     "bart": "hf:bart?encoder_layers=2&decoder_layers=2&d_model=32&encoder_attention_heads=2&decoder_attention_heads=2"
     "&encoder_ffn_dim=48&decoder_ffn_dim=48&vocab_size=50&max_position_embeddings=16&pad_token_id=1",
 }
+PAIRS["mbart"] = PAIRS["bart"].replace("bart", "mbart", 1)  # its decoder begins with the last token of the labels
 WINDOW = f"hf:mistral?{NARROW}&sliding_window=3"
 BLOOM = "hf:bloom?n_layer=2&hidden_size=32&n_head=2&vocab_size=50"
 MPT = "hf:mpt?n_layers=2&d_model=32&n_heads=2&vocab_size=50&max_seq_len=16"
@@ -49,6 +50,7 @@ GIVEN = {
     "t5, right": (PAIRS["t5"], "padded?decoder=6"),
     "t5, left": (PAIRS["t5"], "padded?decoder=6&side=left"),
     "bart, right": (PAIRS["bart"], "padded?decoder=6"),
+    "mbart, right": (PAIRS["mbart"], "padded?decoder=6"),
     "whisper": (WHISPER, "sounds"),
 }  # fmt: skip
 
