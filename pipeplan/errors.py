@@ -39,6 +39,13 @@ LEAST_AMOUNT = 1 / LARGEST_AMOUNT
 class PipeplanError(Exception):
     """The root: its text is one clear sentence for the user."""
 
+    _outside: str | None = None
+
+    @property
+    def outside(self) -> str:
+        """The text for callers of a service: not that of its operators, which may name what is theirs alone."""
+        return self._outside or str(self)
+
 
 class InvalidInputError(PipeplanError, ValueError):
     """A value breaks a rule. `field` is a dotted path, `rule` what must hold, `value` what was given."""
@@ -107,15 +114,21 @@ class MissingDependencyError(PipeplanError):
 
 
 class ServiceError(PipeplanError):
-    """The service cannot be reached, or it failed."""
+    """The service cannot be reached, or it failed. `outside` replaces a text that names what is its operators' alone,
+    such as the database's address.
+    """
+
+    def __init__(self, message: str, *, outside: str | None = None) -> None:
+        self._outside = outside
+        super().__init__(message)
 
 
 class UnavailableError(ServiceError):
     """The service lacks what it needs just now, its database above all; asking again in `retry_after_s` may do."""
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0, *, outside: str | None = None) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(message)
+        super().__init__(message, outside=outside)
 
 
 class SolverError(PipeplanError):

@@ -126,6 +126,20 @@ class Identities:
     ) -> Identity | None:
         if credential is None:
             return None
+        try:
+            return await self._found(credential, look_up, may_look)
+        except (
+            ServiceError
+        ) as error:  # nobody knows the caller: it learns nothing, not even what a token is looked up in
+            LOG.warning("no token can be looked up: %s", error)
+            raise UnavailableError("the service cannot look up tokens now; ask again", RETRY_AFTER_S) from error
+
+    async def _found(
+        self,
+        credential: Credential,
+        look_up: Callable[[Context, TokenKey, str], KnownToken | None],
+        may_look: Callable[[], None],
+    ) -> Identity | None:
         key = await self._token_key()
         read = self._read.get(credential.id)
         if read is not None and _within(read.at, self._context.now(), KNOWN_FOR_S):
@@ -310,12 +324,6 @@ class Door:
         try:
             scope[KEY] = await self._admission.identify(scope)
             acts_as(scope[KEY])
-        except ServiceError as error:
-            # The caller is unknown, and must not learn the database's name and address.
-            LOG.warning("no token can be looked up: %s", error)
-            unknown = UnavailableError("the service cannot look up tokens now; ask again", RETRY_AFTER_S)
-            await self._refusal(Request(scope), unknown)(scope, receive, send)
-            return
         except PipeplanError as error:
             await self._refusal(Request(scope), error)(scope, receive, send)
             return

@@ -99,7 +99,7 @@ async def login(request: Request, fields: Form) -> Response:
         acts_as(identity)
         credential = (await admission.identities.open_session(identity)).text()
     except PipeplanError as error:
-        response = admission.login_page(request, way_back, str(error))
+        response = admission.login_page(request, way_back, error.outside)
         response.status_code = problem_of(error).status
         response.headers.update(headers_of(error))
         return response

@@ -177,7 +177,7 @@ class PlanRunner:
         except UnavailableError:
             await self._say(release)
         except PipeplanError as error:
-            failure = Failure(token=lease.token, error=str(error)[:4000])
+            failure = Failure(token=lease.token, error=error.outside[:4000])
             await self._say(partial(jobs.fail, self._context, lease.job.id, failure))
         self._told(("job", lease.job.id))
 

@@ -44,6 +44,9 @@ BUSY_RETRY_S = 1.0
 CONNECTION_RETRY_S = 2.0
 FULL_RETRY_S = 30.0
 
+AWAY = "the database cannot be used now"
+"""What callers learn of a database that may be back soon; its name, address and the cause are its operators' alone."""
+
 NO_SUCH_TABLE = frozenset({"42P01", "42703"})
 """PostgreSQL's codes for a table or a column that is not there."""
 FULL = "53"
@@ -82,13 +85,17 @@ def reporting(database: str, secret: str | None) -> Iterator[None]:
 
     Raises ConflictError if a row refers to one that another transaction has just removed, or removes one that another
     has just referred to. Other broken constraints and statements are raised unchanged: the request is wrong, not the
-    database. `database` is its name in messages, `secret` what they must not contain.
+    database. `database` is its name in messages for operators, `secret` what no message may contain.
     """
     try:
         yield
     except TimeoutError as error:
-        detail = f"all connections to the database {database} stayed busy: there are too many requests at once"
-        raise UnavailableError(detail, BUSY_RETRY_S) from error
+        busy = "stayed busy: there are too many requests at once"
+        detail, outside = (
+            f"all connections to the database {database} {busy}",
+            f"all connections to the database {busy}",
+        )
+        raise UnavailableError(detail, BUSY_RETRY_S, outside=outside) from error
     except IntegrityError as error:
         if _constraint(error) not in DANGLING:
             raise
@@ -112,22 +119,25 @@ def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:
     """Our error for an error of the driver; None for one that is not the database's fault."""
     code = getattr(error.orig, "sqlstate", None) or ""
     if code in NO_SUCH_TABLE or (isinstance(error.orig, sqlite3.OperationalError) and "no such" in str(error.orig)):
-        return ServiceError(
-            f"{detail}; are its tables those of this version? `pipeplan db upgrade` brings them up to date"
-        )
+        advice = "are its tables those of this version? `pipeplan db upgrade` brings them up to date"
+        return ServiceError(f"{detail}; {advice}", outside=f"the database cannot be used; {advice}")
 
     if isinstance(error.orig, sqlite3.Error):
         reason = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if reason in PASSING:
-            return UnavailableError(detail, BUSY_RETRY_S)
+            return UnavailableError(detail, BUSY_RETRY_S, outside=AWAY)
         if reason in OUT_OF_SPACE:
-            return UnavailableError(detail, FULL_RETRY_S)
+            return UnavailableError(detail, FULL_RETRY_S, outside=AWAY)
         refused = isinstance(error, OperationalError) or type(error) is DatabaseError
-        return ServiceError(detail) if refused and not isinstance(error, ProgrammingError) else None
+        return (
+            ServiceError(detail, outside="the database cannot be used")
+            if refused and not isinstance(error, ProgrammingError)
+            else None
+        )
 
     if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):
         classes = {BUSY: BUSY_RETRY_S, FULL: FULL_RETRY_S}
-        return UnavailableError(detail, classes.get(code[:2], CONNECTION_RETRY_S))
+        return UnavailableError(detail, classes.get(code[:2], CONNECTION_RETRY_S), outside=AWAY)
     return None
 
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeplan.errors import PipeplanError
 from pipeplan.protocol.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of, shown
 from planner_service.platform.logs import REQUEST_ID
+from planner_service.platform.requests import may
 
 Page = Callable[[Request, Problem], Response]
 """Renders a problem as a page."""
@@ -36,7 +37,7 @@ def install(app: FastAPI, page: Page) -> None:
 
     def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, PipeplanError)
-        response = answer(request, problem_of(error))
+        response = answer(request, problem_for(request.scope, error))
         response.headers.update(headers_of(error))
         return response
 
@@ -102,6 +103,17 @@ class Failures:
             await self._answer(Request(scope), error)(scope, receive, send)
 
 
+def problem_for(scope: Scope, error: PipeplanError) -> Problem:
+    """The error as a document for the request's caller. A text for operators goes to the log, and only to admins."""
+    problem = problem_of(error)
+    if error.outside == problem.detail:
+        return problem
+    LOG.warning("%s", error)
+    if may(scope, ("admin",)):
+        return problem
+    return problem.model_copy(update={"detail": f"{error.outside}; the service's log says why, under the request's id"})
+
+
 def problem_response(problem: Problem) -> Response:
     """The problem as it goes over the wire."""
     document = problem.model_dump(mode="json") | {"request_id": REQUEST_ID.get()}
@@ -110,7 +122,7 @@ def problem_response(problem: Problem) -> Response:
 
 async def send_error(error: PipeplanError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers an error outside of any route."""
-    response = problem_response(problem_of(error))
+    response = problem_response(problem_for(scope, error))
     response.headers.update(headers_of(error))
     await response(scope, receive, send)
 

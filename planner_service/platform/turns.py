@@ -182,7 +182,8 @@ class Turns:
             try:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
             except OSError as error:
-                raise ServiceError(f"the database {self._name} cannot be written to: {error}") from error
+                detail = f"the database {self._name} cannot be written to: {error}"
+                raise ServiceError(detail, outside="the database cannot be written to") from error
         while True:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,8 +198,9 @@ class Turns:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _no_turn(self) -> UnavailableError:
-        detail = f"no turn to write to {self._name} came within {self._patience_s:g} s"
-        return UnavailableError(detail, RETRY_AFTER_S)
+        within = f"came within {self._patience_s:g} s"
+        outside = f"no turn to write to the database {within}"
+        return UnavailableError(f"no turn to write to {self._name} {within}", RETRY_AFTER_S, outside=outside)
 
 
 class _Queue:

@@ -1,6 +1,7 @@
 """The whole API against its own description: a service of its own, its examples stored, Schemathesis with all checks.
 
-python -m tests.fuzz.run [--max-examples N] [--seed N] [--phases examples,coverage,fuzzing,stateful]
+python -m tests.fuzz.run [--database sqlite|postgresql] [--max-examples N] [--seed N]
+                         [--phases examples,coverage,fuzzing,stateful]
 """
 
 import argparse
@@ -8,10 +9,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
+from tests.planner_service.postgresql import running
 from tests.planner_service.servers import pipeplan, serving
 
 TOKEN = "FUZZ_TOKEN"
@@ -30,19 +34,19 @@ UNLIMITED = {
 def main() -> None:
     """Runs, lets Schemathesis print what it says, and ends with its exit status."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--max-examples", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--phases", default="examples,coverage,fuzzing,stateful")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        raise SystemExit(fuzz(Path(folder), asked.max_examples, asked.seed, asked.phases).returncode)
+    with tempfile.TemporaryDirectory() as folder, new_database(asked.database, Path(folder)) as database:
+        raise SystemExit(fuzz(database, Path(folder), asked.max_examples, asked.seed, asked.phases).returncode)
 
 
 def fuzz(
-    folder: Path, max_examples: int, seed: int, phases: str, *, quiet: bool = False
+    database: str, folder: Path, max_examples: int, seed: int, phases: str, *, quiet: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Schemathesis' result on a service with a database in the folder."""
-    database = folder / "fuzz.sqlite3"
+    """Schemathesis' result on a service with this database; `folder` takes what it writes."""
     token = _token(database)
     with serving(database, "--exit-with-parent", **UNLIMITED) as (url, _):
         _store_examples(url, token)
@@ -57,9 +61,19 @@ def fuzz(
         )
 
 
-def _token(database: Path) -> str:
+@contextmanager
+def new_database(kind: str, folder: Path) -> Iterator[str]:
+    """The URL of a new database: a file in the folder, or one of a PostgreSQL that ends with the block."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder / 'fuzz.sqlite3'}"
+        return
+    with running() as server:
+        yield server.url(server.new_database())
+
+
+def _token(database: str) -> str:
     scopes = [option for scope in SCOPES for option in ("--scope", scope)]
-    made = pipeplan("token", "create", "--name", "fuzz", *scopes, "--database", f"sqlite:///{database}")
+    made = pipeplan("token", "create", "--name", "fuzz", *scopes, "--database", database)
     if made.returncode != 0:
         raise LookupError(made.stderr)
     return made.stdout.strip()

@@ -19,7 +19,7 @@ from planner_service.platform.database import Database
 from planner_service.platform.migrations import upgrade
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import PROFILE_TASK
-from tests.planner_service.guarded import context_of, guarding
+from tests.planner_service.guarded import ORIGIN, context_of, guarding
 from tests.planner_service.servers import PIPEPLAN, environment, pipeplan, pipeplan_process, serving
 from tests.planner_service.tokens import bearer, made
 
@@ -57,6 +57,46 @@ def test_metrics_say_that_the_database_is_away_and_strangers_learn_nothing_of_it
 
         clock.advance(HONOURED_S)
         assert http.get("/metrics", headers=bearer(token)).status_code == 503
+
+
+def test_only_admins_learn_which_database_is_away(sqlite_url: str, clock: Clock, tmp_path: Path) -> None:
+    with guarding(sqlite_url, clock) as http:
+        tokens = {scope: made(context_of(http), scope, name=scope) for scope in ("read", "agent", "plan", "admin")}
+        for token in tokens.values():
+            assert http.get("/v1/tokens/self", headers=bearer(token)).status_code == 200
+        _take_away(context_of(http).database, tmp_path / "service.sqlite3")
+        clock.advance(10)
+
+        def said(scope: str, method: str, path: str) -> str:
+            answer = http.request(method, path, headers=bearer(tokens[scope]), json={"token": "x"})
+            assert (answer.status_code, int(answer.headers["Retry-After"]) > 0) == (503, True)
+            return answer.text
+
+        # A route, the short ways of lists and heartbeats, a short id, a page: each answers errors in its own place.
+        for scope, method, path in (
+            ("read", "GET", "/readyz"),
+            ("read", "GET", "/v1/plans"),
+            ("read", "GET", "/v1/plans/0123abcd"),
+            ("read", "GET", "/plans"),
+            ("plan", "POST", f"/v1/jobs/{'0' * 32}/cancel"),
+            ("agent", "POST", f"/v1/jobs/{'0' * 32}/heartbeat"),
+        ):
+            text = said(scope, method, path)
+            assert "service.sqlite3" not in text and "sqlite" not in text and "unable" not in text, path
+            assert "database" in text and "log" in text, path
+        assert str(tmp_path / "service.sqlite3") in said("admin", "GET", "/v1/plans")
+
+
+def test_a_stranger_at_the_login_learns_nothing_of_a_database_that_is_away(
+    sqlite_url: str, clock: Clock, tmp_path: Path
+) -> None:
+    with guarding(sqlite_url, clock) as http:
+        token = made(context_of(http), "read", name="person")
+        _take_away(context_of(http).database, tmp_path / "service.sqlite3")
+        answer = http.post("/login", data={"token": token}, headers={"Origin": ORIGIN})
+        assert (answer.status_code, int(answer.headers["Retry-After"]) > 0) == (503, True)
+        for word in ("sqlite", str(tmp_path), "database"):
+            assert word not in answer.text.lower()
 
 
 def test_a_token_that_is_honoured_must_still_be_proven_and_not_be_over(
