@@ -121,6 +121,12 @@ def given(connection: Connection, names: Iterable[str], job_id: str) -> None:
     connection.execute(_GIVEN, {"names": list(names), "given_id": job_id})
 
 
+def bring_back(connection: Connection, now: datetime) -> None:
+    """Makes no sign of life lie in the future."""
+    for column in (agents.c.last_seen_at, agents.c.asked_at):
+        connection.execute(update(agents).where(column > now).values({column: now}))
+
+
 def _set(connection: Connection, names: tuple[str, ...], **values: Any) -> None:
     connection.execute(update(agents).where(agents.c.name.in_(names)).values(**values))
 

@@ -138,6 +138,11 @@ def expires_at(connection: Connection, job: Job) -> datetime | None:
     return min((part.expires_at for part in parts if part.working), default=None)
 
 
+def bring_back(connection: Connection, lease_ends: datetime) -> None:
+    """Ends the members' leases no later than this."""
+    connection.execute(update(members).where(members.c.expires_at > lease_ends).values(expires_at=lease_ends))
+
+
 def late(connection: Connection, job: Job, now: datetime) -> str | None:
     """The members of a gang whose lease expired; None for a job without a gang."""
     if not job.agents:

@@ -277,10 +277,27 @@ def settle(context: Context) -> None:
     now = context.now()
     with _noticing(context):
         with context.database.read() as connection:
-            if not _any_late(context, connection, now):
-                return
-        with context.database.write() as connection:
-            _settle(context, connection, now)
+            late = _any_late(context, connection, now)
+        if context.absence.set_back:
+            _bring_back(context, now)
+        if late:
+            with context.database.write() as connection:
+                _settle(context, connection, now)
+
+
+def _bring_back(context: Context, now: datetime) -> None:
+    """Makes no lease, pause or sign of life lie further ahead than it can: the clock was set back since.
+
+    Otherwise the lease of an agent that is dead would last until the clock reaches that time again. Those that live
+    renew theirs in the grace after the change.
+    """
+    lease_ends, pause_ends = now + timedelta(seconds=context.lease_s), now + timedelta(seconds=LONGEST_PAUSE_S)
+    with context.database.write() as connection:
+        storage.bring_back(connection, lease_ends, pause_ends)
+        gangs.bring_back(connection, lease_ends)
+    with context.database.write() as connection:
+        known_agents.bring_back(connection, now)
+    context.absence.set_back = False
 
 
 def _any_late(context: Context, connection: Connection, now: datetime) -> bool:

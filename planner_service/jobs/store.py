@@ -235,6 +235,14 @@ def any_expired(connection: Connection, now: datetime) -> bool:
     return connection.execute(_ANY_EXPIRED, {"moment": now}).one_or_none() is not None
 
 
+def bring_back(connection: Connection, lease_ends: datetime, pause_ends: datetime) -> None:
+    """Ends leases and pauses no later than this."""
+    held, paused = jobs.c.state == "leased", jobs.c.state == "queued"
+    far = update(jobs).where(held, jobs.c.lease_expires_at > lease_ends)
+    connection.execute(far.values(lease_expires_at=lease_ends))
+    connection.execute(update(jobs).where(paused, jobs.c.not_before > pause_ends).values(not_before=pause_ends))
+
+
 def requeue(connection: Connection, job_id: str, now: datetime, *, not_before: datetime | None = None) -> None:
     """Puts the job back in its place in the queue. The token stays: the last owner may report until another lease."""
     _set(connection, job_id, state="queued", lease_expires_at=None, not_before=not_before, updated_at=now)

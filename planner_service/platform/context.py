@@ -38,10 +38,11 @@ class Absence:
 
     `back` is called when the service starts, when its database answers again, and when `notice` finds that the process
     stood still or its clock was changed. The owners then have a lease's length to return before their jobs are given to
-    others.
+    others. `set_back`: the clock was set back, and the database still holds moments that lie ahead of it.
     """
 
     until: datetime = LONG_AGO
+    set_back: bool = False
     _seen: tuple[float, datetime] | None = None
 
     def back(self, now: datetime, lease_s: float) -> None:
@@ -65,6 +66,7 @@ class Absence:
         set_by_s = (now - self._seen[1]).total_seconds() - silent_s
         if set_by_s < -CLOCK_STEP_S:  # a grace from before would last until the clock reaches that time again
             self.until = now
+            self.set_back = True
         if silent_s > lease_s * STOOD_STILL or abs(set_by_s) > CLOCK_STEP_S:
             self.back(now, lease_s)
             self._seen = monotonic_s, now

@@ -45,7 +45,7 @@ def prepare(plan: BackupPlan) -> None:
 
 def take_turn(context: Context, plan: BackupPlan) -> Path | None:
     """Makes a backup if it is due and no other service makes it. Returns its file."""
-    claim = chores.claim(context, CHORE, HELD_S)
+    claim = chores.claim(context, CHORE, plan.every_s, HELD_S)
     if claim is None:
         return None
     next_s = min(AGAIN_S, plan.every_s)
@@ -66,14 +66,15 @@ def take_turn(context: Context, plan: BackupPlan) -> Path | None:
 def make(context: Context, plan: BackupPlan) -> Path:
     """Writes a backup, which is verified before it gets its name, and removes those beyond the newest ones.
 
-    A backup is removed only after a newer one is whole.
+    A backup is removed only after a newer one is whole. One that is named after a later time was made while the clock
+    was ahead, and counts as the oldest.
     """
     prepare(plan)
     for left in plan.folder.glob(f".pipeplan-*.sqlite3{PARTIAL}*"):  # left by a process that died
         left.unlink(missing_ok=True)
     file = plan.folder / f"pipeplan-{context.now().astimezone(UTC):%Y%m%dT%H%M%SZ}.sqlite3"
     backup(context.database, file)
-    names = sorted(path.name for path in plan.folder.iterdir() if NAME.fullmatch(path.name))
-    for name in names[: -plan.kept]:
+    names = [path.name for path in plan.folder.iterdir() if NAME.fullmatch(path.name)]
+    for name in sorted(names, key=lambda name: (name <= file.name, name))[: -plan.kept]:
         (plan.folder / name).unlink(missing_ok=True)
     return file

@@ -26,22 +26,28 @@ class ChoreClaim:
     fence: int
 
 
-def claim(context: Context, name: str, held_s: float = HELD_S) -> ChoreClaim | None:
-    """Claims a chore that is due; None if it is not due, or another service holds it."""
+def claim(context: Context, name: str, every_s: float, held_s: float = HELD_S) -> ChoreClaim | None:
+    """Claims a chore that is due; None if it is not due, or another service holds it.
+
+    A time that lies further ahead than the chore's interval or its claim can set it does not count: the clock was set
+    back since, or the setting was made shorter.
+    """
     now = context.now()
+    due = _passed_or_beyond(chores.c.due_at, now, every_s)
+    free = or_(chores.c.held_until.is_(None), _passed_or_beyond(chores.c.held_until, now, held_s))
+    known = select(chores.c.name).where(chores.c.name == name)
     with context.database.read() as connection:
-        row = connection.execute(select(chores).where(chores.c.name == name)).one_or_none()
-    if row is not None and (row.due_at > now or (row.held_until is not None and row.held_until > now)):
-        return None
-    free = or_(chores.c.held_until.is_(None), chores.c.held_until <= now)
+        new = connection.execute(known).one_or_none() is None
+        if not new and connection.execute(known.where(due, free)).one_or_none() is None:
+            return None
     claimed = (
         update(chores)
-        .where(chores.c.name == name, chores.c.due_at <= now, free)
+        .where(chores.c.name == name, due, free)
         .values(fence=chores.c.fence + 1, held_until=now + timedelta(seconds=held_s))
         .returning(chores.c.fence)
     )
     with context.database.write() as connection:
-        if row is None:
+        if new:
             insert_once(connection, insert(chores).values(name=name, fence=0, due_at=now))
         fence = connection.execute(claimed).scalar_one_or_none()
     return None if fence is None else ChoreClaim(name=name, fence=fence)
@@ -57,6 +63,10 @@ def end(context: Context, held: ChoreClaim, due_at: datetime) -> None:
     """Ends the claim; the chore is due again then."""
     with context.database.write() as connection:
         connection.execute(update(chores).where(*_is(held)).values(held_until=None, due_at=due_at))
+
+
+def _passed_or_beyond(column: ColumnElement[datetime], now: datetime, longest_s: float) -> ColumnElement[bool]:
+    return or_(column <= now, column > now + timedelta(seconds=longest_s))
 
 
 def _is(held: ChoreClaim) -> tuple[ColumnElement[bool], ...]:

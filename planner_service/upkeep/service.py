@@ -127,7 +127,7 @@ def _note(context: Context, outcome: Outcome, detail: str) -> None:
 
 def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop: threading.Event) -> Swept | None:
     """Removes what the rules say if a turn is due and no other service has it; otherwise returns None."""
-    claim = chores.claim(context, CHORE)
+    claim = chores.claim(context, CHORE, every_s)
     if claim is None:
         return None
     removed: dict[str, int] = {}

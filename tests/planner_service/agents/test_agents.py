@@ -1,12 +1,13 @@
 """Agents: who they are, what they get, and runs over several of them. The clock is set by hand."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.errors import ConflictError, InvalidInputError, LeaseLostError
-from pipeplan.protocol.agents import Presence, Registration
+from pipeplan.protocol.agents import AgentQuery, Presence, Registration
 from pipeplan.protocol.jobs import (
     Completion,
     Failure,
@@ -282,6 +283,27 @@ def test_a_job_that_is_handed_back_is_no_attempt_and_goes_to_the_next(context: C
     assert _gets(context, "b").job.attempts == 1
     with pytest.raises(LeaseLostError):
         _complete(context, lease, LINKS)
+
+
+def test_after_the_clock_was_set_back_a_dead_member_is_missed_and_a_dead_agent_is_lost(
+    context: Context, clock: Clock
+) -> None:
+    for name in ("node-1", "node-2"):
+        _register(context, name)
+    job = jobs.enqueue(context, LinksTask(devices=1, nodes=2))
+    first, _ = _gang(context, "node-1", "node-2")
+    clock.advance(-3600)
+    context.absence.until = clock() + timedelta(seconds=LEASE_S)  # as the watchdog does when it sees the change
+    context.absence.set_back = True
+    jobs.settle(context)
+    clock.advance(LEASE_S - 1)
+    _beat(context, first)
+    clock.advance(2)
+    jobs.settle(context)
+    assert jobs.get(context, job.id).state == "queued"
+    clock.advance(2 * LEASE_S)
+    states = {known.name: known.state for known in agents.page(context, AgentQuery()).items}
+    assert states == {"node-1": "lost", "node-2": "lost"}
 
 
 def test_runs_over_several_nodes_need_a_folder_that_they_share_and_workers_that_spread(context: Context) -> None:

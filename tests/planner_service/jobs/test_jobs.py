@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 
@@ -75,6 +76,38 @@ def test_a_heartbeat_extends_the_lease_and_keeps_the_progress(context: Context, 
     jobs.heartbeat(context, lease.job.id, Heartbeat(token=lease.token))
     assert jobs.lease(context, ANY_WORK) is None
     assert jobs.get(context, lease.job.id).progress == progress
+
+
+def test_a_clock_that_is_set_back_keeps_no_job_with_an_owner_that_is_dead(context: Context, clock: Clock) -> None:
+    dead, alive = _leased(context), _leased(context)
+    clock.advance(-3600)
+    context.absence.until = clock() + timedelta(seconds=LEASE_S)  # as the watchdog does when it sees the change
+    context.absence.set_back = True
+    jobs.settle(context)
+    assert jobs.lease(context, ANY_WORK) is None
+
+    clock.advance(LEASE_S - 1)
+    jobs.heartbeat(context, alive.job.id, Heartbeat(token=alive.token))
+    clock.advance(2)
+    jobs.settle(context)
+    assert jobs.get(context, alive.job.id).state == "leased"
+    assert jobs.get(context, dead.job.id).state == "queued"
+    assert not context.absence.set_back
+
+    clock.advance(jobs.FIRST_PAUSE_S)
+    assert _lease(context).job.id == dead.job.id
+
+
+def test_a_clock_that_is_set_back_makes_no_job_pause_for_as_long(context: Context, clock: Clock) -> None:
+    lease = _leased(context)
+    jobs.fail(context, lease.job.id, Failure(token=lease.token, error="no memory now", retry=True))
+    assert jobs.lease(context, ANY_WORK) is None  # it pauses before its second attempt
+    clock.advance(-86_400)
+    context.absence.until = clock() + timedelta(seconds=LEASE_S)
+    context.absence.set_back = True
+    jobs.settle(context)
+    clock.advance(jobs.LONGEST_PAUSE_S)
+    assert _lease(context).job.id == lease.job.id
 
 
 def test_a_profile_job_ends_with_its_profile_and_cluster_stored(context: Context) -> None:

@@ -144,6 +144,14 @@ def test_a_clock_that_is_set_back_leaves_no_grace_for_as_long() -> None:
     back = START - timedelta(hours=1)
     absence.notice(back, 1.0, LEASE_S)
     assert absence.until == back + timedelta(seconds=LEASE_S)
+    assert absence.set_back
+
+
+def test_a_clock_that_is_set_forward_leaves_nothing_ahead_of_it() -> None:
+    absence = Absence()
+    absence.beat(START, 0.0, LEASE_S)
+    absence.notice(START + timedelta(hours=1), 1.0, LEASE_S)
+    assert not absence.set_back
 
 
 def test_without_a_watchdog_nothing_is_noticed() -> None:

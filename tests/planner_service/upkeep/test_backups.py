@@ -56,6 +56,30 @@ def test_a_backup_is_made_when_it_is_due_and_the_newest_are_kept(stored: Context
         assert opened.execute("SELECT count(*) FROM plans").fetchone() == (1,)
 
 
+def test_a_clock_that_was_ahead_stops_no_backups_and_keeps_none_of_them_out(
+    stored: Context, clock: Clock, tmp_path: Path
+) -> None:
+    folder = tmp_path / "backups"
+    clock.advance(30 * 86_400)
+    ahead = backups.take_turn(stored, _plan(folder))
+    clock.advance(-30 * 86_400)
+    made = []
+    for _ in range(2):
+        made.append(backups.take_turn(stored, _plan(folder)))
+        assert backups.take_turn(stored, _plan(folder)) is None
+        clock.advance(3601)
+    assert None not in (ahead, *made)
+    assert sorted(folder.iterdir()) == made
+
+
+def test_a_shorter_interval_counts_from_the_last_backup_at_once(stored: Context, clock: Clock, tmp_path: Path) -> None:
+    monthly = BackupPlan(folder=tmp_path, every_s=30 * 86_400.0, kept=9)
+    assert backups.take_turn(stored, monthly) is not None
+    clock.advance(60)
+    assert backups.take_turn(stored, monthly) is None
+    assert backups.take_turn(stored, _plan(tmp_path)) is not None
+
+
 def test_a_backup_that_fails_is_counted_said_and_tried_again(stored: Context, clock: Clock, tmp_path: Path) -> None:
     folder = tmp_path / "backups"
     folder.write_text("no folder")

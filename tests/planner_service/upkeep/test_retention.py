@@ -302,7 +302,7 @@ def test_one_service_at_a_time_takes_its_turn_when_it_is_due(context: Context, c
     _run(context, store_plan(context))
     clock.advance(91 * DAY_S)
     rules, stop = parse_rules(["runs=90d", "jobs=90d"]), threading.Event()
-    held = chores.claim(context, retention.CHORE)
+    held = chores.claim(context, retention.CHORE, 3600.0)
     assert held is not None
     assert retention.take_turn(context, rules, 3600.0, stop) is None
     clock.advance(chores.HELD_S + 1)  # that service has died: another takes over
@@ -323,10 +323,10 @@ def test_one_service_at_a_time_takes_its_turn_when_it_is_due(context: Context, c
 def test_a_service_whose_turn_was_taken_over_removes_nothing_more(context: Context, clock: Clock) -> None:
     run_id = _run(context, store_plan(context))
     clock.advance(91 * DAY_S)
-    held = chores.claim(context, retention.CHORE)
+    held = chores.claim(context, retention.CHORE, 3600.0)
     assert held is not None
     clock.advance(chores.HELD_S + 1)
-    assert chores.claim(context, retention.CHORE) is not None
+    assert chores.claim(context, retention.CHORE, 3600.0) is not None
     removed: dict[str, int] = {}
     with pytest.raises(PipeplanError, match="taken over"):
         retention.sweep(retention.Turn(context=context, claim=held), parse_rules(["runs=90d"]), removed)
