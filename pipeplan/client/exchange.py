@@ -4,8 +4,9 @@ An operation is a generator: it yields a `Send` or a `Pause`, is resumed with th
 connection performs these steps, blocking or awaiting (`client.connection`): both have the same operations.
 
 What may be sent again, while the patience lasts: whatever has no second effect (GET, PUT, POST under an
-Idempotency-Key) after an answer that asks to come back (429, 503, a request in flight) and after a broken connection;
-DELETE, and what depends on an entity tag, only where it surely was not done; a POST without a key never.
+Idempotency-Key) after an answer that asks to come back (429, 503, a request in flight), after a broken connection, and
+after a proxy's answer that it got none (502, 504); DELETE, and what depends on an entity tag, only where it surely was
+not done; a POST without a key never.
 """
 
 import threading
@@ -34,6 +35,9 @@ FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 NOT_NOW = (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 """Answers that ask the client to retry."""
+
+NO_ANSWER = (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT)
+"""What a proxy answers if the service gives it no answer. The service may have done the request."""
 
 CACHE_BYTES = 32 * 2**20
 """The most bytes of answers with an entity tag that a client keeps."""
@@ -120,11 +124,15 @@ class AnswerCache:
             return found
 
     def keep(self, key: str, answer: Received) -> None:
-        """Keeps an answer; the least recently used ones make room for it."""
+        """Keeps an answer; the least recently used ones make room for it.
+
+        An answer that does not say how long it is may have been cut off: its tag would keep it for ever.
+        """
+        framed = not answer.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
         with self._lock:
             before = self._answers.pop(key, None)
             self._held_bytes -= len(before.content) if before is not None else 0
-            if "etag" not in answer.headers or len(answer.content) > self._most_bytes:
+            if "etag" not in answer.headers or not framed or len(answer.content) > self._most_bytes:
                 return
             self._answers[key] = answer
             self._held_bytes += len(answer.content)
@@ -206,7 +214,8 @@ class ServiceExchange:
             error = self.error_of(outcome)
             if isinstance(outcome, Received):
                 comes_back = outcome.status in NOT_NOW or isinstance(error, InFlightError)
-                may_again = comes_back and again != "never"
+                lost = outcome.status in NO_ANSWER and type(error) is ServiceError  # not one of the service's problems
+                may_again = (comes_back and again != "never") or (lost and again == "always")
             else:
                 may_again = again == "always" or (again == "unless taken" and not outcome.taken)
                 may_again = may_again and outcome.passing

@@ -40,7 +40,7 @@ async with AsyncClient() as service:
 
 _AGAIN = """## What is sent again
 
-| | after a broken connection | after 429, 503 or a request in flight |
+| | after a broken connection, or a proxy's 502 or 504 | after 429, 503 or a request in flight |
 |---|---|---|
 | GET; PUT without a condition; POST, which always has an idempotency key | yes | yes |
 | DELETE; PUT with a version, or only if new | if it was not sent | yes |

@@ -19,6 +19,7 @@ from pipeplan.client.operations import Operations
 from pipeplan.client.reference import written
 from pipeplan.errors import (
     ConflictError,
+    DeadlineError,
     InvalidInputError,
     NotFoundError,
     ServiceError,
@@ -38,6 +39,7 @@ FOUND = httpx.Response(200, text=ALIAS.model_dump_json())
 LOST = httpx.ReadError("broke")
 AWAY = httpx.ConnectError("refused")
 BUSY = problem(503, "unavailable", **{"Retry-After": "2"})
+BETWEEN = httpx.Response(502, text="<html>bad gateway</html>", headers={"Content-Type": "text/html"})
 
 
 def public(kind: type) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def test_the_clients_are_public_names() -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("trouble", [LOST, AWAY, BUSY, problem(429, "too-many-requests")])
+@pytest.mark.parametrize("trouble", [LOST, AWAY, BETWEEN, BUSY, problem(429, "too-many-requests")])
 def test_what_is_read_is_asked_for_again(kind: Any, trouble: httpx.Response | Exception) -> None:
     service, time = Scripted(trouble, trouble, FOUND), Time()
     assert asked_of(kind, service, time)("alias", "a") == ALIAS
@@ -99,7 +101,7 @@ def test_who_should_come_back_later_than_patience_lasts_hears_it_at_once(kind: A
 
 
 @BOTH
-@pytest.mark.parametrize("trouble", [LOST, BUSY, problem(409, "in-flight", **{"Retry-After": "1"})])
+@pytest.mark.parametrize("trouble", [LOST, BETWEEN, BUSY, problem(409, "in-flight", **{"Retry-After": "1"})])
 def test_a_post_is_sent_again_under_the_same_key_only(kind: Any, trouble: Any) -> None:
     done = problem(409, "conflict")
     service = Scripted(trouble, trouble, done)
@@ -114,7 +116,7 @@ def test_a_post_is_sent_again_under_the_same_key_only(kind: Any, trouble: Any) -
     assert other.asked[0].headers["Idempotency-Key"] != keys[0]
 
 
-@pytest.mark.parametrize("trouble", [LOST, AWAY, BUSY])
+@pytest.mark.parametrize("trouble", [LOST, AWAY, BETWEEN, BUSY])
 def test_a_post_without_a_key_is_sent_once(trouble: Any) -> None:
     service = Scripted(trouble)
     client = Client("http://127.0.0.1:1", transport=service, clock=Time().clock)
@@ -128,10 +130,12 @@ def test_a_post_without_a_key_is_sent_once(trouble: Any) -> None:
     ("name", "arguments", "named", "trouble", "again"),
     [
         ("delete_alias", ("a",), {}, LOST, False),
+        ("delete_alias", ("a",), {}, BETWEEN, False),
         ("delete_alias", ("a",), {}, AWAY, True),
         ("delete_alias", ("a",), {}, BUSY, True),
         ("set_alias", ("a", "0" * 32), {}, LOST, True),
         ("set_alias", ("a", "0" * 32), {"if_version": 3}, LOST, False),
+        ("set_alias", ("a", "0" * 32), {"if_version": 3}, BETWEEN, False),
         ("set_alias", ("a", "0" * 32), {"only_new": True}, LOST, False),
         ("set_alias", ("a", "0" * 32), {"if_version": 3}, AWAY, True),
         ("set_alias", ("a", "0" * 32), {"if_version": 3}, BUSY, True),
@@ -145,7 +149,7 @@ def test_what_may_have_been_done_is_not_done_twice(
     if again:
         ask(name, *arguments, **named)
     else:
-        with pytest.raises(ServiceError, match="cannot be reached"):
+        with pytest.raises(ServiceError, match="cannot be reached|answered 502"):
             ask(name, *arguments, **named)
     assert len(service.asked) == (2 if again else 1)
 
@@ -188,13 +192,34 @@ def test_an_answer_with_a_tag_is_kept_until_another_comes(kind: Any) -> None:
 def test_the_cache_holds_the_latest_answers_within_its_bytes(kept: list[tuple[str, int]]) -> None:
     cache, latest = AnswerCache(10), dict[str, int]()
     for key, size in kept:
-        answer = Received(status=200, reason="OK", headers={"etag": key}, content=b"x" * size, url="")
+        answer = Received(status=200, reason="OK", headers=_framed(key, size), content=b"x" * size, url="")
         cache.keep(key, answer)
         latest[key] = size
         held = {one: cache.find(one) for one in "abcde"}
         assert sum(len(one.content) for one in held.values() if one is not None) <= 10
         assert (held[key] == answer) == (size <= 10)
         assert all(one is None or len(one.content) == latest[other] for other, one in held.items())
+
+
+def _framed(tag: str, size: int) -> dict[str, str]:
+    return {"etag": tag, "content-length": str(size)}
+
+
+def test_the_cache_keeps_no_answer_that_may_have_been_cut_off() -> None:
+    cache = AnswerCache()
+    whole = Received(status=200, reason="OK", headers=_framed("1", 2), content=b"{}", url="")
+    cache.keep("a", whole)
+    cut = Received(status=200, reason="OK", headers={"etag": "2"}, content=b"{", url="")
+    cache.keep("a", cut)
+    assert cache.find("a") is None
+
+
+@BOTH
+def test_a_planner_that_takes_too_long_is_not_asked_again(kind: Any) -> None:
+    service = Scripted(problem(504, "deadline"))
+    with pytest.raises(DeadlineError):
+        asked_of(kind, service, Time())("create_plan", PLAN_REQUEST)
+    assert len(service.asked) == 1
 
 
 class Listed(httpx.MockTransport):

@@ -25,7 +25,7 @@ JSON = {"Content-Type": "application/json"}
     ("answer", "told"),
     [
         (httpx.Response(200, text="<html>please log in</html>", headers=PAGE), "text/html.*proxy"),
-        (httpx.Response(502, text="<html>bad gateway</html>", headers=PAGE), "502 Bad Gateway.*proxy"),
+        (httpx.Response(500, text="<html>an error</html>", headers=PAGE), "500 Internal Server Error.*proxy"),
         (httpx.Response(302, headers={"Location": "https://login.example/"}), "302"),
         (httpx.Response(304), "304"),
         (httpx.Response(204), "no Alias"),
