@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeplan.documents.identity import content_id, plain
+from pipeplan.documents.names import on_one_line
 from pipeplan.documents.plan import Answer, Infeasible, Plan
 from pipeplan.documents.validators import MISSING, excerpt, fault_of_number, validator_of
 from pipeplan.errors import InvalidInputError, require, require_unique
@@ -275,7 +276,8 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
 
     field = ".".join(filter(None, (field, inner)))
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    return InvalidInputError(str(excerpt(field)) or "document", f"{excerpt(rule)}{more}", excerpt(value))
+    field, rule = on_one_line(str(excerpt(field))), on_one_line(str(excerpt(rule)))  # both may hold a sender's words
+    return InvalidInputError(field or "document", f"{rule}{more}", excerpt(value))
 
 
 def _meant(unknown: ErrorDetails, findings: Sequence[ErrorDetails]) -> str:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeplan.documents.names import on_one_line
 from pipeplan.errors import PipeplanError
 from pipeplan.protocol.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of, shown
 from planner_service.platform.logs import REQUEST_ID
@@ -140,7 +141,9 @@ def _broken_parameters(error: RequestValidationError) -> Problem:
     """The problem of path, query or header parameters, which FastAPI reads. Bodies are read by `requests`."""
     rules = [
         BrokenRule(
-            field=".".join(str(part) for part in finding["loc"][1:]), rule=finding["msg"], value=shown(finding["input"])
+            field=on_one_line(".".join(str(part) for part in finding["loc"][1:])),
+            rule=on_one_line(finding["msg"]),
+            value=shown(finding["input"]),
         )
         for finding in error.errors()
     ]

@@ -149,7 +149,7 @@ def test_what_may_have_been_done_is_not_done_twice(
     if again:
         ask(name, *arguments, **named)
     else:
-        with pytest.raises(ServiceError, match="cannot be reached|answered 502"):
+        with pytest.raises(ServiceError, match=r"cannot be reached|answered 502"):
             ask(name, *arguments, **named)
     assert len(service.asked) == (2 if again else 1)
 

@@ -20,6 +20,7 @@ import pytest
 import yaml
 from fastapi.testclient import TestClient
 
+from pipeplan.documents.names import on_one_line
 from planner_service.overview.openapi import BODIES, CLUSTER, PROFILE
 from tests.planner_service.html_pages import Page
 
@@ -257,6 +258,9 @@ def _bodies() -> list[tuple[str, str]]:
         *((f"the number {number[:12]}", f'{{"x": {number}}}') for number in NUMBERS),
         *((f"the text {text!r}", json.dumps({"x": text})) for text in REFUSED),
         *((f"the text {text}", f'{{"x": "{text}"}}') for text in SURROGATES),
+        *((f"the key {text!r}", json.dumps({text: 1})) for text in REFUSED),
+        *((f"the kind {text!r}", json.dumps({"kind": text})) for text in REFUSED),
+        *((f"the kind {text!r} of a result", json.dumps({"token": "t", "result": {"kind": text}})) for text in REFUSED),
         ("no UTF-8", "\udcff"),
     ]
 
@@ -271,6 +275,7 @@ def test_every_route_refuses_what_is_no_document_with_one_problem(http: TestClie
         assert answer.headers["content-type"] == "application/problem+json", name
         assert len(answer.content) < 4_000, name
         problem = answer.json()
+        assert problem["detail"] == on_one_line(problem["detail"]), name
         if answer.status_code == 422:
             assert problem["errors"], name
             assert all(set(error) == {"field", "rule", "value"} for error in problem["errors"]), (name, problem)
