@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from pipeplan.configuration import SECRET, Resolved, resolve
-from pipeplan.errors import require
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.protocol.tokens import is_loopback
 from planner_service.platform.logs import LogFormat, LogLevel
 from planner_service.platform.rules import parse_rules
@@ -38,7 +38,11 @@ def _names(value: object) -> object:
 def _networks(value: tuple[str, ...]) -> tuple[str, ...]:
     """The addresses and networks, unchanged. Raises ValueError for a text that is neither."""
     for text in value:
-        ip_network(text)
+        try:
+            ip_network(text)
+        except ValueError as error:
+            rule = "must be addresses and networks such as 10.1.2.3 and 10.0.0.0/8, without a port or a host's name"
+            raise InvalidInputError("", rule, text) from error
     return value
 
 
