@@ -17,7 +17,7 @@ from pipeplan.documents.names import on_one_line
 from pipeplan.errors import PipeplanError
 from pipeplan.protocol.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of, shown
 from planner_service.platform.logs import REQUEST_ID
-from planner_service.platform.requests import may
+from planner_service.platform.requests import KEY, may
 
 Page = Callable[[Request, Problem], Response]
 """Renders a problem as a page."""
@@ -70,6 +70,7 @@ def install(app: FastAPI, page: Page) -> None:
         detail = "the service failed in an unforeseen way; its log has the details under the request's id"
         return answer(request, _problem(HTTPStatus.INTERNAL_SERVER_ERROR, detail))
 
+    app.state.answer = answer
     app.add_exception_handler(PipeplanError, ours)
     app.add_exception_handler(HTTPException, frameworks)
     app.add_exception_handler(RequestValidationError, parameters)
@@ -122,8 +123,9 @@ def problem_response(problem: Problem) -> Response:
 
 
 async def send_error(error: PipeplanError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers an error outside of any route."""
-    response = problem_response(problem_for(scope, error))
+    """Answers an error outside of any route: a person whom the door let in sees a page, as in a route."""
+    problem = problem_for(scope, error)
+    response = scope["app"].state.answer(Request(scope), problem) if KEY in scope else problem_response(problem)
     response.headers.update(headers_of(error))
     await response(scope, receive, send)
 

@@ -79,6 +79,9 @@ def test_a_head_of_several_ids_is_refused_with_these(http: TestClient, context: 
     answer = http.get("/v1/clusters/abcd")
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "id")
     assert all(one in answer.json()["detail"] for one in ids)
+    page = http.get("/clusters/abcd", headers={"Accept": "text/html"})
+    assert (page.status_code, page.headers["content-type"]) == (422, "text/html; charset=utf-8")
+    assert all(one in page.text for one in ids)
 
 
 def test_an_agents_token_finds_no_job_by_the_head_of_its_id(app: FastAPI, context: Context, http: TestClient) -> None:
