@@ -1,10 +1,13 @@
 """What Schemathesis knows of our answers, and of its own token.
 
 YAML may hold several documents, which its own reader does not take. The token that it asks with must last: a run that
-revokes it sees nothing but 401 from then on, and would call that a success.
+revokes it sees nothing but 401 from then on, and would call that a success. Ids of jobs and runs are random: half of
+the generated ones become those of runs that have ended.
 """
 
+import json
 import os
+import re
 from typing import Any
 
 import schemathesis
@@ -13,6 +16,9 @@ from schemathesis.core.media_types import YAML_MEDIA_TYPES
 
 TOKEN = "FUZZ_TOKEN"
 """The variable that holds the run's token."""
+
+IDS = "FUZZ_IDS"
+"""The variable that holds ids of jobs and runs, by the parameters that name them."""
 
 NOBODYS = "0" * 32
 """The id of no token."""
@@ -30,6 +36,18 @@ def before_call(_context: HookContext, case: Case[Any], _kwargs: dict[str, Any])
     given = (case.path_parameters or {}).get("token_id")
     if isinstance(given, str) and given and given in os.environ.get(TOKEN, ""):
         case.path_parameters["token_id"] = NOBODYS
+
+
+@schemathesis.hook("before_call")
+def name_what_is_there(_context: HookContext, case: Case[Any], _kwargs: dict[str, Any]) -> None:
+    """Puts ids of what is there in the place of ids that the description allows."""
+    for name, ids in json.loads(os.environ.get(IDS, "{}")).items():
+        given = (case.path_parameters or {}).get(name)
+        if isinstance(given, str) and re.fullmatch("[0-9a-f]{32}", given) and int(given, 16) % 2 == 0:
+            case.path_parameters[name] = ids[int(given, 16) // 2 % len(ids)]
+        asked = (case.query or {}).get("id")
+        if name == "run_id" and case.path == "/v1/runs/calibration" and isinstance(asked, list) and len(asked) > 1:
+            case.query["id"] = ids
 
 
 @schemathesis.check

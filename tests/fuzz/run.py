@@ -5,6 +5,7 @@ python -m tests.fuzz.run [--database sqlite|postgresql] [--max-examples N] [--se
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -15,12 +16,17 @@ from pathlib import Path
 
 import httpx
 
+from pipeplan.documents.files import dump, parse_plan
+from pipeplan.protocol.jobs import Completion, RunResult
+from tests.planner_service.examples import run_result, run_task
 from tests.planner_service.postgresql import running
 from tests.planner_service.servers import pipeplan, serving
 
 TOKEN = "FUZZ_TOKEN"
-"""The variable by which the hooks know the run's token."""
+IDS = "FUZZ_IDS"
+"""The variables by which the hooks know the run's token, and the ids of what is stored by parameter."""
 
+JSON = {"Content-Type": "application/json"}
 HERE = Path(__file__).parent
 SCOPES = ("read", "plan", "agent", "admin")
 IN_ORDER = ("/v1/profiles", "/v1/clusters", "/v1/plans", "/v1/jobs")
@@ -49,13 +55,13 @@ def fuzz(
     """Schemathesis' result on a service with this database; `folder` takes what it writes."""
     token = _token(database)
     with serving(database, "--exit-with-parent", **UNLIMITED) as (url, _):
-        _store_examples(url, token)
+        ids = _store_examples(url, token)
         options = ["--max-examples", str(max_examples), "--seed", str(seed), "--phases", phases]
         config = ["--config-file", str(HERE / "schemathesis.toml")]
         schemathesis = [str(Path(sys.executable).parent / "schemathesis"), *config, "run", f"{url}/openapi.json"]
         command = [*schemathesis, "--mode", "all", "--header", f"Authorization: Bearer {token}"]
         variables = os.environ | {"SCHEMATHESIS_HOOKS": "tests.fuzz.hooks", "PYTHONPATH": str(HERE.parents[1])}
-        variables[TOKEN] = token
+        variables |= {TOKEN: token, IDS: json.dumps(ids)}
         return subprocess.run(
             [*command, *options], cwd=folder, env=variables, text=True, capture_output=quiet, check=False
         )
@@ -79,14 +85,34 @@ def _token(database: str) -> str:
     return made.stdout.strip()
 
 
-def _store_examples(url: str, token: str) -> None:
-    """What the description's examples say, so that its ids are of something."""
+def _store_examples(url: str, token: str) -> dict[str, list[str]]:
+    """What the description's examples say, so that its ids are of something, and two runs that have ended.
+
+    Returns the ids of jobs and runs, which are random, by the parameters that name them.
+    """
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60) as client:
         described = client.get("/openapi.json").json()["paths"]
         for path in IN_ORDER:
             examples = described[path]["post"]["requestBody"]["content"]["application/json"]["examples"]
             for example in examples.values():
                 client.post(path, json=example["value"]).raise_for_status()
+        plan_id = client.get("/v1/plans?limit=1").json()["items"][0]["id"]
+        result = run_result(parse_plan(client.get(f"/v1/plans/{plan_id}").text))
+        ended = [_run(client, plan_id, result) for _ in range(2)]
+        return {"job_id": [job["id"] for job in ended], "run_id": [job["run_id"] for job in ended]}
+
+
+def _run(client: httpx.Client, plan_id: str, result: RunResult) -> dict[str, str]:
+    """A job of a run that has succeeded with this result."""
+    enqueued = client.post("/v1/jobs", json=run_task(plan_id).model_dump(mode="json")).raise_for_status().json()
+    while True:  # the examples' jobs come before it; they stay with the agent
+        lease = client.post("/v1/jobs/lease", json={"agent": "fuzz"}).raise_for_status().json()
+        if lease["job"]["id"] == enqueued["id"]:
+            break
+    completion = Completion(token=lease["token"], result=result)
+    path = f"/v1/jobs/{enqueued['id']}/complete"
+    job: dict[str, str] = client.post(path, content=dump(completion), headers=JSON).raise_for_status().json()
+    return job
 
 
 if __name__ == "__main__":
