@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +22,9 @@ from pipeplan.errors import InvalidInputError, require
 from pipeplan.protocol.tokens import HIDDEN, masked
 
 S = TypeVar("S", bound=BaseSettings)
+
+NEARLY = 0.85
+"""From this likeness on (difflib's) an unknown variable is taken for a setting that is misspelt."""
 
 SECRET: dict[str, Any] = {"secret": True}
 """What a field of settings says of itself (as `json_schema_extra`) whose value is never shown."""
@@ -79,6 +83,7 @@ def resolve(kind: type[S], options: Mapping[str, Any], config: Path | None = Non
             known = name in kind.model_fields
             require(known, str(path), "must hold known settings only (`pipeplan settings` lists them)", name)
 
+    _require_no_misspelling(kind)
     environment = _environment(kind)
     sources = dict.fromkeys(file, f"file {path}")
     sources |= {name: source for name, (_, source) in environment.items()} | dict.fromkeys(given, "option")
@@ -92,6 +97,20 @@ def resolve(kind: type[S], options: Mapping[str, Any], config: Path | None = Non
         field = kind.model_fields.get(name)
         value = found.value if field is None else _shown(field.json_schema_extra, found.value)
         raise InvalidInputError(found.field, rule, value) from error
+
+
+def _require_no_misspelling(kind: type[BaseSettings]) -> None:
+    """Raises InvalidInputError for a variable that is nearly one of the settings; others may belong to clients."""
+    known = [_variable(kind, name) for name in (*kind.model_fields, "config")]
+    prefix = _variable(kind, "")
+    near = {variable[len(prefix) :]: variable for variable in known}
+    for variable in sorted(os.environ):
+        plain = variable.removesuffix("_FILE")
+        if not variable.startswith(prefix) or variable in known or plain in known:
+            continue
+        meant = get_close_matches(plain[len(prefix) :], near, n=1, cutoff=NEARLY)
+        rule = f"must name a setting: {near[meant[0]]} is meant" if meant else ""
+        require(not meant, "environment", rule, variable)
 
 
 def _environment(kind: type[BaseSettings]) -> dict[str, tuple[Any, str]]:

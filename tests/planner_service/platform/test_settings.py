@@ -9,6 +9,7 @@ import pytest
 from pipeplan.errors import InvalidInputError
 from planner_service.platform.settings import DEFAULT_PORT, Settings, load_settings, resolve_settings
 from tests.planner_service.servers import pipeplan
+from worker_agent.agent.settings import AgentSettings
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,30 @@ def test_what_is_chosen_comes_before_the_environment(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PIPEPLAN_PORT", "9000")
     monkeypatch.setenv("PIPEPLAN_LEASE_S", "5")
     assert (load_settings().port, load_settings(port=9001).port, load_settings(port=None).lease_s) == (9000, 9001, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("PIPEPLAN_RETENTON", "PIPEPLAN_RETENTION"),
+        ("PIPEPLAN_REQUIRE_TOKEN", "PIPEPLAN_REQUIRE_TOKENS"),
+        ("PIPEPLAN_TRUSTED_PROXYS_FILE", "PIPEPLAN_TRUSTED_PROXIES"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_one_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    monkeypatch.setenv(variable, "a secret perhaps")
+    with pytest.raises(InvalidInputError, match=f"{meant} is meant, got '{variable}'") as caught:
+        load_settings()
+    assert "secret" not in str(caught.value)
+
+
+def test_the_variables_of_clients_and_agents_are_no_misspellings(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = [f"PIPEPLAN_AGENT_{name.upper()}" for name in AgentSettings.model_fields]
+    for variable in ("PIPEPLAN_URL", "PIPEPLAN_TOKEN", "PIPEPLAN_TOKEN_FILE", "PIPEPLAN_SERVICE_PORT", *agents):
+        monkeypatch.setenv(variable, "x")
+    assert load_settings().port == DEFAULT_PORT
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.1.2.3", "::1"])
