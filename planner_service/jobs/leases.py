@@ -60,7 +60,7 @@ def give(
     The time of its statements does not depend on the queue's length, because all writers wait for them.
     """
     agent = agents.asking(connection, request)
-    expires_at = now + timedelta(seconds=context.lease_s)
+    expires_at = context.now() + timedelta(seconds=context.lease_s)  # it may have waited for its turn
     asking = _Asking(request=request, agent=agent, now=now, expires_at=expires_at)
     lease = _given_before(context, connection, asking)
     if lease is not None:

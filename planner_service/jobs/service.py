@@ -139,6 +139,7 @@ def heartbeat(context: Context, job_id: str, beat: Heartbeat) -> HeartbeatAnswer
         if hold.job.state == "cancelled":
             return HeartbeatAnswer(expires_in_s=0.0, cancelled=True)
         _require_running(hold)
+        now = context.now()  # the lease is whole, however long this waited for the database
         stop = gangs.renew(context, connection, hold, now) if hold.member else None
         expires_at = now + timedelta(seconds=context.lease_s)
         if hold.member:
@@ -338,12 +339,15 @@ def _again(context: Context, connection: Connection, job: Job, reason: str, now:
 
 @contextmanager
 def _noticing(context: Context) -> Iterator[None]:
-    """Remembers that the database did not answer: leases could not be renewed."""
+    """Remembers that the database did not answer, or for how long it did not: leases could not be renewed."""
+    started_s = time.monotonic()
     try:
         yield
     except ServiceError:
         context.absence.back(context.now(), context.lease_s)
         raise
+    finally:
+        context.absence.waited(context.now(), time.monotonic() - started_s, context.lease_s)
 
 
 def _told(connection: Connection, job_id: str, now: datetime) -> Job:

@@ -36,9 +36,10 @@ def utc_now() -> datetime:
 class Absence:
     """Until when leases do not expire, because the service was away and their owners could not renew them.
 
-    `back` is called when the service starts, when its database answers again, and when `notice` finds that the process
-    stood still or its clock was changed. The owners then have a lease's length to return before their jobs are given to
-    others. `set_back`: the clock was set back, and the database still holds moments that lie ahead of it.
+    `back` is called when the service starts, when its database answers again or did so late, and when `notice` finds
+    that the process stood still or its clock was changed. The owners then have a lease's length to return before their
+    jobs are given to others. `set_back`: the clock was set back, and the database still holds moments that lie ahead of
+    it.
     """
 
     until: datetime = LONG_AGO
@@ -48,6 +49,11 @@ class Absence:
     def back(self, now: datetime, lease_s: float) -> None:
         """Gives the owners of leases a lease's length from now on."""
         self.until = max(self.until, now + timedelta(seconds=lease_s))
+
+    def waited(self, now: datetime, waited_s: float, lease_s: float) -> None:
+        """Checks whether a request waited for the database for a part of a lease: renewals may have done so, too."""
+        if self._seen is not None and waited_s > lease_s * STOOD_STILL:
+            self.back(now, lease_s)
 
     def beat(self, now: datetime, monotonic_s: float, lease_s: float) -> None:
         """Records that the event loop runs. Its watchdog calls this some 20 times in a lease's length."""

@@ -1,8 +1,10 @@
 """Jobs: their states, their leases, and what is never overwritten. The clock is set by hand."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -21,6 +23,7 @@ from pipeplan.protocol.jobs import (
 from pipeplan.protocol.runs import RunQuery
 from planner_service.documents.service import profiles
 from planner_service.jobs import service as jobs
+from planner_service.jobs import store as storage
 from planner_service.overview.openapi import CLUSTER, PROFILE
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
@@ -76,6 +79,29 @@ def test_a_heartbeat_extends_the_lease_and_keeps_the_progress(context: Context, 
     jobs.heartbeat(context, lease.job.id, Heartbeat(token=lease.token))
     assert jobs.lease(context, ANY_WORK) is None
     assert jobs.get(context, lease.job.id).progress == progress
+
+
+def test_a_heartbeat_that_waited_for_the_database_gives_a_whole_lease(context: Context, clock: Clock) -> None:
+    """It gave what was left of one that began when the heartbeat came: none, after a long wait."""
+    came = threading.Event()
+
+    def now() -> datetime:
+        moment = clock()
+        came.set()
+        return moment
+
+    lease = _leased(context)
+    asked = replace(context, now=now)
+    with ThreadPoolExecutor(1) as pool:
+        with context.database.write() as connection:
+            storage.claim(connection, lease.job.id)  # on PostgreSQL only its own job keeps a heartbeat waiting
+            waiting = pool.submit(jobs.heartbeat, asked, lease.job.id, Heartbeat(token=lease.token))
+            came.wait()
+            clock.advance(2 * LEASE_S)
+        assert not waiting.result().cancelled
+    clock.advance(LEASE_S - 1)
+    jobs.settle(context)
+    assert jobs.get(context, lease.job.id).state == "leased"
 
 
 def test_a_clock_that_is_set_back_keeps_no_job_with_an_owner_that_is_dead(context: Context, clock: Clock) -> None:

@@ -154,6 +154,14 @@ def test_a_clock_that_is_set_forward_leaves_nothing_ahead_of_it() -> None:
     assert not absence.set_back
 
 
+@pytest.mark.parametrize(("waited_s", "graced"), [(LEASE_S * STOOD_STILL, False), (LEASE_S * STOOD_STILL + 0.1, True)])
+def test_leases_get_a_grace_after_a_request_waited_long_for_the_database(waited_s: float, *, graced: bool) -> None:
+    absence = Absence()
+    absence.beat(START, 0.0, LEASE_S)
+    absence.waited(START, waited_s, LEASE_S)
+    assert (absence.until > START) is graced
+
+
 def test_without_a_watchdog_nothing_is_noticed() -> None:
     absence = Absence()
     absence.notice(START, 0.0, LEASE_S)
