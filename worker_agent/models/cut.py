@@ -78,6 +78,8 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     rotary = {call.rotary.module for call in layers if call.rotary}
     own = [call for call in before if call.module not in rotary]
     after = seen[at[-1] + 1 :]
+    again = next((call.module for call in after if call.module in {earlier.module for earlier in own}), None)
+    _require(plain or again is None, "call other modules after its layers than before them", str(again))
     (name, given), first = next(iter(inputs.items())), _first_tensor(seen[at[0]])
     return Cuts(
         layers=tuple(layers),

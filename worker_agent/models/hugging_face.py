@@ -69,6 +69,9 @@ _NOT_OPTIONS = frozenset(
 """Keys of a config that would make another kind of model, or that are set by other means."""
 
 
+LIBRARY_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError)
+"""What the library raises for a config of which it cannot make a model."""
+
 _GPT2_PLAN = {
     "h.*.attn": "divided split_size",
     "h.*.attn.c_attn": "packed 3",
@@ -165,7 +168,9 @@ def build_family(spec: Spec) -> Family:
         root=root,
         blocks=segments(flows, blocks),
         block_names=part_names(flows.of(frozenset(form.required))),
-        tokens=TokenInputs(vocab_size=config.vocab_size, positions=form.positions) if takes_tokens else None,
+        tokens=TokenInputs(vocab_size=_of_config(config, "vocab_size"), positions=form.positions)
+        if takes_tokens
+        else None,
         batches=form,
         sharding=_sharding(name, root) if quick and config._attn_implementation == "sdpa" else None,
         files=files,
@@ -195,7 +200,9 @@ def _batch_form(name: str, root: Any) -> BatchForm:
     positions = getattr(config, "max_position_embeddings", None) or MOST_POSITIONS
     if decodes and main != "input_ids":
         positions = getattr(config, "max_target_positions", None) or positions
-    task = next(task for task in _TASKS if type(root) in _kinds(task, type(config)))
+    task = next((task for task in _TASKS if type(root) in _kinds(task, type(config))), None)
+    if task is None:
+        raise InvalidInputError("model", f"must be a model of one part, {FACTORY}", type(root).__name__)
     return BatchForm(
         model=name,
         inputs=(main, *(key for key in KNOWN if key in signature(root.forward).parameters)),
@@ -218,8 +225,16 @@ def _sample(root: Any) -> tuple[int, ...]:
         images = getattr(config, "vision_config", config)  # of a model with a part for texts as well
         size = getattr(images, "image_size", IMAGE_SIZE)
         height, width = (size, size) if isinstance(size, int) else size
-        return images.num_channels, height, width
+        return _of_config(images, "num_channels"), height, width
     return ()
+
+
+def _of_config(config: Any, key: str) -> int:
+    """A number of a config, or of its part for texts. Raises InvalidInputError where there is none."""
+    number = getattr(config, key, getattr(config.get_text_config(), key, None))
+    rule = f"must have a whole number as {key} in its config, {FACTORY}"
+    require(isinstance(number, int), "model", rule, type(config).__name__)
+    return int(number)  # type: ignore[arg-type]
 
 
 def _without_drops(root: Any) -> dict[str, float]:
@@ -301,7 +316,15 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
         return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
     except InvalidInputError:
         raise
-    except (StrictDataclassError, ValueError, TypeError, RuntimeError) as error:
+    except (
+        StrictDataclassError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        LookupError,
+        AttributeError,
+        ImportError,
+    ) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
 

@@ -29,6 +29,7 @@ OTHERS = {
     "granite": f"hf:granite?{NARROW}&embedding_multiplier=3.0",
     "distilbert": "hf:distilbert?n_layers=3&dim=32&hidden_dim=48&n_heads=2&vocab_size=50&max_position_embeddings=20",
     "electra": f"hf:electra?{SMALL}&embedding_size=32&vocab_size=50&max_position_embeddings=20",
+    "nanochat": f"hf:nanochat?{NARROW}",  # one norm is called before the layers and after them
     "xglm": "hf:xglm?d_model=32&ffn_dim=48&num_layers=3&attention_heads=2&vocab_size=50&max_position_embeddings=16",
     "squeezebert": f"hf:squeezebert?{SMALL}&embedding_size=32&vocab_size=50&max_position_embeddings=20",
     "clip": (

@@ -100,6 +100,9 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
         ("hf:gpt2?attn_implementation=fast", "model.attn_implementation: must be one of sdpa, eager, got 'fast'"),
         ("hf:gpt2?n_head=5", "model: must be possible for gpt2 (`embed_dim` must be divisible by num_heads"),
         ("hf:gpt2?n_layer=two", "model: must be possible for gpt2 (Validation error for field 'n_layer'"),
+        ("hf:mllama", "model: must be a model of one part, or be cut by a factory of your own"),
+        ("hf:emu3", "model: must be possible for emu3 ('Emu3Config' object has no attribute"),
+        ("hf:pp_lcnet", "model: must have a whole number as num_channels in its config, or be cut by a factory"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused_by_name(spec: str, sentence: str) -> None:
