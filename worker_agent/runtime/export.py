@@ -20,7 +20,7 @@ from pipeplan.errors import InvalidInputError, RunFailedError, require
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.materialise import WEIGHTS, Contents
 from worker_agent.models.spec import parse_spec
-from worker_agent.runtime.manifest import Manifest, inspect, newest, stage_files, step_directory
+from worker_agent.runtime.manifest import Manifest, inspect, newest, stage_files, step_directory, steps_in
 
 _TOKENS = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|preprocessor).*|spiece\.model")
 """The files beside a model's weights that describe its inputs."""
@@ -67,8 +67,10 @@ def chosen_manifest(checkpoints: Path, step: int | None) -> Manifest:
         found = inspect(checkpoints, step)
         if isinstance(found, Manifest):
             return found
-        there = step_directory(checkpoints, step).exists()
-        raise InvalidInputError("step", f"must be a whole checkpoint: {found if there else 'there is none'}", step)
+        if step_directory(checkpoints, step).exists():
+            raise InvalidInputError("step", f"must be a whole checkpoint: {found}", step)
+        there = ", ".join(map(str, steps_in(checkpoints))) or "none"
+        raise InvalidInputError("step", f"must be that of a checkpoint; there are {there}", step)
     latest = newest(checkpoints)
     if latest.manifest is None:
         reasons = "; ".join(map(str, latest.defects)) or f"there is none in {checkpoints}"

@@ -151,7 +151,7 @@ def newest(root: Path, *, before: int | None = None) -> Newest:
     Reads all of it. Raises InvalidInputError where a file may not be read.
     """
     defects: list[Defect] = []
-    for step in sorted((s for s in _steps(root) if before is None or s < before), reverse=True):
+    for step in sorted((s for s in steps_in(root) if before is None or s < before), reverse=True):
         found = inspect(root, step)
         if isinstance(found, Manifest):
             return Newest(manifest=found, defects=tuple(defects))
@@ -183,7 +183,7 @@ def clear(root: Path, *, after: int) -> None:
 
     What a stage has said of its files there is forgotten, so that nothing of two attempts is sealed together.
     """
-    for step in _steps(root):
+    for step in steps_in(root):
         directory = step_directory(root, step)
         found = inspect(root, step) if step > after or not (directory / MANIFEST).exists() else None
         if isinstance(found, Defect) and found.unfinished:
@@ -197,7 +197,8 @@ def clear(root: Path, *, after: int) -> None:
                 path.unlink()
 
 
-def _steps(root: Path) -> list[int]:
+def steps_in(root: Path) -> list[int]:
+    """The steps after which there are checkpoints, whole or not."""
     names = (_STEP.fullmatch(path.name) for path in root.glob("step-*"))
     return sorted(int(name.group(1)) for name in names if name)
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason
-from pipeplan.errors import InvalidInputError, require
+from pipeplan.errors import InvalidInputError, PipeplanError, require
 from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace, asks_for_chunks
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
@@ -53,9 +53,7 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
         if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
             rule = "is an option that no planner uses here"
             raise InvalidInputError(unused[0].field, rule, unused[0].value)
-        telling = [
-            e for e in errors if e not in unused and not (isinstance(e, InvalidInputError) and e.field == "schedule")
-        ]
+        telling = [e for e in errors if e not in unused and not _of_another_schedule(e)]
         raise (telling or errors)[0]  # from a planner that supports the schedule and the options
     answer = fastest(NAME, asked, _spaces(searched, asked), Ranking(problem=problem))
     if not isinstance(answer, Plan):
@@ -191,7 +189,13 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
     for proposer, infeasible in asked.infeasible:
         yield _nothing(proposer, f"{proposer}: no plan fits; {infeasible.reasons[0].detail}")
     for proposer, error in asked.refused:
-        yield _nothing(proposer, f"{proposer} is left out: {error}")
+        if not _of_another_schedule(error):  # who names a schedule knows that
+            yield _nothing(proposer, f"{proposer} is left out: {error}")
+
+
+def _of_another_schedule(error: PipeplanError) -> bool:
+    """Whether a planner cannot make the schedule that the options name."""
+    return isinstance(error, InvalidInputError) and error.field == "schedule"
 
 
 def _one_of_each(ranked: Sequence[Ranked]) -> Iterator[Ranked]:

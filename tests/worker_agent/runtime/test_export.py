@@ -167,7 +167,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -
             export_checkpoint(where, to, **options)
         assert not to.with_name("to.part").exists()
 
-    refused("step: must be a whole checkpoint: there is none, got 3", step=3)
+    refused("step: must be that of a checkpoint; there are 2, 4, got 3", step=3)
     refused(r"run: must have a whole checkpoint: there is none in .*checkpoints, got", tmp_path / "no" / "checkpoints")
     (checkpoints / "step-2" / "manifest.json").unlink()
     refused("step: must be a whole checkpoint: step-2 was not finished, got 2", step=2)

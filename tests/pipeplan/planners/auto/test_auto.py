@@ -194,6 +194,7 @@ def test_a_schedule_that_is_asked_for_is_kept() -> None:
     plan = solve("auto", replace(transformer(), options=Options(schedule="1f1b")))
     assert isinstance(plan, Plan)
     assert plan.schedule == "1f1b"
+    assert all("left out" not in other.reason for other in plan.alternatives)  # who names a schedule knows that
 
 
 def test_what_no_planner_can_be_asked_is_refused() -> None:
