@@ -78,7 +78,20 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 class GroupedCommand(typer.core.TyperCommand):
-    """A command whose help has its options in groups: an option's `rich_help_panel` is the heading that it is under."""
+    """A command whose help has its options in groups: an option's `rich_help_panel` is the heading that it is under.
+
+    Its errors name options as they are typed.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command; an error about a field that the command line spells otherwise names the option."""
+        try:
+            return super().invoke(ctx)
+        except InvalidInputError as error:
+            option = next((_typed(each) for each in self.params if each.name == error.field), None)
+            if option is None:
+                raise
+            raise InvalidInputError(option, error.rule, error.value) from error
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes a section for every group, in the order of their first options; names are never cut."""
@@ -91,6 +104,13 @@ class GroupedCommand(typer.core.TyperCommand):
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _typed(parameter: Any) -> str | None:
+    """An option's name as it is typed; None of an argument, and of an option that only spells `_` as `-`."""
+    longest: str = max(parameter.opts, key=len)
+    usual = "--" + parameter.name.replace("_", "-")
+    return longest if longest.startswith("--") and usual not in parameter.opts else None
 
 
 def _show_version(asked: bool) -> None:

@@ -65,10 +65,20 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
         "optimizer": (plan.optimizer, problem.options.optimizer_or_default),
         "accounting of memory": (plan.memory_accounting, problem.options.memory),
     }
+    options = problem.options
+    fixed = {
+        "number of stages": (plan.depth // plan.chunks, options.stages),
+        "microbatch size": (plan.microbatch_size, options.microbatch_size),
+    }
     others = [
         f"the plan's {name} is {its or 'none'}, this is {given or 'none'}"
         for name, (its, given) in ids.items()
         if its != given
+    ]
+    others += [
+        f"the plan's {name} is {its}, the options fix it to {asked}"
+        for name, (its, asked) in fixed.items()
+        if asked not in (None, its)
     ]
     return Finding(
         what="origin", holds=not others, detail="; ".join(others) or "made from this profile and this cluster"

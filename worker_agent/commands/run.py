@@ -107,11 +107,12 @@ def run(
     concatenate: Annotated[
         bool, typer.Option("--concatenate", help="2BP: weight gradients of several microbatches as one product.")
     ] = False,
-    record: Annotated[
+    recorded_batches: Annotated[
         int | None,
         typer.Option(
+            "--record",
             help="Steps at the start, and again at the end, of which every instruction is recorded and drawn; default: "
-            "all steps of a run that is not too long for it."
+            "all steps of a run that is not too long for it.",
         ),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress on standard error.")] = False,
@@ -160,7 +161,7 @@ def run(
         transport=transport,
         timeout_s=timeout_s,
         concatenate=concatenate,
-        recorded_batches=record,
+        recorded_batches=recorded_batches,
         schedules=(schedule,) if schedule is not None and ":" in schedule else (),
     )
     if place is not None and place.node_rank > 0:

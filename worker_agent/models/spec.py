@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +24,41 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _ALLOCATION = "can't allocate memory"
 _TORCHS_STACK = "Exception raised from"
 
-PRESETS = {
-    "alexnet": "worker_agent.models.convolutions",
-    "amoebanet_d": "worker_agent.models.amoebanet",
-    "awd_lm": "worker_agent.models.recurrent",
-    "bert_large": "worker_agent.models.language_models",
-    "gnmt": "worker_agent.models.recurrent",
-    "gpt_1_3b": "worker_agent.models.language_models",
-    "gpt_2_2b": "worker_agent.models.language_models",
-    "gpt_3_8b": "worker_agent.models.language_models",
-    "inception_v3": "worker_agent.models.inception",
-    "llama_7b": "worker_agent.models.language_models",
-    "mamba_1_4b": "worker_agent.models.language_models",
-    "mean_of_squares": "worker_agent.models.losses",
-    "mlp": "worker_agent.models.presets",
-    "random_features": "worker_agent.models.presets",
-    "random_images": "worker_agent.models.random_data",
-    "random_tokens": "worker_agent.models.text",
-    "random_translations": "worker_agent.models.random_data",
-    "random_videos": "worker_agent.models.random_data",
-    "regression": "worker_agent.models.presets",
-    "resnet152": "worker_agent.models.convolutions",
-    "resnet50": "worker_agent.models.convolutions",
-    "s2vt": "worker_agent.models.recurrent",
-    "sleep": "worker_agent.models.presets",
-    "standard_library": "worker_agent.models.text",
-    "transformer": "worker_agent.models.transformer",
-    "vgg16": "worker_agent.models.convolutions",
+PRESETS: dict[str, dict[str, str]] = {
+    "model": {
+        "alexnet": "worker_agent.models.convolutions",
+        "amoebanet_d": "worker_agent.models.amoebanet",
+        "awd_lm": "worker_agent.models.recurrent",
+        "bert_large": "worker_agent.models.language_models",
+        "gnmt": "worker_agent.models.recurrent",
+        "gpt_1_3b": "worker_agent.models.language_models",
+        "gpt_2_2b": "worker_agent.models.language_models",
+        "gpt_3_8b": "worker_agent.models.language_models",
+        "inception_v3": "worker_agent.models.inception",
+        "llama_7b": "worker_agent.models.language_models",
+        "mamba_1_4b": "worker_agent.models.language_models",
+        "mlp": "worker_agent.models.presets",
+        "resnet152": "worker_agent.models.convolutions",
+        "resnet50": "worker_agent.models.convolutions",
+        "s2vt": "worker_agent.models.recurrent",
+        "sleep": "worker_agent.models.presets",
+        "transformer": "worker_agent.models.transformer",
+        "vgg16": "worker_agent.models.convolutions",
+    },
+    "data": {
+        "random_features": "worker_agent.models.presets",
+        "random_images": "worker_agent.models.random_data",
+        "random_tokens": "worker_agent.models.text",
+        "random_translations": "worker_agent.models.random_data",
+        "random_videos": "worker_agent.models.random_data",
+        "regression": "worker_agent.models.presets",
+        "standard_library": "worker_agent.models.text",
+    },
+    "loss": {
+        "mean_of_squares": "worker_agent.models.losses",
+    },
 }
-"""The module of each NAME in `preset:NAME`. They are listed because the modules hold more than presets."""
+"""The module of each NAME in `preset:NAME`, by field. They are listed because the modules hold more than presets."""
 
 
 class UserCodeError(RunFailedError):
@@ -86,8 +93,8 @@ def load_factory(spec: Spec, *, field: str) -> Callable[..., Any]:
     """
     require(not spec.is_hugging_face, field, "must name a callable as package.module:factory", spec.text)
     if spec.is_preset:
-        require_one_of(sorted(PRESETS), field, spec.name)
-    module = PRESETS[spec.name] if spec.is_preset else spec.scheme
+        require_one_of(PRESETS[field], field, spec.name)
+    module = PRESETS[field][spec.name] if spec.is_preset else spec.scheme
 
     directory = str(Path.cwd())
     if directory not in sys.path and "" not in sys.path:
@@ -136,6 +143,12 @@ def call_factory(spec: Spec, *, field: str, **offered: object) -> Any:
     UserCodeError.
     """
     factory = load_factory(spec, field=field)
+    for option in spec.options:
+        if not accepts(factory, option):
+            names = [name for name in inspect.signature(factory).parameters if accepts(factory, name)]
+            near = "".join(f" (near: {name})" for name in get_close_matches(option, names, n=1))
+            rule = f"must fit the parameters of {spec.target}: {', '.join(names) or 'it has none'}{near}"
+            raise InvalidInputError(field, rule, option)
     taken = {key: value for key, value in offered.items() if accepts(factory, key) and key not in spec.options}
     reason = misfit(factory, **taken, **spec.options)
     require(reason is None, field, f"must fit the parameters of {spec.target} ({reason})", dict(spec.options))

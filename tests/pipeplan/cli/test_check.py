@@ -57,6 +57,15 @@ def test_a_plan_as_it_was_made_is_proven(tmp_path: Path, planner: str, options: 
     assert checked.document["proven"] is True
 
 
+def test_options_that_the_plan_contradicts_are_named(tmp_path: Path) -> None:
+    """The space of the options was empty, nothing in it was faster, and the plan was called proven."""
+    solved = Solved(tmp_path, "pipedream-2bw", "--stages", "2")
+    assert failed(solved.checked("--stages", "2")) == {}
+    checked = solved.checked("--stages", "5")
+    assert checked.status == CHANGED
+    assert failed(checked)["origin"] == "the plan's number of stages is 2, the options fix it to 5"
+
+
 def test_other_documents_are_named(tmp_path: Path) -> None:
     solved = Solved(tmp_path)
     slower = write(tmp_path / "other.json", profile_document(6, weight_bytes=2000))

@@ -67,8 +67,11 @@ def test_what_does_not_exist_is_said_in_one_sentence(text: str, sentence: str) -
 
 
 def test_options_that_a_factory_does_not_take_are_refused_before_it_is_called() -> None:
-    with pytest.raises(InvalidInputError, match="unexpected keyword argument 'dept'"):
-        call_factory(parse_spec("worker_agent.models.presets:mlp?dept=3", field="model"), field="model")
+    with pytest.raises(InvalidInputError) as caught:
+        call_factory(parse_spec("preset:mlp?dept=3", field="model"), field="model")
+    assert str(caught.value) == "model: must fit the parameters of preset:mlp: width, depth (near: depth), got 'dept'"
+    with pytest.raises(InvalidInputError, match="missing a required argument: 'template'"):
+        call_factory(parse_spec("string:Template", field="model"), field="model")
 
 
 def test_a_factory_gets_of_the_offered_arguments_those_that_it_takes() -> None:
@@ -79,9 +82,12 @@ def test_a_factory_gets_of_the_offered_arguments_those_that_it_takes() -> None:
 
 def test_presets_are_pipeplans_own_and_no_more() -> None:
     """The modules that hold them hold `time` and `torch` as well."""
-    assert tuple(sorted(PRESETS)) == BUILT_IN_PRESETS
-    for name in PRESETS:
-        assert callable(load_factory(parse_spec(f"preset:{name}", field="model"), field="model"))
+    assert tuple(sorted(name for names in PRESETS.values() for name in names)) == BUILT_IN_PRESETS
+    for field, names in PRESETS.items():
+        for name in names:
+            assert callable(load_factory(parse_spec(f"preset:{name}", field=field), field=field))
     assert len(call_factory(parse_spec("preset:mlp?depth=3", field="model"), field="model")) == 3
+    with pytest.raises(InvalidInputError, match=r"data: must be one of random_features, .*, got 'mlp'"):
+        load_factory(parse_spec("preset:mlp", field="data"), field="data")
     with pytest.raises(InvalidInputError, match=r"model: must be one of alexnet, amoebanet_d, .*, got 'time\.sleep'"):
         load_factory(parse_spec("preset:time.sleep", field="model"), field="model")

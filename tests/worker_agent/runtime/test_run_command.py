@@ -203,7 +203,7 @@ def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
         (("--model", MLP.replace("depth=4", "depth=5")), "model: must have the plan's 4 blocks, got 5"),
         (("--model", "no.such.module:factory"), "model: "),
         (("--data", "worker_agent.models.presets:no_such_factory"), "data: "),
-        (("--record", "0"), "recorded_batches: must be a whole number of at least 1, got 0"),
+        (("--record", "0"), "error: --record: must be a whole number of at least 1, got 0"),
         (("--learning-rate", "nan"), "learning_rate: must be a finite number above 0, got nan"),
         (("--device", "tpu"), "device: must be one of auto, cpu, cuda, got 'tpu'"),
     ],
