@@ -12,10 +12,13 @@ Instructions and bytes come back exactly, and a time within half a tick. A tick 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from pipeplan.documents.names import STRICT
 from pipeplan.errors import require, require_amount, require_count
@@ -104,17 +107,19 @@ def timeline_columns(timeline: Timeline) -> TimelineColumns:
     tick_s = (last_s - origin_s) / TICKS
     words: dict[tuple[str, str], int] = {}
 
-    def ticks(moments_s: Iterable[float]) -> list[int]:
-        return [round((moment_s - origin_s) / tick_s) if tick_s else 0 for moment_s in moments_s]
+    def ticks(moments_s: Sequence[float]) -> npt.NDArray[np.int64]:
+        since_s = np.array(moments_s, dtype=np.float64) - origin_s
+        return np.rint(since_s / (tick_s or 1.0)).astype(np.int64)
 
     def columns(lane: Lane) -> LaneColumns:
         last: dict[str, int] = {}
         places, steps = [], []
-        for instruction in lane.instructions:
-            _, head, number, tail, _ = _PARTS.split(format_instruction(instruction))
+        texts = "\n".join(map(format_instruction, lane.instructions))
+        for head, digits, tail in _PARTS.findall(texts):  # one call for all lines: a match each takes twice the time
+            number = int(digits)
             places.append(words.setdefault((head, tail), len(words)))
-            steps.append(int(number) - last.get(head, 0))
-            last[head] = int(number)
+            steps.append(number - last.get(head, 0))
+            last[head] = number
         starts, ends = ticks(lane.start_s), ticks(lane.end_s)
         return LaneColumns(
             rank=lane.rank,
@@ -122,9 +127,9 @@ def timeline_columns(timeline: Timeline) -> TimelineColumns:
             replica=lane.replica,
             words=tuple(places),
             numbers=tuple(steps),
-            gaps=tuple(start - end for start, end in zip(starts, [0, *ends], strict=False)),
-            durations=tuple(end - start for start, end in zip(starts, ends, strict=True)),
-            held=tuple(now - then for then, now in zip([0, *lane.memory_bytes], lane.memory_bytes, strict=False)),
+            gaps=tuple((starts - np.append(0, ends)[:-1]).tolist()),
+            durations=tuple((ends - starts).tolist()),
+            held=tuple(np.diff(np.array(lane.memory_bytes, dtype=np.int64), prepend=0).tolist()),
         )
 
     return TimelineColumns(
