@@ -1,11 +1,12 @@
 """Charts as files: CSV for spreadsheets, self-contained SVG. Pages make PNG of the SVG in the browser.
 
-A chart's template extends `platform/chart.svg`, which adds the style sheet and the white ground.
+A chart's template extends `platform/chart.svg`, which adds the style sheet, the white ground and the legend.
 """
 
 import csv
 import io
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fastapi import Request, Response
@@ -18,6 +19,9 @@ Row: TypeAlias = tuple[str | int | float | None, ...]
 
 STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
 MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
+LEGEND_WIDTH, LEGEND_ROW, LEGEND_CHIP, LEGEND_LETTER = 1160.0, 20.0, 38.0, 6.5
+"""Sizes of a legend: its width, a row's height, the space of a colour and of the gap beside it, a letter's width."""
+
 FORMULAS = ("=", "+", "-", "@", "'")
 """The characters that begin a formula in a spreadsheet, and the apostrophe, which prevents one."""
 
@@ -40,9 +44,44 @@ def _no_formula(cell: str | int | float | None) -> str | int | float | None:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 
-def svg_text(template: str, *, title: str, height: float, **content: object) -> str:
-    """The picture that the template draws, with a title for screen readers."""
-    return templates.get_template(template).render(style=STYLE, title=title, height=height, **content)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegendEntry:
+    """A colour, by its class in the style sheet, and what it stands for."""
+
+    x: float
+    y: float
+    colour: str
+    text: str
+
+
+def svg_text(
+    template: str, *, title: str, height: float, legend: Iterable[tuple[str, str]] = (), **content: object
+) -> str:
+    """The picture that the template draws, with a title for screen readers.
+
+    `legend` has the class of each colour and what it stands for; it is written below the chart.
+    """
+    entries = _placed(legend, height)
+    height = max([height, *(entry.y + LEGEND_ROW for entry in entries)])
+    made = templates.get_template(template)
+    return made.render(style=STYLE, title=title, height=height, legend=entries, **content)
+
+
+def legend_of_parts(kinds: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """The legend of a stacked chart's kinds of parts."""
+    return tuple((f"m-{kind}", kind.replace("-", " ")) for kind in kinds)
+
+
+def _placed(legend: Iterable[tuple[str, str]], height: float) -> tuple[LegendEntry, ...]:
+    """The entries in rows below a chart of this height, each row as long as the chart is wide."""
+    x, y, placed = 0.0, height + 8, []
+    for colour, text in legend:
+        width = LEGEND_CHIP + LEGEND_LETTER * len(text)
+        if x > 0 and x + width > LEGEND_WIDTH:
+            x, y = 0.0, y + LEGEND_ROW
+        placed.append(LegendEntry(x=x, y=y, colour=colour, text=text))
+        x += width
+    return tuple(placed)
 
 
 def chart_response(

@@ -6,7 +6,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
-from planner_service.documents.chart_files import Format, csv_text, svg_text
+from planner_service.documents.chart_files import Format, csv_text, legend_of_parts, svg_text
 from planner_service.documents.drawings import (
     HEIGHT,
     cluster_drawing,
@@ -37,7 +37,8 @@ def profile_file(chart: ProfileChart, kind: Format, wanted: str, content: str) -
     if drawn is None:
         raise InvalidInputError("chart", "cannot be drawn: it is 0 for every block", chart)
     title = f"{chart} of {profile.model.name}, microbatches of {size}"
-    return svg_text("documents/chart.svg", title=title, height=HEIGHT, name=chart, chart=drawn)
+    legend = legend_of_parts(name for name, _ in columns[0].parts)
+    return svg_text("documents/chart.svg", title=title, height=HEIGHT, legend=legend, name=chart, chart=drawn)
 
 
 def cluster_file(kind: Format, content: str) -> str:

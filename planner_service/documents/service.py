@@ -1,6 +1,6 @@
 """Profiles and clusters: they are stored under their content's id, and never change."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, Literal, TypeVar
 
 from pipeplan.documents.cluster import Cluster
@@ -55,6 +55,11 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         """The document's JSON text. Raises NotFoundError."""
         with context.database.read() as connection:
             return found(self._noun, document_id, self._table.content(connection, document_id))
+
+    def documents(self, context: Context, document_ids: Sequence[str]) -> dict[str, str]:
+        """The JSON texts of these documents, by their ids."""
+        with context.database.read() as connection:
+            return self._table.contents(connection, document_ids)
 
     def page(self, context: Context, query: Query) -> Page[Summary]:
         """The documents that the query asks for."""

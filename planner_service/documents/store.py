@@ -1,6 +1,6 @@
 """Profiles and clusters, each stored once under its content's id."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -77,6 +77,11 @@ class DocumentTable(Generic[Packed, Summary, Query]):
     def content(self, connection: Connection, document_id: str) -> str | None:
         """The document's text."""
         return connection.execute(self._content, {"asked_id": document_id}).scalar_one_or_none()
+
+    def contents(self, connection: Connection, document_ids: Sequence[str]) -> dict[str, str]:
+        """The texts of these documents, by their ids."""
+        query = select(self._table.c.id, self._table.c.content).where(self._table.c.id.in_(document_ids))
+        return {row.id: row.content for row in connection.execute(query)}
 
     def summary(self, connection: Connection, document_id: str) -> Summary | None:
         """The document as lists show it."""

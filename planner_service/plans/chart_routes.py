@@ -10,7 +10,15 @@ from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Timeline
 from planner_service.access.auth import scope
-from planner_service.documents.chart_files import ANSWERS, Format, Row, chart_response, csv_text, svg_text
+from planner_service.documents.chart_files import (
+    ANSWERS,
+    Format,
+    Row,
+    chart_response,
+    csv_text,
+    legend_of_parts,
+    svg_text,
+)
 from planner_service.plans import charts
 from planner_service.plans import service as plans
 from planner_service.plans.drawings import draw, last_batches, stage_drawing
@@ -74,6 +82,7 @@ def _svg(
 ) -> str:
     drawn: object
     height = HEIGHT
+    legend: Sequence[tuple[str, str]] = ()
     if chart == "stages":
         drawn, height = stage_drawing(plan), STAGES_HEIGHT
         require(drawn is not None, "chart", "cannot be drawn: the plan has too many stages", chart)
@@ -81,12 +90,13 @@ def _svg(
         timeline = plans.timeline(context, plan_id, batches)
         window = last_batches(timeline, batches)
         drawn = schedule = draw(timeline, window, title=f"The first {batches} batches", most_rows=len(timeline.lanes))
-        height = schedule.height
+        height, legend = schedule.height, schedule.legend
     else:
         drawn = found = _drawn(context, plan, chart, across, down)
         height = found.height if isinstance(found, charts.SearchMap) else HEIGHT
+        legend = legend_of_parts(found.kinds) if isinstance(found, charts.MemoryChart) else ()
     title = f"{chart} of plan {plan_id}"
-    return svg_text("plans/chart.svg", title=title, height=height, name=chart, chart=drawn)
+    return svg_text("plans/chart.svg", title=title, height=height, legend=legend, name=chart, chart=drawn)
 
 
 def _drawn(

@@ -103,4 +103,5 @@ def overlay_svg(run_id: str, shown: Overlay) -> str:
         drawings.append((height + HEADING, drawing))
         height += HEADING + drawing.height
     title = f"The last batches of run {run_id}"
-    return svg_text("runs/chart.svg", title=title, height=height, loss=None, drawings=drawings)
+    legend = dict.fromkeys(entry for _, drawing in drawings for entry in drawing.legend)
+    return svg_text("runs/chart.svg", title=title, height=height, legend=legend, loss=None, drawings=drawings)

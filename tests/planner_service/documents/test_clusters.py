@@ -1,5 +1,6 @@
 """Clusters over HTTP."""
 
+import re
 from dataclasses import asdict
 
 from fastapi.testclient import TestClient
@@ -24,3 +25,17 @@ def test_a_wrong_cluster_is_refused_and_not_stored(http: TestClient) -> None:
     (rule,) = answer.json()["errors"]
     assert rule == {"field": "levels.0.size", "rule": "must be a whole number of at least 1", "value": 0}
     assert http.get("/v1/clusters").json()["items"] == []
+
+
+def test_the_list_names_every_type_of_a_mixed_cluster(http: TestClient) -> None:
+    """It named the first one only."""
+    cluster = asdict(CLUSTER)
+    device = cluster.pop("device")
+    levels = [{"size": 6, "bandwidth_bytes_per_s": 1e9}]
+    for types in (2, 6):
+        groups = [{"device": device | {"name": f"type-{types}-{i}"}, "count": 6 // types} for i in range(types)]
+        http.post("/v1/clusters", json={"groups": groups, "levels": levels}).raise_for_status()
+    page = http.get("/clusters", headers={"Accept": "text/html"}).text
+    cells = re.findall(r'data-label="Device type"[^>]*>(.*?)</td>', page)
+    shown = [re.sub(r"<[^>]+>", "", cell) for cell in cells]
+    assert shown == ["type-6-0, type-6-1, type-6-2, type-6-3 and 2 more", "type-2-0, type-2-1"]

@@ -161,6 +161,24 @@ def test_a_pages_degrees_that_there_are_not_are_named(http: TestClient, context:
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "across")
 
 
+def test_a_picture_of_colours_says_what_they_stand_for(http: TestClient, context: Context) -> None:
+    """The page has the legend beside the chart; the file had none."""
+    plan_id = store_plan(replace(context, solve=solve), planner="auto")
+    svg = "{http://www.w3.org/2000/svg}"
+    for chart, known, colour in (
+        ("memory", "activations", "m-activations"),
+        ("schedule", "Forward", "Forward"),
+    ):
+        root = ElementTree.fromstring(http.get(f"/v1/plans/{plan_id}/charts/{chart}.svg").text)
+        entries = dict(zip(root.findall(f"{svg}text"), root.findall(f"{svg}g"), strict=True))
+        legend = {text.text: group.get("class") for text, group in entries.items()}
+        assert legend[known] == colour
+        drawn = root.find(f"{svg}svg")
+        assert drawn is not None
+        lowest = max(float(text.get("y", "0")) for text in entries)
+        assert float(drawn.get("height", "0")) >= lowest + 6, "the legend is cut off"
+
+
 def test_every_chart_is_a_table_and_a_picture_with_a_tag(http: TestClient, context: Context) -> None:
     planning = replace(context, solve=solve)
     plan_id = store_plan(planning, planner="auto")
