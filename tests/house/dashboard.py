@@ -18,7 +18,7 @@ from tests.house.pages import DOCS
 from tests.planner_service.chromium import OPTIONS, found
 from tests.planner_service.servers import serving
 
-SIZE = "1280,1000"
+SIZE = "1280,1250"
 """The picture's width and height, in points."""
 
 

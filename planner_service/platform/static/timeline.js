@@ -408,7 +408,7 @@ class View {
     if (near) pen.fillRect(this.left, y(this.capacity), this.width, 1.5);
     pen.textAlign = "end";
     const text = `a device has ${size(this.capacity)}${near ? "" : ", far above"}`;
-    write(text, this.colours.bad, this.full - 4, near ? y(this.capacity) + 14 : ceiling + 8);
+    write(text, this.colours.bad, this.full - 4, near ? y(this.capacity) + 14 : floor - 5); // lines are seldom at 0
   }
 
   // A line of steps: in each column of points from the least to the most that is held in it. A rank holds its states
