@@ -6,5 +6,5 @@ executor                      the loop: one instruction after the other
 stage, weights, module_state  what a stage holds: blocks and graphs, weight versions (weight stashing), buffers
 mail, channel, among_stages   what stages send each other, and what they agree on before an update
 checkpoint, manifest          what a run leaves to be resumed from
-job, status, recorder, measured, feed    what ranks are told, what they tell, what they measured, what they read
+job, status, recorder, measured, feed    what ranks need to know, report, measure, and read
 """

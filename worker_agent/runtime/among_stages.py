@@ -1,15 +1,15 @@
-"""Among stages: what a rank exchanges with the other stages before an update, once for all of its own.
+"""Among stages: what a rank exchanges with the other stages before an update, once for all of its own stages.
 
-Tied parameters are those that several stages hold. Each stage has a copy; the copies' gradients are summed before every
-update. All copies start from the same seed and take the same update of the same sum: they stay equal bit for bit, and
-the checkpoint of every stage holds its copy under the parameter's one name in the whole model.
+Tied parameters are parameters that several stages hold. Each stage has a copy, and the gradients of the copies are
+summed before every update. All copies start from the same seed and take the same update of the same sum, so they stay
+equal bit for bit. The checkpoint of every stage holds its copy under the parameter's one name in the whole model.
 
-The norm is that of the whole model's gradient, over all stages. It clips the gradient, and finds the updates that a
-loss scale has made overflow.
+The norm is that of the whole model's gradient, over all stages. It serves to clip the gradient, and to find updates
+that overflowed under a loss scale.
 
 `Late` holds numbers that the device computes and the host looks at. The host reads them some batches later, when they
-have long been there: reading one at once would wait for everything that the device still has to do, and leave the
-device without work after that.
+have long been computed. To read one at once, the host would have to wait until the device has finished everything, and
+the device would then be without work.
 """
 
 import math
@@ -49,9 +49,9 @@ class _Number:
 
 
 class Late:
-    """Numbers on their way to the host, read `lag` batches later.
+    """Numbers on their way to the host, which reads them `lag` batches later.
 
-    With a lag of 0 they are read at once: for devices on which a call returns when its work is done.
+    A lag of 0 reads them at once: it is for devices on which a call returns when its work is done.
     """
 
     def __init__(self, lag: int) -> None:
@@ -113,9 +113,10 @@ TiedGroups = Mapping[Stages, dist.ProcessGroup]
 
 
 def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> TiedGroups:
-    """The process groups in which a rank sums shared parameters' gradients: one replica of each of the stages.
+    """The process groups in which a rank sums the gradients of shared parameters. A group has one replica of each
+    stage.
 
-    Every rank makes all groups, in the same order. There is none where one rank has all of the stages.
+    Every rank makes all groups, in the same order. Stages that are all on one rank need no group.
     """
     pipeline = program.pipeline
     ranks = {(stream.stage, stream.replica): stream.rank for stream in program.streams}
@@ -133,9 +134,9 @@ def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> Tie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One stage of a rank: its weights, and of each weight the stages that hold it and whether the norm counts it here.
+    """One stage of a rank: its weights, the stages that hold each weight, and whether the norm counts the weight here.
 
-    Of all replicas and stages that hold a weight, the norm takes the gradient of one.
+    Of all replicas and stages that hold a weight, the norm counts the gradient of one.
     """
 
     weights: Weights
@@ -198,10 +199,11 @@ class StagesTogether:
         return self._loss_scale.scale if self._loss_scale else 1.0
 
     def agree_on_norm(self) -> None:
-        """Scales what the next updates take by the norm of the whole model's mean gradient, or leaves the updates out.
+        """Scales the gradients of the next updates by the norm of the whole model's mean gradient, or leaves the
+        updates out.
 
-        With a loss scale the host must know whether the update is left out, and waits for the norm. Without one the
-        device scales by itself; if the norm is not finite, a RunFailedError follows on all ranks.
+        With a loss scale the host must know whether the update is left out, so it waits for the norm. Without one the
+        device scales by itself. If the norm is not finite, a RunFailedError follows on all ranks.
         """
         pairs = (pair for part in self._parts for pair in zip(part.weights.gradients(), part.counted, strict=True))
         squares = squared_norm((g for g, counted in pairs if counted and g is not None), self._device)

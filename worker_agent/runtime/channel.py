@@ -1,22 +1,24 @@
-"""Channels: move tensors from stage to stage. Every directed edge and kind is first in, first out, for itself.
+"""Channels: move tensors from stage to stage. Each directed edge has a first-in, first-out queue for each kind of
+message.
 
-With gloo all edges share the group of all ranks, and tags tell their messages apart: each further group would have its
-own connections, and threads that wake up a hundred times a second. NCCL knows no tags: there every edge has a group for
+With gloo all edges share the group of all ranks, and tags tell their messages apart. Each further group would have its
+own connections, and threads that wake up a hundred times a second. NCCL has no tags: there every edge has a group for
 its tensors.
 
-A notice announces every message, from processor to processor: 16 bytes with the number of the message's layout. A
-layout says how many tensors there are, their shapes and types; one that is new on the edge follows its notice. So a
-message may differ from the one before in any way. Where tensors are small they ride in the notice, after its 16 bytes,
-until the edge has had a message that is too large for that: what is posted ahead has an end then (`Ahead`).
+A notice announces every message, from host to host. It has 16 bytes, with the number of the message's layout. A layout
+lists how many tensors there are, with their shapes and types. A layout that is new on the edge follows its notice, so
+each message may differ from the one before in any way. Small tensors travel in the notice, after its 16 bytes, until
+the edge has had a message that is too large for that. This bounds the memory of the receives that are posted ahead
+(`Ahead`).
 
-Receives of notices and of tensors are posted ahead, into memory that is allocated once and used again: for tensors as
-many bytes as the largest message so far had. Before a message that does not fit there, the sender fills each receive
+Receives of notices and of tensors are posted ahead, into memory that is allocated once and reused. For tensors it has
+as many bytes as the largest message so far. Before a message that does not fit there, the sender fills each receive
 that is posted ahead with one byte.
 
     sender     notice 0, layout 0, payload   notice 0, payload   notice 1, layout 1, 1 byte, 1 byte, payload
     receiver   knows nothing, posts payload  2 posted ahead      1 does not fit: empties both, posts payload
 
-Gloo moves what is in the processor's memory: a GPU's tensors are copied there, and from there.
+Gloo moves what is in the host's memory: a GPU's tensors are copied to the host and back.
 """
 
 import json
@@ -79,9 +81,9 @@ class GroupWire:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChannelEdge:
-    """A directed edge between two ranks; activations and gradients have edges of their own.
+    """A directed edge between two ranks. Activations and gradients have edges of their own.
 
-    So has every `stage` of the sender: ranks that hold several send each other tensors of several shapes.
+    So has every `stage` of the sender: ranks that hold several stages send each other tensors of several shapes.
     """
 
     source: int
@@ -96,10 +98,10 @@ class ChannelEdge:
 
 @dataclass(frozen=True, slots=True)
 class ChannelLines:
-    """The wires of an edge: one for its tensors, one for what is said about them, which is on the processor.
+    """The lines of an edge: one for its tensors, and one for their notices, which go from host to host.
 
-    With `through_host` tensors travel from processor to processor as well, and then up to `riding_bytes` of them in
-    their notice. `ahead` is how many of them may be posted before it is known how large they are.
+    With `through_host` tensors also travel from host to host, and up to `riding_bytes` of them in their notice. `ahead`
+    is how many of them may be posted before their size is known.
     """
 
     tensors: Wire
@@ -116,8 +118,8 @@ Lines = Mapping[ChannelEdge, ChannelLines]
 def open_lines(edges: Iterable[ChannelEdge], rank: int) -> Lines:
     """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
 
-    NCCL takes a message into memory of just its size: what comes must be known before a receive is posted. The first
-    use of an NCCL group waits for the other rank. So all edges meet here, before any instruction.
+    NCCL receives a message into memory of exactly its size, so the size must be known before a receive is posted. The
+    first use of an NCCL group waits for the other rank. Therefore all edges meet here, before any instruction.
     """
     if dist.get_backend() != "nccl":
         world = GroupWire(_made(dist.group.WORLD))
@@ -188,11 +190,11 @@ class Ahead:
 
 class Outbox:
     """The sending end of an edge, for a known number of messages. A send never waits; its tensors are held until they
-    are through.
+    have arrived.
 
-    gloo cannot be asked whether a send is through, only be waited for. But of the messages between two stages, in
-    either direction, no more than `window` can be under way: the most microbatches that the earlier stage ever has in
-    flight. Whatever was sent before those has arrived, and waiting for it takes no time.
+    gloo cannot tell whether a send is done: one can only wait for it. But of the messages between two stages, in either
+    direction, at most `window` can be under way: the most microbatches that the earlier stage ever has in flight.
+    Whatever was sent before those has arrived, and waiting for it takes no time.
     """
 
     def __init__(self, edge: ChannelEdge, lines: ChannelLines, *, messages: int, window: int) -> None:

@@ -26,9 +26,9 @@ Buffers = Mapping[str, Tensor]
 
 
 class Untrained(Mapping[str, Tensor]):
-    """The persistent buffers and the frozen parameters of some blocks by their names in the whole model.
+    """The persistent buffers and the frozen parameters of some blocks, by their names in the whole model.
 
-    Every look-up gives what is there now: a module may put another tensor in a buffer's place.
+    Every look-up returns the present tensor, because a module may replace a buffer by another tensor.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> None:

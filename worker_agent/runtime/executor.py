@@ -1,4 +1,4 @@
-"""Executor: the one loop over a stream's instructions. It does not know schedules: the stream alone sets the order."""
+"""Executor: the one loop over a stream's instructions. It knows no schedule: the stream alone sets the order."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -57,9 +57,9 @@ class Hooks:
 class Executor:
     """Executes the stream of one stage. Between instructions all state is in the stage, the weights and the mail.
 
-    `inputs` are there on the first stage, `targets` on the last one, `replicas` where the stage has several, and
-    `among_stages` where the stream has exchanges among stages.
-    `update_microbatches` is the number of microbatches whose mean gradient makes an update on this worker.
+    The first stage has `inputs`, the last one `targets`, a stage with several replicas `replicas`, and a stream with
+    exchanges among stages `among_stages`. `update_microbatches` is the number of microbatches whose mean gradient makes
+    an update on this worker.
     """
 
     def __init__(
@@ -245,10 +245,11 @@ class Executor:
         return torch.stack(losses).mean() if losses else None
 
     def held_bytes(self) -> int:
-        """Bytes of weight versions, gradients, optimizer states, and of microbatches kept whole, by input, or for p2.
+        """Bytes of weight versions, gradients and optimizer states, and of microbatches kept whole, by input, or for
+        p2.
 
-        p2 is the second half of a split backward (`BackwardWeight`). After a backward by block it is what was held at
-        most while it ran; to be asked after every instruction but transfers.
+        p2 is the second half of a split backward (`BackwardWeight`). After a backward by block the result is the most
+        that was held while it ran. Ask after every instruction except transfers.
         """
         most_bytes, self._most_bytes = self._most_bytes, 0
         return max(most_bytes, self._held_now())
@@ -264,7 +265,7 @@ class Executor:
 def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:
     """Executes a rank's whole stream: the loop. Each instruction is for the executor of its chunk.
 
-    What was sent last may still be on its way when it returns: `Mail.flush` waits for it.
+    When it returns, the last messages may still be on their way: `Mail.flush` waits for them.
     """
     hooks, recorder = executors[0]._hooks, executors[0]._recorder
     held_bytes = 0

@@ -1,7 +1,7 @@
-"""Export: a checkpoint's weights as a folder that others load.
+"""Export: a checkpoint's weights as a folder that other programs load.
 
-Of a Hugging Face model it is what `save_pretrained` writes, for `from_pretrained`; of any other model one file by the
-names of its `state_dict`, as nn.Sequential gives them. Both hold the checkpoint's values to the last bit.
+A Hugging Face model is written as `save_pretrained` writes it, for `from_pretrained`. Any other model is one file with
+the names of its `state_dict`, as nn.Sequential makes them. Both hold the checkpoint's values to the last bit.
 """
 
 import re
@@ -27,10 +27,10 @@ _TOKENS = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|chat_
 
 
 def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -> int:
-    """Writes a checkpoint's weights to a new folder, whole or not at all; returns the checkpoint's step.
+    """Writes a checkpoint's weights to a new folder, whole or not at all. Returns the checkpoint's step.
 
-    By default it is the newest whole one. Raises InvalidInputError without such a checkpoint, for a folder that holds
-    something, and for a model that is not the checkpoint's; RunFailedError where the folder cannot be written.
+    The default is the newest whole checkpoint. Raises InvalidInputError without such a checkpoint, for a folder that is
+    not empty, and for a model that is not the checkpoint's; RunFailedError where the folder cannot be written.
     """
     free = not to.exists() or (to.is_dir() and not any(to.iterdir()))
     require(free, "to", "must be a new folder, or an empty one", str(to))

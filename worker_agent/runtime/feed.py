@@ -24,10 +24,11 @@ class FeedSource(Protocol):
 
 
 class TokenMeans:
-    """Microbatches whose token labels are parts of a batch's mean (`losses.default_loss`), as a whole batch's loss is.
+    """Microbatches whose token labels are parts of a batch's mean (`losses.default_loss`), as in the loss of a whole
+    batch.
 
-    A batch has so many microbatches, of all replicas: their labels are counted before the first one is given, and what
-    was read is kept until the batch ends. Items that are no mappings with a label for every token pass as they are.
+    A batch has so many microbatches, of all replicas. Their labels are counted before the first microbatch is given,
+    and what was read is kept until the batch ends. Items without a label for every token by name pass unchanged.
     """
 
     def __init__(self, source: MicrobatchSource, microbatches: int) -> None:
@@ -74,8 +75,8 @@ class MicrobatchFeed:
     """Microbatches, numbered from 1, on the device and in the type in which the stages compute.
 
     `order` are the numbers in the order in which they are asked for. With `ahead` the next microbatch is loaded as soon
-    as the device has work, and copied beside that work, from pinned memory. This happens on the same thread: the data's
-    own code is always called in the same order.
+    as the device has work, and is copied from pinned memory during that work. This happens on the same thread: the
+    data's own code is always called in the same order.
     """
 
     def __init__(

@@ -1,12 +1,12 @@
-"""Hung: finds ranks that neither end nor go on, and ends them: a run that hangs fails, and says why.
+"""Hung: finds ranks that neither end nor make progress, and ends them. A run that hangs fails, and reports why.
 
 A rank gives a sign of life twice a second, whatever it waits for. A rank that gives none any more is stopped, or holds
-the interpreter. A rank that does, but gets no further with work that waits for nobody, is lost in the model. Its device
-says how far a rank is: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may take as
-long as the other ranks wait for them. A rank that waits for another one is not to blame, however long it waits.
+the interpreter. A rank that does, but makes no progress with work that waits for nobody, is lost in the model. Its
+device shows how far a rank is: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may
+take as long as the other ranks wait for them. A rank that waits for another one is not at fault, however long it waits.
 
-Only time in which the hunter itself was looking counts: a machine that was suspended, or a container that was paused,
-goes on with all its ranks.
+Only time in which the hunter itself ran counts. After a machine was suspended, or a container was paused, all ranks are
+given their time.
 """
 
 import os
@@ -169,9 +169,9 @@ class Hunter:
         return f"hung: {busy_s:.0f} s before its first instruction" if late else None
 
     def _limit_s(self, stream: Stream, held: Holdup) -> float | None:
-        """How long a rank may finish nothing of what it is at; None where it waits for others.
+        """How long a rank may make no progress with its present work; None where it waits for others.
 
-        The first batch may take as long as the others wait for it: a model may be compiled in it.
+        The first batch may take as long as the others wait for it, because a model may be compiled in it.
         """
         if held.activity is Activity.PEER:
             return None

@@ -1,21 +1,21 @@
-"""Job: everything that the ranks of a run are told, the files of the run, and who may work on them.
+"""Job: all that the ranks of a run need to know, the files of the run, and who may work on them.
 
 `RunJob` is what the launcher writes to a file that all ranks of the run read. `RunDirectory` names the files.
 
-`share` is the schedule of the learning rate. It is a pure function of the step: a resumed run goes on with the rate
-that it would have had.
+`share` is the schedule of the learning rate. It is a pure function of the step, so a resumed run continues with the
+rate that it would have had.
 
 `LossScale` keeps small gradients above what float16 can hold (Micikevicius et al. 2018, section 3.2). The loss is
-multiplied by it, the gradients are divided by it before the update. An update whose gradients overflowed is left out,
-on all stages, and the scale is halved; after many good updates it is doubled.
+multiplied by it, and the gradients are divided by it before the update. An update whose gradients overflowed is left
+out, on all stages, and the scale is halved. After many good updates it is doubled.
 
 `holding` lets one run at a time work in a folder.
 
-    run.lock      whoever launches a run holds it alone; it says who that is
+    run.lock      whoever launches a run holds it alone; it names the holder
     ranks/alive   every rank holds it, together with the others, for as long as it lives
 
-The ranks have a lock of their own because they may outlive their launcher: for half a second where it is killed, for
-good where a rank is stopped. The system releases a lock when its process ends, however it ends.
+The ranks have a lock of their own because they may outlive their launcher: for half a second if it is killed, without
+end if a rank is stopped. The system releases a lock when its process ends, however it ends.
 """
 
 import fcntl
@@ -81,11 +81,11 @@ _LOOK_S = 0.1
 class RunJob(TrainingOptions):
     """An execution of a plan: batches [first_step, steps) of the data, from a seed or from a checkpoint.
 
-    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `transport` says how
+    Everything that a run writes goes under `out`. `timeout_s` bounds every wait for another rank. `transport` is how
     GPUs' tensors travel: by NCCL ("auto"), or through the host by gloo, where several ranks may share a GPU.
 
-    Of a run with more than twice `recorded_batches` batches, every instruction is recorded of that many batches at the
-    start and at the end (None: of as many as hold `RECORDED_INSTRUCTIONS`). `tied` are the groups of stages that share
+    A run with more than twice `recorded_batches` batches records every instruction of that many batches at its start
+    and at its end. None stands for as many as hold `RECORDED_INSTRUCTIONS`. `tied` are the groups of stages that share
     weights, which the ranks find.
     """
 
@@ -315,7 +315,7 @@ class LossScale:
 
 @contextmanager
 def holding(root: Path) -> Iterator[None]:
-    """Holds a run's folder, which it makes where there is none.
+    """Holds a run's folder, and makes it if there is none.
 
     Raises InvalidInputError naming the holder where another run has the folder, RunFailedError where it cannot be made.
     """

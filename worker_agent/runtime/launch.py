@@ -33,12 +33,12 @@ _SEEN_WITHIN = 600
 
 
 def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> tuple[RankResult, ...]:
-    """Runs the job to its end; returns the ranks' results, by rank.
+    """Runs the job to its end. Returns the ranks' results, by rank.
 
-    Among several nodes it is the first that calls this; the others `join`. All see the job's folder.
+    Of several nodes the first one calls this; the others `join`. All see the job's folder.
 
-    Raises RunFailedError naming the rank that failed first, its instruction and its log, or the InvalidInputError
-    that a rank found; OtherNodeError if the cause is on another node. No process is left when it returns.
+    Raises RunFailedError naming the rank that failed first, its instruction and its log, or the InvalidInputError that
+    a rank found; OtherNodeError if the cause is on another node. No process is left when it returns.
     """
     directory = job.directory
     try:
@@ -110,8 +110,9 @@ class _End:
 
     @property
     def suspicion(self) -> int:
-        """The higher, the likelier the cause: hung, killed or ended as if all were done, failed by itself, ended by
-        SIGTERM (as torchrun ends the others), lost a peer."""
+        """How likely a rank is the cause, in rising order: it lost a peer; it was ended by SIGTERM (as torchrun ends
+        the others); it failed by itself; it hung, was killed, or ended as if all were done.
+        """
         if self.hung:
             return 4
         if self.left or (self.exit_code < 0 and self.exit_code != -signal.SIGTERM):
@@ -124,7 +125,7 @@ class _End:
 def _culprit(
     job: RunJob, failures: Mapping[int, ProcessFailure], here: Iterable[int], place: Place | None
 ) -> RunFailedError | InvalidInputError:
-    """What the launcher raises, once a rank has failed: it names the likeliest cause and where that rank was.
+    """What the launcher raises once a rank has failed: it names the likeliest cause, and where that rank was.
 
     Ranks that torchrun does not count among the failed ones have ended with status 0.
     """

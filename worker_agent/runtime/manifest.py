@@ -1,12 +1,13 @@
-"""Manifests: say which checkpoints are whole. A checkpoint counts if its manifest and every file agree to the last bit.
+"""Manifests: show which checkpoints are whole. A checkpoint counts if its manifest and every file agree to the last
+bit.
 
     checkpoints/step-20/
         stage-0.safetensors  stage-0.state  ...     the files of the stages (`checkpoint`)
         stage-0.json         sizes and SHA-256 of a stage's files, once they are whole
-        manifest.json        the same of all stages, and what the checkpoint is of; the stage that is last writes it
+        manifest.json        the same of all stages, and what the checkpoint is of; the last stage to finish writes it
 
-A file is written aside, flushed and renamed, the manifest after all others. Whenever a process is killed, or a disk is
-full, the checkpoint is either whole or without a manifest.
+A file is written under another name, flushed and renamed, the manifest after all others. Whenever a process is killed
+or a disk is full, the checkpoint is either whole or without a manifest.
 """
 
 import hashlib
@@ -146,9 +147,9 @@ def content_of(path: Path) -> Content:
 
 
 def newest(root: Path, *, before: int | None = None) -> Newest:
-    """The newest checkpoint that is whole, among those before a step where one is given.
+    """The newest checkpoint that is whole. With a step, the newest before that step.
 
-    Reads all of it. Raises InvalidInputError where a file may not be read.
+    Reads all of it. Raises InvalidInputError where a file cannot be read.
     """
     defects: list[Defect] = []
     for step in sorted((s for s in steps_in(root) if before is None or s < before), reverse=True):
@@ -179,9 +180,9 @@ def inspect(root: Path, step: int) -> Manifest | Defect:
 
 
 def clear(root: Path, *, after: int) -> None:
-    """Makes room for the checkpoints after a step: what was never finished goes, what is damaged is put aside.
+    """Makes room for the checkpoints after a step: removes those that were never finished, and puts damaged ones aside.
 
-    What a stage has said of its files there is forgotten, so that nothing of two attempts is sealed together.
+    The stages' records of their files there are removed too. No manifest then mixes the files of two attempts.
     """
     for step in steps_in(root):
         directory = step_directory(root, step)

@@ -1,4 +1,4 @@
-"""Measured: what each batch of a rank came to, and what all ranks of a run measured, put together.
+"""Measured: the figures of each batch on a rank, and the measurements of all ranks of a run, put together.
 
 A rank writes a row a batch to a file: the file grows with the run, the rank's memory does not.
 """

@@ -1,7 +1,7 @@
 """Model checks: a run's model is the plan's, and all copies of its weights begin with the same values.
 
-Each process builds its own copy. A factory that draws random numbers from anything but what `build_model` seeds gives
-each copy other weights: their gradients would be averaged, and every copy would train something else.
+Each process builds its own copy. If a factory draws random numbers from a source that `build_model` does not seed, the
+copies have different weights. Their gradients would be averaged, and every copy would train another model.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def require_match(job: RunJob, chain: Chain) -> None:
     """Raises InvalidInputError if the plan is for another model.
 
     The number of blocks must agree. If the plan's profile is of the same factory or family, the bytes of the stages'
-    weights must agree as well: with other options they are others.
+    weights must agree as well, because they follow from the options.
     """
     blocks = job.plan.stages[-1].stop
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))

@@ -1,12 +1,12 @@
 """Module state: what modules keep beside their parameters, in buffers, and note about the data that passes them.
 
 `Noted` is what a checkpoint needs of it. A schedule without a flush forwards microbatches of later batches before the
-update that ends this one. What batch norm noted of them is not of the checkpoint's batches: a resumed run forwards them
-again.
+update that ends this one. What batch norm noted of those does not belong to the checkpoint's batches, because a resumed
+run forwards them again.
 
 `Buffers` is what recomputation needs of it. A forward that runs a second time finds the buffers as the first one did:
-those of spectral norm change with every forward, and scale the weight. What the second one writes goes into copies:
-every microbatch is noted once.
+those of spectral norm change with every forward, and scale the weight. The second run writes into copies, so every
+microbatch is noted once.
 
 `MinibatchStatistics` makes batch norm's running means and variances those of whole minibatches, as GPipe does.
 """
@@ -28,8 +28,8 @@ Snapshot = tuple[Tensor | None, ...]
 class Noted:
     """The buffers of one stage: live, and as they were at the end of batches whose checkpoint is still to come.
 
-    Batches are counted from training's start, of which `done` were before this run. `is_due` says of a number of
-    batches whether this worker writes a checkpoint after them.
+    Batches are counted from the start of training; `done` of them were before this run. `is_due` answers whether this
+    worker writes a checkpoint after a number of batches.
     """
 
     def __init__(self, buffers: Mapping[str, Tensor], done: int, is_due: Callable[[int], bool]) -> None:
@@ -106,10 +106,11 @@ class Buffers:
 
 
 class _Moments:
-    """Of the batch norms whose statistics have one type, the channels in a row: what they have had in a minibatch.
+    """The statistics of a minibatch so far, of the batch norms whose statistics have one type, with their channels in a
+    row.
 
-    `means` of the values, and the sums of their squared distances from these (`squares`), both in float32 or better;
-    `counts` holds how many values each norm has had. The norms write a microbatch's statistics into `lent`.
+    `means` are the means of the values, and `squares` the sums of their squared distances from these, both in float32
+    or better. `counts` holds how many values each norm has had. The norms write a microbatch's statistics into `lent`.
     """
 
     def __init__(self, norms: Sequence[_BatchNorm], dtype: torch.dtype, device: torch.device) -> None:
@@ -223,8 +224,8 @@ class MinibatchStatistics:
     def _lend(self, norm: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
         """Lends the layer empty statistics and a momentum of 1: what it then holds is the microbatch's own.
 
-        The same tensors for every microbatch: its graph keeps them, and no backward in training reads them. So they are
-        emptied through `data`, of which autograd's check for changes in place learns nothing.
+        The tensors are the same for every microbatch: its graph keeps them, and no backward in training reads them.
+        They are emptied through `data`, where autograd does not check for changes in place.
         """
         if not (self._noting and norm.training):
             return

@@ -1,7 +1,8 @@
 """Own blocks: the blocks of each stage of a rank, with copies of the weights that several of these stages share.
 
-Every stage trains a copy of a shared weight, whether the other stage is on another rank or on this one: each stage has
-its own weight versions, optimizer states and checkpoint. The copies keep the name of the weight in the whole model.
+Every stage trains its own copy of a shared weight, whether the other stage is on another rank or on this one, because
+each stage has its own weight versions, optimizer states and checkpoint. The copies keep the name of the weight in the
+whole model.
 """
 
 from collections.abc import Mapping, Sequence

@@ -303,7 +303,7 @@ class Rank:
     def _feed(self, part: RankPart, status: StatusWriter) -> MicrobatchFeed | None:
         """The first stage's inputs, or the last one's targets; None for others.
 
-        Each opens the data for itself: a rank that has both stages reads them at two places.
+        Each opens the data for itself, because a rank with both stages reads the data at two positions.
         """
         if not (part.first or part.last):
             return None
@@ -331,8 +331,8 @@ class Rank:
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
     """Everything between the process's start and its result's file. Raises what goes wrong.
 
-    The first rank writes down which stages share weights, before any rank is at an instruction: whoever follows the run
-    then reads the streams that it executes.
+    The first rank writes down which stages share weights, before any rank is at an instruction. Whoever follows the run
+    can then read the streams that it executes.
     """
     world_size = int(os.environ["WORLD_SIZE"])
     rule = f"must be {world_size}, as many as processes were started"

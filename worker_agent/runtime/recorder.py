@@ -1,6 +1,6 @@
-"""Recorder: when each instruction ran and what was held after it. Its result is a lane of a Timeline.
+"""Recorder: when each instruction ran, and what was held after it. Its result is a lane of a Timeline.
 
-Of a long run it keeps every instruction of the first and of the last batches, and reports what each batch came to.
+Of a long run it keeps every instruction of the first and of the last batches, and reports the figures of each batch.
 """
 
 from array import array
@@ -56,9 +56,9 @@ PROCESSOR_BATCHES = 1000
 class Recorder:
     """Records two marks and a memory figure for every instruction.
 
-    `closes` says which instruction is a batch's last; `on_batch` hears what each batch came to, `clock.lag` batches
-    later. With `keep` no more than that many batches are kept at the start, and as many at the end. `processor` reads
-    the processor time of the process, where that is of its compute.
+    `closes` answers whether an instruction is its batch's last. `on_batch` receives the figures of each batch,
+    `clock.lag` batches later. With `keep` at most that many batches are kept at the start, and as many at the end.
+    `processor` reads the processor time of the process, where that is the time of its compute.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class RunOutcome:
 def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> RunOutcome:
     """Runs the job and writes the files of its directory that are for the user. Raises as `launch` does.
 
-    With a place it is the first of several nodes that does so, and all of them see the directory.
+    With a place this is the first of several nodes, and all of them see the directory.
     """
     rule = "must be the blocks' own order, or none: the executor runs chains"
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
@@ -131,10 +131,10 @@ def take_part(job: RunJob, on_progress: OnProgress, place: Place) -> None:
 def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: Callable[[str], None]) -> RunOutcome:
     """`execute`; where a rank was lost, again from the newest whole checkpoint, up to `restarts` times.
 
-    `tell` hears why. Steps after that checkpoint are done again and come out the same, bit for bit: data and random
-    state belong to the step. If the last step's checkpoint is there, the run's report is still missing: the steps since
-    the checkpoint before it are done again. The outcome is that of the last start. Raises as `execute` does, once no
-    restart is left.
+    `tell` receives the reason. Steps after that checkpoint are repeated with the same result, bit for bit, because data
+    and random state belong to the step. If the checkpoint is that of the last step, only the run's report is missing:
+    then the steps since the checkpoint before it are repeated. The outcome is that of the last start. Raises as
+    `execute` does, once no restart is left.
     """
     for left in reversed(range(restarts + 1)):
         try:
@@ -152,9 +152,9 @@ def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: 
 
 
 def resumed(job: RunJob, *, before: int | None = None, tell: Callable[[str], None] = _log.warning) -> RunJob:
-    """The job from its folder's newest whole checkpoint on; as it is, from step 0, if none was ever finished.
+    """The job from its folder's newest whole checkpoint on; unchanged, from step 0, if none was ever finished.
 
-    `tell` hears which newer ones cannot be used. Checkpoints from the step `before` on are left aside. Raises
+    `tell` receives which newer ones cannot be used. Checkpoints from the step `before` on are ignored. Raises
     InvalidInputError if all are damaged, or the checkpoint is of another plan, model, data or seed.
     """
     found = newest(job.directory.checkpoints, before=before)

@@ -37,8 +37,8 @@ class Kept:
 
     A root stands for an output that carries a gradient; it is None where nothing trainable leads to the output. The
     outputs themselves are not kept: the next stage has them, and the backward needs only their place in the graph.
-    `split` is set where the backward is split in two, `buffers` where the forward is to be run again.
-    `held_bytes` are those of the storages that the graph keeps, or of the inputs where there is no graph.
+    `split` is set where the backward is split in two, `buffers` where the forward runs again. `held_bytes` are those of
+    the storages that the graph keeps, or of the inputs where there is no graph.
     """
 
     inputs: Tensors
@@ -57,11 +57,12 @@ class StageBlocks:
     """Blocks [first_block, first_block + len(blocks)) of a model, the last ones with the criterion.
 
     The random state is set from (seed, microbatch, block) before every block. A dropout mask belongs to the microbatch
-    and the block, whoever computes it and how often: recomputation, resumption and any partition give the same.
+    and the block, whoever computes it and however often: recomputation, resumption and any partition give the same
+    mask.
 
-    What modules note about the data is noted once a microbatch; with `minibatch_statistics` batch norm's running
-    statistics are those of minibatches. With `autocast` blocks and criterion compute in that type what torch's autocast
-    computes in it. What blocks and criterion raise becomes a UserCodeError that names the block by `block_names`.
+    What modules note about the data is noted once a microbatch. With `minibatch_statistics` batch norm's running
+    statistics are those of minibatches. With `autocast` blocks and criterion run under torch's autocast to that type.
+    An error in a block or the criterion becomes a UserCodeError that names the block by `block_names`.
     """
 
     runs_forward_in_backward = False
@@ -168,7 +169,8 @@ class StageBlocks:
         return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
 
     def _failing(self, microbatch: int, kept: Kept, gradients: Sequence[Tensor | None]) -> str:
-        """In which block the backward that has just failed did so: found by doing it again, as the run is at its end.
+        """The block in which the backward that has just failed did so. It is found by a second backward, as the run is
+        ending.
 
         To follow every backward would take a call into Python for each block.
         """
@@ -201,7 +203,7 @@ class StageBlocks:
     def backward_weight(self, microbatches: Sequence[int], added: Added = lambda _: None) -> None:
         """Adds what the backwards of these microbatches left out, and drops what was kept for it.
 
-        `added` is called as often for every parameter as `waiting` has counted.
+        `added` is called for every parameter as often as `waiting` counts.
         """
         deferred = [self.deferred.pop(k) for k in microbatches]
         for k in microbatches:
@@ -340,7 +342,7 @@ class StageBlocks:
                 output.grad_fn.register_prehook(lambda _gradients: come_to.append(block))
 
     def _measure(self, microbatch: int, kept: Kept) -> tuple[Tensors, int]:
-        """Runs on inputs of a new layout, and looks at every tensor that the graph saves.
+        """Runs on inputs of a new layout, and inspects every tensor that the graph saves.
 
         Returns the outputs, and the bytes of the storages that the graph keeps, without the weights and copies of them.
         """

@@ -1,13 +1,13 @@
 """Stage by block: the blocks of a worker that recomputes them one by one, each right before its own backward.
 
-Per-layer checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4.1). Every block
-is a stage of its own that recomputes as a whole (`StageBlocks`), and hands on to the next one without a send:
+Per-layer checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4.1). Every block is
+a stage of its own that recomputes as a whole (`StageBlocks`), and passes its outputs to the next one without a send:
 
     forward    block 0, 1, ..., n - 1     keeps every block's input
     backward   block n - 1, ..., 1, 0     runs the block again, then its backward, and frees it
 
-What it computes is, bit for bit, what the whole stage does. A block must pass on what it computes by what it returns:
-what it hides in a module for another block to find would be of another microbatch by the time that block runs again.
+The results equal those of the whole stage, bit for bit. A block must pass its results on by returning them. If it
+stored one in a module for another block, that block would find the result of another microbatch when it runs again.
 """
 
 from collections import Counter
@@ -30,8 +30,8 @@ from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors, required
 class StageByBlock:
     """Blocks [first_block, first_block + len(blocks)) of a model, the last ones with the criterion, as `StageBlocks`.
 
-    Its backward is never split. A weight that several blocks use sums their gradients of a microbatch
-    first: the sum is rounded as that of one backward through all blocks. (Under autocast that rounds it to 16 bits.)
+    Its backward is never split. If several blocks use a weight, their gradients of a microbatch are summed first: the
+    sum is rounded as in one backward through all blocks. (Under autocast that rounds it to 16 bits.)
     """
 
     runs_forward_in_backward = True
@@ -116,9 +116,9 @@ class StageByBlock:
         return required(inputs, found)
 
     def held_bytes(self) -> int:
-        """What its microbatches hold, and the copies that autocast has made: now, or in the backward just ended.
+        """The bytes that its microbatches hold, and autocast's copies: now, or in the backward just ended.
 
-        A backward frees what it makes: it counts at its most, once.
+        A backward frees what it makes, so its maximum counts, once.
         """
         most_bytes, self._most_bytes = self._most_bytes, 0
         return max(most_bytes, sum(sums[-1] for sums in self._inputs_bytes.values())) + self.cast_bytes

@@ -1,10 +1,10 @@
 """Status: where each rank is, in a small file that outlives it. A rank writes it, the launcher reads it.
 
-`holdup` reads a status as what the rank is at: the first instruction that its device has not finished. On a GPU the
-host hands instructions over and runs ahead. While the device has some of them to do, the rank is at those, wherever its
-host waits. On a CPU the device has finished whatever the host has.
+`holdup` derives from a status where the rank is: at the first instruction that its device has not finished. On a GPU
+the host passes instructions to the device and runs ahead. While the device has some of them to do, the rank is at
+those, wherever its host waits. On a CPU the device has finished whatever the host has.
 
-Nothing here imports torch: a rank gives its first sign of life before it does (`start`).
+Nothing here imports torch: a rank gives its first sign of life before that import (`start`).
 """
 
 import mmap
@@ -73,10 +73,10 @@ def status_path(folder: Path, rank: int) -> Path:
 class Status:
     """The index of the instruction that a rank is at (below 0: none), batches done, and the newest batch's loss.
 
-    `started_s` is when it came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic clock.
-    Of `measured_batches`, in this process, it is known when the last was through since the start (`end_s`), how much
-    compute they were (`busy_s`), and the bytes held at the last one's end and at most.
-    `activity` is what the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`).
+    `started_s` is when the rank came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic
+    clock. This process has measured `measured_batches` batches. For these, `end_s` is when the last one was done, since
+    the start; `busy_s` the seconds of compute; and the memory figures are the bytes held at the last one's end, and the
+    most. `activity` is what the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`).
     `finished` is how many instructions the device has finished.
     """
 
@@ -102,8 +102,8 @@ class Status:
 class StatusWriter:
     """A rank's own status, in memory shared with the file: a write costs about a microsecond and survives a kill.
 
-    A thread gives signs of life: a process that is stopped, or holds the interpreter, gives none, unlike one that
-    computes or waits for long. The same thread notes how far the device is.
+    A thread gives signs of life. A process that is stopped, or holds the interpreter, gives none; one that computes or
+    waits for long does. The same thread notes how far the device is.
     """
 
     def __init__(self, path: Path) -> None:

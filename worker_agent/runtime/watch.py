@@ -22,10 +22,11 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far a run is: steps done of all, those before a resumed checkpoint included, and the newest one's loss.
+    """How far a run is: steps done of all, including those before a resumed checkpoint, and the newest one's loss.
 
-    Of the last seconds: `samples_per_s`, and `bubble_fraction`, the share of the ranks' time without compute (None
-    before a batch is measured). `peak_memory_bytes` is the most that any rank has held yet, `memory_rank` that rank.
+    `samples_per_s` and `bubble_fraction` are of the last seconds; the latter is the share of the ranks' time without
+    compute (None before a batch is measured). `peak_memory_bytes` is the most that any rank has held so far,
+    `memory_rank` that rank.
     """
 
     done: int
