@@ -3,18 +3,18 @@
 With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
 
 1. A stage computes all of a batch's microbatches: m c_s, its update, and what is left of its exchange.
-2. A stage has at most k_s microbatches in flight (the schedule's law). Each is there while it passes all later stages
-   and comes back, which takes R_s: a batch takes m R_s / k_s (Little 1961).
-3. With a flush, the first microbatch reaches stage s by way of the stages before it, and the last one comes back that
-   way: this is added to 1 and 2. A schedule that splits the backward comes back by the gradients of the inputs alone.
+2. A stage has at most k_s microbatches in flight (the schedule's law). Each stays in flight while it passes all later
+   stages and comes back, which takes R_s: a batch takes m R_s / k_s (Little 1961).
+3. With a flush, the first microbatch reaches stage s through the stages before it, and the last one returns through
+   them: this is added to 1 and 2. With a split backward, only the gradients of the inputs count on the way back.
 4. Without pipelining a microbatch passes all stages before the next one begins.
-5. A rank of several stages computes all that they do, and comes to its first stage, and back from it, as in 3.
-6. A port carries all that passes it in a batch. With a flush, exchanges begin when the last backwards do.
+5. A rank of several stages computes all of them. The way to its first stage, and back from it, counts as in 3.
+6. A port carries all transfers of a batch that pass it. With a flush, exchanges begin when the last backwards do.
 7. With a flush, the first backward of a rank follows a forward through all stages, and after its last forward a
-   microbatch comes back through all of them. What the rank computes between the two comes on top.
+   microbatch comes back through all of them. What the rank computes between the two is added.
 
-With a flush all batches but the first are alike, and no play passes the bound. Without one batches may take more and
-less time in turn; a play's rate is their mean over a window, which may hold one short batch more than long ones.
+With a flush all batches but the first are alike, and no play passes the bound. Without a flush batches may take more
+and less time in turn. A play's rate is their mean over a window, which may hold one short batch more than long ones.
 """
 
 from collections import Counter, defaultdict
@@ -111,7 +111,7 @@ def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _end_s(plan: Plan, stages: Sequence[int]) -> float:
-    """What a rank still does after its last backward: its updates and, with a flush, the rest of one exchange.
+    """The seconds of a rank after its last backward: its updates and, with a flush, the rest of one exchange.
 
     An engine that overlaps nothing exchanges for one stage after the other.
     """

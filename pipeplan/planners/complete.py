@@ -1,7 +1,7 @@
-"""Complete: what a planner decided -> the whole plan with its costs; and what its streams give when they are played.
+"""Complete: makes the whole plan, with its costs, from a planner's decision; and plays its streams.
 
 Streams are played with the plan's costs as far as that takes less than a second. Where a batch is too long, two shorter
-ones are played, and what they give is extrapolated.
+ones are played, and the result is extrapolated.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ _SHORTER = (2, 3)
 
 
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
-    """What the plan's streams give over enough batches for a steady state.
+    """The play of the plan's streams over enough batches for a steady state.
 
     If a batch has too many instructions, the result is extrapolated from two shorter ones, cut at the bound, unless the
     two together have as many. It is None if those have too many as well, and for stages of unequal replicas, whose
@@ -79,8 +79,8 @@ def _extrapolated(plan: Plan, batches: int) -> Simulated:
 
 
 def play_later(plan: Plan, *, instructions: int) -> Simulated | None:
-    """The play of a plan that was stored without one, marked as added: as planners play it where they now can, and
-    otherwise with at most so many instructions.
+    """The play of a plan that was stored without one, marked as added. It is what planners would play now; if that is
+    too long, a play of at most so many instructions.
     """
     for limit in (min(SIMULATED_INSTRUCTIONS, instructions), instructions):
         simulated = play(plan, instructions=limit)
@@ -90,7 +90,7 @@ def play_later(plan: Plan, *, instructions: int) -> Simulated | None:
 
 
 def play_again(plan: Plan) -> Simulated | None:
-    """The play of a plan as its own was made: over as many batches, extrapolated where that was. One that has none is
+    """A play like the plan's own: over as many batches, extrapolated where that one was. A plan without a play is
     played as planners do.
 
     None if it is too long to be played; a plan's own play may be as long as the plan says.
@@ -130,7 +130,7 @@ def _to_play(plan: Plan, limit: int) -> tuple[tuple[Plan, ...], int]:
 def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
     """The timeline of one pipeline that stands for all, on their devices: a lane for every stage.
 
-    Replicas of equal width do the same at the same time: what one sends stands for what all send, and passes all their
+    Replicas of equal width do the same at the same time, so what one sends stands for what all send, through all their
     ports. Where the stages' replicas differ, and where they take turns (ASP), all workers are played.
     """
     return simulate(_program(plan, batches), plan.costs, _devices(plan))
@@ -227,8 +227,8 @@ class _Played:
 def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened.
 
-    Where half of a batch counts, twice as many: an odd half would be rounded. Without a flush a batch takes as long as
-    its microbatches, or as the exchange beside them, which is therefore shortened as well.
+    Where half of a batch counts, the numbers are doubled, because an odd half would be rounded. Without a flush a batch
+    takes as long as its microbatches, or as the exchange beside them, which is therefore shortened as well.
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth // plan.chunks for times in _SHORTER]
@@ -309,8 +309,8 @@ class Decision:
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
     """The plan, without its price: `solve` and `auto` play it.
 
-    What was decided on the chain of a graph becomes a plan of the graph. Its order is the profile's own where every
-    stage ends with the first blocks of the profile, as many as there are: such a plan can be run.
+    A decision on the chain of a graph becomes a plan of the graph. If every stage ends with the first blocks of the
+    profile, as many as it has, the plan keeps the profile's own order, and can be run.
     """
     if problem.graph is not None:
         return complete(problem.graph.problem, _on_graph(problem.graph, decision))

@@ -1,21 +1,21 @@
-"""On a chain: planners that need one, asked about a model that is a graph.
+"""On a chain: asks planners that need a chain about a model that is a graph.
 
-The graph's blocks are put in one order, and what lies between two of its places becomes a block of the chain: what it
-receives and sends on is all that crosses there, and a stage passes on what it does not read. A stage of the answer is
-then [start, stop) in the order. `Options.cuts` says which places there are:
+The graph's blocks are put in one order. The blocks between two of its places become a block of the chain, which
+receives and sends on everything that crosses there: a stage passes on what it does not read. A stage of the answer is
+then [start, stop) in the order. `Options.cuts` chooses the places:
 
 - `any`: all places of the order in which the fewest bytes cross them (`costs.graph_order`). It is the default, as long
   as the planner takes a chain of so many blocks.
 - `single-tensor`: the places that one tensor crosses, of the order that `graph.line_of` gives.
 
-The first order keeps the places of the second, so that its cuts are among those of `any`, under the same numbers. But a
+The first order keeps the places of the second, so its cuts are among those of `any`, under the same numbers. But a
 graph with branches has more cuts than an order has places. So with `any` the planner is asked again on an order through
-better cuts for its answer, if there are any (`through_cuts`), and the faster answer by its closed form is kept.
+better cuts for its answer, if there are any (`through_cuts`). The answer that is faster by its closed form is kept.
 
-What this guarantees: the answer is what the planner promises among the places of its order. For pipedream-2bw and
-exact, no other cuts of the graph make the slowest stage of the answer's shape faster by more than 1e-4, if they are few
-(`through_cuts`) and neither memory nor gradient exchanges decide where stages end. Of another shape on another order
-nothing is shown; nor of gpipe, whose stages are those of the least variance.
+The guarantee: the answer is what the planner promises among the places of its order. For pipedream-2bw and exact, no
+other cuts of the graph make the slowest stage of the answer's shape faster by more than 1e-4, if they are few
+(`through_cuts`) and neither memory nor gradient exchanges decide where stages end. Nothing is shown of another shape on
+another order, nor of gpipe, whose stages are those of the least variance.
 """
 
 from collections.abc import Sequence
@@ -91,8 +91,8 @@ def chained(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> Pl
 def chains(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> tuple[PlanningProblem, ...]:
     """The problem on all chains whose plans are played: the first order's, and that of single tensors.
 
-    Played transfers between branches take longer than the closed form predicts. With fewer places, fewer stages can
-    mislead the closed form. Raises InvalidInputError as `chained`.
+    Played transfers between branches take longer than the closed form predicts. With fewer places, the closed form errs
+    for fewer stages. Raises InvalidInputError as `chained`.
     """
     first = chained(problem, blocks_at_most=blocks_at_most)
     if first.graph is None or len(first.graph.places) <= len(first.graph.order) or problem.options.forced_cuts:

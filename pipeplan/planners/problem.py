@@ -1,6 +1,6 @@
-"""Problem: everything that a planner is told, and the type `Planner` that all planners have.
+"""Problem: the input of a planner, and the type `Planner` that all planners have.
 
-Also here: which profile stands for which type of a cluster's devices, and what a plan says of that; the checks that
+Also here: which profile stands for which type of a cluster's devices, and how a plan describes that; the checks that
 planners share; and the progress that a solver reports while it searches.
 """
 
@@ -239,9 +239,10 @@ class PlanningProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutGraph:
-    """The problem of a graph that a problem of a chain stands for.
+    """The graph for which a problem of a chain stands.
 
-    `order` has the graph's blocks; block k of the chain is those from the place `places[k]` to `places[k + 1]` in it.
+    `order` has the graph's blocks. Block k of the chain has the blocks from place `places[k]` to `places[k + 1]` of
+    that order.
     """
 
     problem: PlanningProblem
@@ -330,11 +331,12 @@ def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -
 
 
 def recompute_units(problem: PlanningProblem, laws: Schedule) -> tuple[str, ...]:
-    """The units in which a stage that recomputes may do so, those first that are preferred where they fit.
+    """The units by which a stage may recompute, the preferred ones first.
 
-    A whole stage's forward runs again while the gradient is on its way; a block's, but for the last, cannot. So the
-    stage comes first. It is the only unit of the papers' accounting, of a split backward, and of a graph, whose blocks
-    are known in an order alone. Raises InvalidInputError where another unit is asked for a graph.
+    The forward of a whole stage runs again while the gradient is on its way; the forward of a block cannot, except for
+    the last block. So the whole stage comes first. It is the only unit of the papers' accounting, of a split backward,
+    and of a graph, whose blocks are known in one order alone. Raises InvalidInputError where another unit is asked for
+    a graph.
     """
     options, asked = problem.options, problem.options.recompute_unit
     whole = RECOMPUTE_UNITS[:1]

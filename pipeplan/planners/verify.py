@@ -1,4 +1,4 @@
-"""Verify: whether a plan is what it says, by the numbers that it holds, without trusting the search that found it."""
+"""Verify: checks a plan by the numbers that it holds, without trusting the search that found it."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import isclose
@@ -47,7 +47,7 @@ class Finding:
 
 
 def verify(plan: Plan, problem: PlanningProblem) -> tuple[Finding, ...]:
-    """What the plan says of where it comes from, its costs, its streams and its optimality. It is proven if all hold.
+    """Checks a plan's origin, its costs, its streams and its optimality. The plan is proven if all hold.
 
     `problem` is the one that was planned for, with its options. The optimality is that of the plan's own certificate. A
     witness is checked as it is; the claim of a search by play is checked by searching its space again. Other

@@ -1,16 +1,16 @@
 """Certificate of a search by play: checked by searching its space again, without what the first search found.
 
-The claim is that no configuration of the space, split into stages as its closed form is best, plays more than
-1 / `bound` samples a second. Each one is ruled out by the first of these that holds:
+The claim is that no configuration of the space, with the stages that its closed form finds best, plays more than 1 /
+`bound` samples a second. The check rules out each configuration by the first of these that holds:
 
 1. The rate that no play of it exceeds (`space`) is not above that, or no stages of it that fit compute so fast.
 2. No split of it into stages fits.
-3. Of every plan of its stages, with a split backward too, the bound (`planners.bound`) is not above that.
+3. Of every plan of its stages, also with a split backward, the bound (`planners.bound`) is not above that.
 4. Its plans do not fit when they are played, or play no faster.
 
-What a space does not list has a bound of its own, `beyond`.
+`beyond` bounds everything that a space does not list.
 
-The search took all that it did not rule out in the same way. So a true certificate takes no longer than its search.
+The search rules configurations out in the same way. So the check of a true certificate takes no longer than the search.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Chunk memory: how fast ranks of several stages play at most, because what fits a device takes longer to compute.
 
-As `two_bw.capacity` has it for ranks of one stage. In t seconds a microbatch a rank computes t of the blocks' least
-seconds at most. If it keeps whole microbatches, its memory limits which blocks it may have: just before its first
-backward it keeps at least n microbatches of each of its stages. If it recomputes, its weights limit them, and they take
-longer. Whatever its stages are, it has no more than the blocks that compute longest by what they hold, of the last of
-them a part (Dantzig 1957). All ranks together must compute all blocks.
+`two_bw.capacity` has the same for ranks of one stage. In t seconds a microbatch, a rank computes at most t of the
+blocks' least seconds. A rank that keeps whole microbatches has fewer blocks, because its memory limits them: just
+before its first backward it keeps at least n microbatches of each of its stages. A rank that recomputes is limited by
+its weights, and its blocks take longer. Whatever its stages are, it computes no more than with the blocks that compute
+longest by what they hold, the last of them in part (Dantzig 1957). All ranks together must compute all blocks.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""Chunks: what auto may play whose ranks hold several stages, in a loop or in a V.
+"""Chunks: what auto may play with several stages a rank, in a loop or in a V.
 
-A family is a schedule on so many ranks, replicas and microbatches: all numbers of chunks that can run, on all
-placements. It has a rate that none of its plays exceeds, whatever its stages are. Where that may still win, its members
-are made: their stages are nearly even (`interleaved.even`: a search proves more, and takes a hundred times as long; the
-play decides), and they have rates of their own.
+A family is a schedule on so many ranks, replicas and microbatches, with all numbers of chunks that can run and all
+placements. It has a rate that none of its plays exceeds, whatever its stages are. Where a family could still win, its
+members are made, each with a rate of its own. Their stages are nearly even (`interleaved.even`). A search for the best
+stages would prove more, but takes a hundred times as long, and the play decides in any case.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -102,8 +102,8 @@ class ChunkedConfiguration:
 class ChunkedSpace:
     """The families of a model.
 
-    `beyond`: the highest rate of the families whose stages the search had no time to make, or to make fit. It is known
-    when the configurations have been taken.
+    `beyond` is the highest rate of the families for whose stages the search had no time, or found none that fit. It is
+    known when all configurations have been taken.
     """
 
     model: SearchedModel
@@ -249,7 +249,8 @@ class ChunkedSpace:
     def _most_of_any(self, shape: ChunkedShape) -> float:
         """Samples a second that no stages of a family's shapes exceed.
 
-        On average a rank computes its share of the model, and is reached by way of a block on each rank before it.
+        On average a rank computes its share of the model, and a microbatch reaches it through a block on each rank
+        before it.
         """
         sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
         work_s, way_s = sums.compute_s, sums.way_s

@@ -19,8 +19,9 @@ from pipeplan.schedules.registry import schedule_named
 class Sums:
     """Sums for a microbatch on the whole model, for any stages; any stage may recompute if a shape leaves that open.
 
-    `compute_s` and `way_s` are what the blocks before each one compute at least, with a whole or a split backward, in
-    all and on the way there and back; `block_s` is the longest block's. `total_s` is what equal stages take together.
+    `compute_s` is the least compute of the blocks before each one, with a whole or a split backward, and `way_s` the
+    part of it that a microbatch waits for, there and back. `block_s` is the longest block's compute, `total_s` the sum
+    for equal stages.
     """
 
     compute_s: FloatArray
@@ -86,9 +87,10 @@ class SearchedModel:
         return first_s, rest_s
 
     def _least_s(self, schedule: str, size: int, recompute: bool | None) -> tuple[FloatArray, FloatArray]:
-        """What blocks compute at least, and what of it is on the way there and back, with a whole or a split backward.
+        """The least compute of blocks, and the part of it that a microbatch waits for, with a whole or a split
+        backward.
 
-        A stage may recompute while it waits: that is on no microbatch's way.
+        A stage may recompute while it waits, so no microbatch waits for that.
         """
         problem, laws, overheads = self.problem, schedule_named(schedule), self.problem.profile.overheads
         factor, blocks = problem.options.recompute_factor, self.evaluator.measured

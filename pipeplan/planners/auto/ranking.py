@@ -87,12 +87,12 @@ class Ranked:
 
 @dataclass(slots=True, kw_only=True)
 class Ranking:
-    """All that was proposed, those that fit and those that do not. `left` instructions may still be played; `plays`
-    plans were.
+    """All proposals, those that fit and those that do not. `left` instructions may still be played; `plays` counts the
+    plans that were.
 
-    `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may.
-    `longest`: so many instructions a proposal may have, `longest_answer` a planner's answer; as many as `for_front` are
-    played of plans that are slower and hold less, and `for_moves` of plans whose cuts were moved.
+    `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may. A proposal
+    may have at most `longest` instructions, a planner's answer `longest_answer`. Of plans that are slower and hold
+    less, at most `for_front` are played; of plans whose cuts were moved, at most `for_moves`.
     """
 
     problem: PlanningProblem
@@ -118,8 +118,8 @@ class Ranking:
         return max((each.samples_per_s for each in self.fitting if each.played), default=0.0)
 
     def add_answers(self, proposals: Sequence[Proposal]) -> None:
-        """Plays the planners' answers. What is too long to be played ranks by its closed form, times the least ratio
-        of played to closed form that the others have.
+        """Plays the planners' answers. One that is too long to be played ranks by its closed form, times the least
+        ratio of played to closed form among the others.
         """
         played = [replace(each, plan=self._play(each.plan)) for each in proposals]
         ratios = [
@@ -232,7 +232,7 @@ class Ranking:
         """A plan with a split backward, with what its microbatches hold until their p2; None where it is too long.
 
         These are the bytes that its play holds beyond the play of the same stages with a whole backward, which is a
-        proposal itself. If that one does not fit, this one does not fit either, and is not played.
+        proposal itself. If that plan does not fit, this one does not fit either, and is not played.
         """
         split = proposal.plan
         whole = self._whole(proposal)

@@ -1,17 +1,17 @@
 """Search: plays what could still be fastest, the highest bound first.
 
-1. Every configuration has a rate that none of its plays exceeds (`space`). The highest comes first. Where stages that
-   fit cannot compute fast enough to beat the fastest play, however a shape is split, none of its configurations comes.
-2. Where it is split into stages, its plan has a lower one (`bound`), and takes its place in the order. With a flush the
-   same stages with a split backward are further plans. Of ranks with several stages whole families come first, then
-   their members, whose stages are nearly even (`chunks`).
-3. A plan whose turn comes is played.
-4. The search ends when no rate that is left is above that of the fastest play that fits, by more than `CLOSE`; or at a
-   limit. The highest rate that is left says how far the answer may be from the best.
+1. Every configuration has a rate that none of its plays exceeds (`space`), and the highest comes first. A shape is left
+   out if no stages of it that fit can compute fast enough to beat the fastest play.
+2. Once a configuration is split into stages, its plan has a lower bound on the rate (`bound`), and takes its new place
+   in the order. With a flush the same stages with a split backward are further plans. Of ranks with several stages
+   whole families come first, then their members, whose stages are nearly even (`chunks`).
+3. A plan is played when its turn comes.
+4. The search ends when no remaining rate exceeds that of the fastest play that fits by more than `CLOSE`, or at a
+   limit. The highest remaining rate shows how far the answer may be from the best.
 5. The closed form's split need not play fastest. Where all other splits together are few, they are bounded and played
-   as well, the highest bound first. Elsewhere cuts of the fastest plans are moved by a block, as long as that helps,
-   and those of some splits that were too slow to be played; of all splits the search then knows the bounds of their
-   configurations alone.
+   as well, the highest bound first. Elsewhere the search moves cuts of the fastest plans by a block as long as that
+   helps, and cuts of some splits that were too slow to be played. Of the other splits it then knows only the bounds of
+   their configurations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -296,9 +296,10 @@ class PlayedSearch:
 
     def _move_cuts_of_slow_splits(self, least: int) -> None:
         """Moves cuts of some splits that were too slow to be played, of configurations that may be faster than the
-        best: by the block that raises the bound most, until it is above the best; then by one block more.
+        best. It moves by the block that raises the bound most, until the bound is above the best, and then by one block
+        more.
 
-        Of long models it takes too long to know what a plan is worth.
+        Of long models it takes too long to bound a plan.
         """
         enough, plans = self.ranking.best_rate * (1 + CLOSE), SLOW_MOVES
         if len(self.ranking.problem.profile.blocks) > SPLIT_BLOCKS:

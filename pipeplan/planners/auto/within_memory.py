@@ -1,9 +1,10 @@
 """Within memory: the rates that shapes cannot exceed, because what fits a device takes longer to compute.
 
 A stage that has no room for its microbatches' activations recomputes, or has fewer blocks. Both make the longest stage
-longer than an equal share of the model. The closed form's search knows how much (`two_bw.capacity`, `two_bw.split`). It
-counts in the closed form's seconds. In a play blocks may be faster: with a split backward, or where the profile's
-overheads say so. The least share of the closed form's seconds that a play takes of any block carries the bounds over.
+longer than an equal share of the model. The closed form's search computes by how much (`two_bw.capacity`,
+`two_bw.split`), in the closed form's seconds. In a play blocks may be faster: with a split backward, or where the
+profile's overheads allow it. The bounds are therefore multiplied by the least ratio of played to closed-form seconds of
+any block.
 """
 
 from dataclasses import dataclass, field

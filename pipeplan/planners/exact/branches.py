@@ -1,6 +1,6 @@
-"""Branches: a shape and a limit of time -> what the solver is asked.
+"""Branches: turn a shape and a limit of time into questions for the solver.
 
-A branch is a way for a stage to be: with a team (a type of device and a number of replicas), on links of certain
+A branch is one kind of place for a stage: with a team (a type of device and a number of replicas), on links of certain
 levels, and with certain workers from this stage on. The steps, as the comments number them:
 
 1. Where the places of all stages are given, every stage has one branch, and there is a question for each orientation.
@@ -8,9 +8,9 @@ levels, and with certain workers from this stage on. The steps, as the comments 
    devices a stage lies, there are no levels.
 3. PipeDream's stages hold a number of microbatches that depends on the workers from this stage on. A branch stands for
    the range of workers with as many in flight; neighbouring ranges that allow the same intervals are one branch.
-4. A branch allows the intervals of blocks that take at most the limit and fit. Without any, the branch falls away.
-5. What the workers can do in a step at most bounds the blocks before each cut and after it: it says nothing new, but
-   the solver prunes by it.
+4. A branch allows the intervals of blocks that take at most the limit and fit. A branch without any is dropped.
+5. The most that the workers can do in a step bounds the blocks before each cut and after it. This adds no constraint,
+   but the solver prunes by it.
 """
 
 from collections.abc import Callable, Iterator
@@ -170,9 +170,10 @@ class Questions:
         return np.isfinite(table) & (table <= step_s)
 
     def _work(self, step_s: float) -> SolverWork | None:
-        """Step 5, in seconds on the first type of device: of another, a worker does at most so many times as much.
+        """Step 5, in seconds on the first type of device. A worker of another type counts by its largest speed-up of
+        any block.
 
-        None where types differ so much that it says little.
+        None where types differ so much that it would prune little.
         """
         seconds = [np.diagonal(self.tabulated.compute_s(kind)) for kind in range(len(self.places.counts))]
         times = [float(np.max(seconds[0] / np.maximum(other, LEAST_AMOUNT))) for other in seconds]

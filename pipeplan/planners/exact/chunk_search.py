@@ -1,13 +1,14 @@
 """Chunk search: the stages of ranks that hold several, in a loop or in a V, with a proof or a gap.
 
-A place is a shape on a placement. Its step is what its slowest rank takes for a microbatch. The steps of the search, as
-the comments number them:
+A place is a shape on a placement. Its step is the time of its slowest rank for a microbatch. The steps of the search,
+as the comments number them:
 
 1. Bound: every place's `bound_s` starts at what its compute alone allows. Places are taken up in this order.
-2. Nearly even stages are a first plan, which what follows can only improve.
+2. Nearly even stages are a first plan, which the next steps can only improve.
 3. With two stages a rank, a recurrence decides whether any stages stay within a step (`interleaved.pairs`): a step just
    below the best plan's, then half-way between it and the bound. One stage a rank is split at once. With more stages
-   the solver looks for the least step (`chunk_model`). Places that time leaves undecided have a second round.
+   the solver looks for the least step (`chunk_model`). Places that are undecided when their time is up have a second
+   round.
 4. No plan is faster than the lowest `bound_s` of all places. Where all are decided, the best plan is proven.
 """
 

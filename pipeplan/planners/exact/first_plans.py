@@ -64,10 +64,11 @@ class PlacedStages:
     def teams(
         self, shape: StageShape, *, depth: int | None = None, quantity: str = "time_s"
     ) -> tuple[Team, ...] | None:
-        """Those of the partition, into `depth` stages or any number, whose largest entry is least; None if none is.
+        """The teams of the partition whose largest entry is least, into `depth` stages or any number; None if there is
+        none.
 
         B(d, p, i) is the largest entry of the best d stages of the blocks [i, n) on the devices [p, used). Where the
-        number of stages is free, there is no d, and of the best the one with the fewest stages is taken.
+        number of stages is free, d is left out, and of the best partitions the one with the fewest stages is taken.
         """
         tables = self._tables(shape, quantity)
         if depth is not None:

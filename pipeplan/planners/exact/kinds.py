@@ -1,8 +1,8 @@
 """Kinds: what a stage's time and memory depend on besides its blocks, and tables of both over all intervals of blocks.
 
-All that the solver learns of times and bytes is here: the closed forms of `costs`, as one table for each kind of stage.
-`Intervals` are the sums over a profile at one microbatch size. `Tabulated` makes times and bytes of them, where each
-entry is that of the better of recomputing and not recomputing.
+These tables are all that the solver knows of times and bytes: the closed forms of `costs`, one table for each kind of
+stage. `Intervals` are the sums over a profile at one microbatch size. `Tabulated` turns them into times and bytes; each
+entry is the better of recomputing and not recomputing.
 
 Tables are those of `costs.compute`: entry [i, j] is the stage [i, j + 1), and infinity stands where there is none.
 """

@@ -1,13 +1,13 @@
 """Search: a branch and bound over shapes; the solver decides within a shape, by questions with a limit of time.
 
-A shape is everything but where the stages are. The steps, as the comments number them:
+A shape is everything but the places of the cuts. The steps, as the comments number them:
 
 1. Bound: every shape's `bound_s` starts at what its compute alone allows. Shapes are taken up in this order.
 2. First plans: recurrences find good ones (`first_plans`), in half of the time at most; the solver only improves them.
 3. Ask: are there stages of this shape within a limit (`branches`, `decision`)? The limit is just below the best plan.
    a. There are: they are the best plan now. The next limit is half-way between it and `bound_s`.
    b. It is proven that there are none: the limit is the shape's new `bound_s`.
-   c. Time is up: the shape stays undecided. There are two rounds, so that a hard shape leaves time for the others.
+   c. Time is up: the shape stays undecided. There are two rounds, which leaves time for others after a hard shape.
 4. Prune: a shape is decided once its `bound_s` is not below the best plan, less the precision.
 5. No plan is faster than the lowest `bound_s` of all shapes. Where all are decided, the best plan is proven.
 """

@@ -1,8 +1,7 @@
 """Even: stages of ranks that are nearly as long as each other, by moving one cut at a time. Any number of chunks.
 
-It starts from stages of equal compute and moves cuts by a block wherever that makes the sum of high powers of the
-ranks' seconds smaller, until nothing does. Where ranks do not fit then, cuts move on by what the ranks hold. It proves
-nothing.
+The search starts from stages of equal compute. It moves cuts by a block while that lowers the sum of high powers of the
+ranks' seconds. If ranks then do not fit, it moves cuts by what the ranks hold. It proves nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +24,9 @@ RankCost = Callable[[int, Sequence[int]], float]
 
 
 def nearly_even(terms: ChunkedTerms, *, by_memory: bool = True) -> tuple[int, ...] | None:
-    """The stops of all stages; None where the cuts that may be leave no start, or where ranks do not fit.
+    """The stops of all stages; None where the allowed cuts leave no start, or where ranks do not fit.
 
-    `by_memory`: cuts are moved until they fit, as far as that succeeds; this takes longer.
+    With `by_memory` cuts are moved until the ranks fit, if that succeeds; this takes longer.
     """
     stops = even_by_time(terms)
     return None if stops is None else squeezed(terms, stops, sweeps=_SWEEPS_BY_MEMORY if by_memory else 0)

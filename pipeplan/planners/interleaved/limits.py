@@ -1,4 +1,4 @@
-"""Limits: a step and a memory -> which stages a rank may have together, as tables over their blocks."""
+"""Limits: tables of the stages that a rank may have together, over their blocks, for a step and a memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

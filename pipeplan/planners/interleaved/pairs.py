@@ -2,12 +2,12 @@
 
 Ranks 0 to r - 1 have the blocks [0, a) in their first stages. In a loop their second stages have the blocks [h, b),
 where the last rank's first stage ends at h; in a V they have the last b blocks of the model. From each (a, b) that some
-stages reach, rank r goes on by a length of each stage. No order among costs is assumed: the recurrence is exact for any
+stages reach, rank r extends each stage by some length. No order among costs is assumed: the recurrence is exact for any
 limits. The steps, as the comments number them:
 
 1. A loop's recurrence runs for all h at once: the h for which a pair (a, b) is reached are the bits of a few words.
-2. A pair falls away, for some h, where the ranks that are left cannot compute what is left within the step.
-3. The last rank takes what is left.
+2. A pair is dropped, for some h, where the remaining ranks cannot compute the remaining blocks within the step.
+3. The last rank takes the remaining blocks.
 4. Of the stages within the limits those are taken whose seconds have the least sum of squares, for h near the middle.
 """
 

@@ -1,10 +1,10 @@
-"""Terms: what a rank of several stages takes and holds, on the links of a placement.
+"""Terms: the seconds and bytes of a rank of several stages, on the links of a placement.
 
-- A stage's time a microbatch is its compute and its transfers, as 2BW's closed form has it (`two_bw.terms`). A rank's
-  is the sum over its stages, or its share of their gradient exchange, whichever is longer. The slowest rank's is a
-  step.
+- A stage's time a microbatch is its compute and its transfers, as in 2BW's closed form (`two_bw.terms`). A rank's time
+  is the sum over its stages, or its share of their gradient exchange, whichever is longer. The slowest rank's time is
+  a step.
 - A rank holds the weights of all its stages, the buffers of their transfers, and the largest transient of one block.
-  What its microbatches keep is that of the moment at which they keep most (`costs.memory.held_by`).
+  Its microbatches count at the moment at which they keep most (`costs.memory.held_by`).
 - A rank recomputes all its stages or none, and all by the same unit: the first that fits, or the one that holds least.
 
 All tables are [start, stop], infinite where there is no stage.
@@ -178,9 +178,9 @@ class ChunkedTerms:
         return self.chain.least_s if mode is None else self.chain.listed_s(recompute=mode)
 
     def least_step_s(self) -> float:
-        """No stages have a smaller step: by all work and transfers together, or by the blocks that some rank has.
+        """A lower bound on the step of any stages: by all work and transfers together, or by the longest blocks.
 
-        Of the k longest blocks some rank has k / p at least. Every boundary sends no less than the smallest one.
+        Some rank has at least k / p of the k longest blocks. Every boundary sends at least as much as the smallest one.
         """
         ranks, inner = self.shape.ranks, self.chain.output_bytes[1:-1]
         least_bytes = float(inner.min()) if len(inner) else 0.0
@@ -203,9 +203,10 @@ class ChunkedTerms:
     def may_fit(self) -> bool:
         """False where no stages fit, by all ranks together.
 
-        A rank that keeps at least a_r microbatches of each of its stages, and b_r bytes besides, can have (M - b_r) /
-        a_r of the activations, less its weights over a_r: with recomputation it keeps a whole stage of its chunks. By
-        block that is of every block the input or the activations, whichever is smaller, and nothing besides.
+        Take a rank that keeps at least a_r microbatches of each of its stages, and b_r bytes besides. It can have (M -
+        b_r) / a_r of the activations, less its weights over a_r. With recomputation it keeps a whole stage of its
+        chunks. By block it keeps the input or the activations of every block, whichever is smaller, and nothing
+        besides.
         """
         by_block = (True, "block") in self.ways
         activations = self.chain.least_kept if by_block else float(self.kept_sums[0][-1])

@@ -1,10 +1,11 @@
 """Fitting: what a stage holds, and the search for stages that fit on one level.
 
 A stage on r devices has ceil(devices from this stage on / r) minibatches in flight (PipeDream 2018, section 3.3), which
-is 1 + ceil(devices downstream / r). Fewer devices downstream, or more on it, never make it hold more. So the fewest
-devices from each state to the end are the best for memory as well: the closed form of `probe` serves here too, from
-the end, where the devices downstream are known. Devices that are left over go to the first stage, as it is behind
-no other. That argument does not reach a first stage of one device that may not have two: `memory_recurrence` does.
+is 1 + ceil(devices downstream / r). Fewer devices downstream, or more on the stage itself, never make it hold more. So
+the fewest devices from each state to the end are the best for memory as well. The closed form of `probe` serves here
+too, from the end, where the devices downstream are known. Devices that are left over go to the first stage, which is
+downstream of no other. That argument does not reach a first stage of one device that may not have two:
+`memory_recurrence` does.
 """
 
 from dataclasses import dataclass
@@ -239,8 +240,8 @@ class DevicesNeeded:
     def stages(self, limit: float) -> Stages | None:
         """Stages that hold at most the limit, on all devices; None if they need more than there are.
 
-        What fits no more, or still fits, under the limits before is not looked at again: a limit must not be below one
-        that was too low, nor above one that was not.
+        Stages are not tested again if an earlier limit has shown whether they fit. A limit must therefore lie between
+        those that were too low and those that were high enough.
         """
         reach = self._reach(limit) if self._counts else None
         least = fewest(self._room(limit), self._space) if reach is None else self._fewest_by_count(reach)
@@ -277,7 +278,8 @@ class DevicesNeeded:
     def _fewest_by_count(self, reach: IntArray) -> FloatArray:
         """The fewest devices of a chain: p = 1, 2 and so on for all states at once, until the first state has enough.
 
-        p devices will do if a stage of r of them reaches a state from which the other p - r will, the nearest one.
+        p devices are enough if a stage of r of them reaches a state from which the other p - r are enough. The nearest
+        such state counts.
         """
         states = np.arange(len(self._space))
         least = np.full(len(states), np.inf)

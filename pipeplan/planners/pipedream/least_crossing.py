@@ -1,8 +1,8 @@
-"""Least crossing: of all cuts of a graph between two sets, the one that the fewest bytes cross.
+"""Least crossing: the cut of a graph between two sets that the fewest bytes cross.
 
 By maximum flow (Ford and Fulkerson 1956): a block is before the cut if it can be reached from the source. Every output
-is an arc from its block to a node that stands for all its readers. Arcs without a limit keep a block from being before
-the cut without what it reads.
+is an arc from its block to a node that stands for all its readers. Arcs without a limit ensure that a block is before
+the cut only together with what it reads.
 """
 
 from collections import deque

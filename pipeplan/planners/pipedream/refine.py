@@ -1,10 +1,10 @@
-"""Refine: by cut and refine, a plan of a graph with too many cuts to list, and a bound on its gap to the optimum.
+"""Refine: a plan of a graph with too many cuts to list, and a bound on its gap to the optimum.
 
 1. The cuts of one order of the blocks (`graph.line_of`) are solved as any states are.
 2. A bound over all cuts of the graph says how much better a plan could be (`graph_bound`).
-3. Unless that is next to nothing, cuts are added: those of few bytes that the bound came across; and around each cut
-   of the plan, those that differ by a few blocks, or by one block that moves to the other side with all that has to
-   follow. The states are solved again, as long as that helps, at most `ROUNDS` times.
+3. Unless that is next to nothing, cuts are added: cuts of few bytes that the bound found on the way; and around each
+   cut of the plan, those that differ by a few blocks, or by one block that moves to the other side with all that must
+   follow it. The states are solved again, as long as that helps, at most `ROUNDS` times.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Straight: PipeDream's recurrence (2018, section 3.2) without replication: one device a stage, all devices used.
 
 The stages are counted from the end. A stage with j - 1 downstream keeps j minibatches in flight, and the cut before it
-crosses the level whose units j stages fill. So everything is known, and the plain recurrence gives the optimum. By the
+crosses the level whose units j stages fill. So all terms are known, and the plain recurrence gives the optimum. By the
 numbers of `space`, with m' = 1:
 
     step 4   V(a, j) = min over b of max(T(a..b), 2 a_b / B, V(b, j - 1))        V(end, 0) = 0

@@ -1,8 +1,8 @@
-"""Bounds: for many configurations at once, rates that none of their splits exceeds, and bytes that none goes below.
+"""Bounds: for many configurations at once, rates that no split of them exceeds, and bytes that no split goes below.
 
-The slowest stage is never faster than an equal share of all compute and transfers, than its gradient exchange, or than
-the whole blocks that it must hold allow (`whole_blocks`). Transfers are charged on the fastest links that an
-orientation leaves; only the crossings that a row of ranks has at least are charged on the slower ones.
+The slowest stage takes at least an equal share of all compute and transfers, at least its gradient exchange, and at
+least the time that whole blocks need (`whole_blocks`). Transfers are charged on the fastest links that an orientation
+leaves. Only the crossings that every row of ranks has are charged on the slower links.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """Capacity: how short the longest stage can be at best, because what fits a device takes longer to compute.
 
-In t seconds a stage computes at most t of the blocks' least seconds. What it holds allows less: without recomputation
-the longest run of blocks that fits with the microbatches that its place has in flight; with recomputation more blocks,
-which take longer. All stages together must compute all blocks: the least t for which they can is a bound, for every
-depth at once. It says what memory costs where `fewest` counts stages one by one. Transfers are not in it.
+In t seconds a stage computes at most t of the blocks' least seconds. Memory allows less: without recomputation the
+longest run of blocks that fits with the microbatches in flight at its place; with recomputation more blocks, which take
+longer. All stages together must compute all blocks. The least t for which they can is a bound, for every depth at once.
+It gives the cost of memory in seconds, where `fewest` counts stages one by one. Transfers are not in it.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Fewest stages: in how few a pipeline can keep a limit on every stage's compute, and the device's memory.
 
-A stage holds the more microbatches in flight, the more stages follow it. So stages are counted from the last one, and
-each begins as early as it may: where a stage keeps its limits, any part of it does. What the last k stages hold then
-does not depend on the depth. One count rules out all smaller depths at once.
+The more stages follow a stage, the more microbatches it holds in flight. So stages are counted from the last one, and
+each begins as early as it may, because any part of a stage that keeps its limits keeps them too. The memory of the last
+k stages then does not depend on the depth. One count rules out all smaller depths at once.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,8 @@ from pipeplan.programs.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageLimit:
-    """Sums over the blocks [0, i) of their compute and of what a stage holds of them at least, and how many bytes of
-    that the device has room for: if it is the first stage, and if another one sends it its inputs.
+    """Sums over the blocks [0, i): of their compute, and of the least bytes that a stage holds of them. Also the bytes
+    for which the device has room: as the first stage, and as a stage that receives its inputs.
     """
 
     sums_s: FloatArray

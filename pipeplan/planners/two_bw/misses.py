@@ -60,9 +60,9 @@ def infeasible(planner: str, search: BestFirstSearch) -> Infeasible:
 
 
 def shallowest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
-    """Where a plan was found: the classes of fewest stages that do not fit by a bound, each at its smallest shape.
+    """If a plan was found: the classes of fewest stages that do not fit by a bound, each at its smallest shape.
 
-    With fewer stages there is less to transfer: that is what more memory would allow.
+    Fewer stages transfer less, so these show what more memory would allow.
     """
     smallest: dict[tuple[int, str], tuple[float, Configurations, int]] = {}
     for found, least_bytes in _distinct_bytes(search):
@@ -98,7 +98,7 @@ def nearest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
 def _distinct_bytes(search: BestFirstSearch) -> Iterator[tuple[Configurations, FloatArray]]:
     """Every execution's configurations that memory tells apart, and their bounds.
 
-    Of those that it does not tell apart there is one: the one of the smallest width where the batch does not matter.
+    Of several with the same memory one is listed: the one of the smallest width where the batch does not matter.
     """
     for place, rows in enumerate(search.space.rows):
         own = [found for found in search.examined if found.execution is rows.execution]

@@ -1,7 +1,7 @@
-"""Places: where stages may begin and end, as what their costs are computed of.
+"""Places: where stages may begin and end, as the arrays from which their costs are computed.
 
 A `StageTable` has one stage, every start against every stop. `Bands` have several stages at once, every start against
-so many lengths: where stages are short, few cells are left, and few calls. Both give the same numbers for a place.
+so many lengths: for short stages this leaves few cells, and few calls. Both give the same numbers for a place.
 """
 
 from dataclasses import dataclass

@@ -188,7 +188,7 @@ class PipelineTerms:
         return np.square(self.chain.compute_s[stops] - self.chain.compute_s[starts][:, None])
 
     def within(self, starts: Starts, floor_s: float) -> Costs:
-        """`time_s` among these starts, with nothing computed that cannot matter there.
+        """`time_s` among these starts, without computing what cannot matter there.
 
         Memory is left out where the largest stage of a place fits, a gradient exchange where it is below the floor.
         """
@@ -251,11 +251,11 @@ class PipelineTerms:
         return every_start(self.chain.blocks, self.shape.depth)
 
     def least_bytes(self) -> float:
-        """No split holds less on its worst stage, whatever the stages are.
+        """A lower bound on the bytes of the worst stage of any split.
 
-        If none holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of weights
-        and a_s of activations; summed over the stages that bounds all activations, and x from below. Where a stage may
-        recompute by block, of every block the smaller of activations and input counts, once.
+        If no stage holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of
+        weights and a_s of activations. Summed over the stages this bounds all activations, and so x from below. Where a
+        stage may recompute by block, the smaller of activations and input of every block counts, once.
         """
         ways = [counts for mode in self.shape.modes for counts in self.counts[mode]]
         weights = min(float(counts.weights[0]) for counts in ways) * float(self.chain.weight_bytes[-1])

@@ -3,8 +3,8 @@
 In t seconds a stage computes at most k(t) blocks, wherever it starts: the largest k for which the least sum over k
 blocks in a row is within t. With h microbatches in flight, memory allows at most k_h blocks. A stage that recomputes
 keeps one microbatch's activations, or by block at least the smaller of activations and input of every block, but takes
-longer. All stages together must hold all blocks: the least t for which
-they can is a bound, for every depth and microbatch size at once. Transfers are not in it.
+longer. All stages together must hold all blocks. The least t for which they can is a bound, for every depth and
+microbatch size at once. Transfers are not in it.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Made: a configuration and its stages -> the plan, with the costs of one group of devices.
+"""Made: makes the plan of a configuration and its stages, with the costs of one group of devices.
 
-Around a form's group of devices everything is as it is around one device, on the cluster of groups (`costs.groups`):
-transfers, ports and exchanges are those of `costs.estimate`. What a device holds comes from its engine's ledger.
+A form's group of devices counts as one device, on the cluster of groups (`costs.groups`): transfers, ports and
+exchanges are those of `costs.estimate`. What a device holds comes from its engine's ledger.
 """
 
 from collections.abc import Sequence

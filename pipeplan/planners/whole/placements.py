@@ -1,9 +1,9 @@
-"""Placements: how many replicas of a stage are neighbours, between all of them and one.
+"""Placements: how many replicas of a stage are neighbours, from all of them to one.
 
-`inside` replicas of a rank stand in a row, then as many of the pipeline's next rank; when all ranks had their turn, the
-next `inside` replicas follow. All of them inside is "replicas are neighbours", one is "pipelines in a row", and what is
-between lets replicas share a server, a rack, or both, and the pipeline the rest (`two_bw.placements.mixtures` has those
-of them that fill units of devices).
+`inside` replicas of a rank stand in a row, then as many of the pipeline's next rank. After the last rank, the next
+`inside` replicas follow. All of them inside is "replicas are neighbours", one is "pipelines in a row". Numbers in
+between let replicas share a server, a rack, or both, and the pipeline the rest (`two_bw.placements.mixtures` has those
+that fill units of devices).
 """
 
 from collections.abc import Iterator

@@ -78,7 +78,8 @@ class Splitter:
     def _squeezed(self, stops: tuple[int, ...]) -> tuple[int, ...] | None:
         """The same stages if all ranks fit, or others after some blocks have moved; None where that does not help.
 
-        A block moves from a stage of the fullest rank to the one beside it, wherever the fullest rank then holds least.
+        A block moves from a stage of the fullest rank to a neighbouring one: to the one after which the fullest rank
+        holds least.
         """
         now = self.by_rank(stops)
         if sum(now) > self.device_bytes * len(now):
@@ -171,7 +172,7 @@ class Splitter:
 
     def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
         """Stages that are as long as the bottleneck and the room allow, None where blocks are left over; and the least
-        bottleneck that lets any of them be longer.
+        bottleneck at which any of them could be longer.
         """
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
         start, stops, more_s = 0, [], inf

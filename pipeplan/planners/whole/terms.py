@@ -171,10 +171,10 @@ class RecipeTerms:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
 
     def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
-        """How long collectives take, with what devices wait until the last one of each is there.
+        """Seconds of the collectives, with the wait for the slowest device in each.
 
-        Of n times that are distributed exponentially, the longest is in the mean 1 + 1/2 + ... + 1/n times their mean
-        (Agarwal, Garg and Vishnoi 2005, "The Impact of Noise on the Scaling of Collectives").
+        The longest of n exponentially distributed times is on average 1 + 1/2 + ... + 1/n times their mean (Agarwal,
+        Garg and Vishnoi 2005, "The Impact of Noise on the Scaling of Collectives").
         """
         form, late_s = self.recipe.form, self.engine.times.late_s
         links = axis_links(self.problem.cluster, form)
@@ -349,8 +349,8 @@ class ReplicaTerms:
     def exchanged_bytes(self) -> FloatArray:
         """Sums of the bytes that a device exchanges once a batch, as of an all-reduce.
 
-        An all-reduce is a reduce-scatter and an all-gather. Shares in a pipeline have both, ZeRO-2 gathers the weights
-        once they are updated; other shares have theirs for every microbatch.
+        An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-2
+        gathers the weights after their update; other shares need theirs for every microbatch.
         """
         ledger, terms = self.ledger, self.terms
         exchanged = ledger.exchanged if not self._shares("gradients") else 0.0
