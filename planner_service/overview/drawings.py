@@ -29,7 +29,7 @@ FILE = Frame(left=92.0, right=1140.0, top=14.0, bottom=206.0)
 """A file of a chart, 1160 x 240, with axes."""
 
 LEAST_SCALE = 0.05
-"""A chart of errors reaches at least this far, so that small errors look small."""
+"""A chart of errors reaches at least this far: small errors then look small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

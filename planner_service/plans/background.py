@@ -75,7 +75,7 @@ class Background:
             self.stop()
 
     def stop(self) -> None:
-        """Ends every search and every stream, so that the requests that wait for them end."""
+        """Ends every search and every stream. The requests that wait for them then end."""
         self.feed.close()
         self.pool.close()
         self.prices.close()

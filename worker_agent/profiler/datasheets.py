@@ -7,7 +7,7 @@ A100's. Multiprocessors are those of the same datasheets and whitepapers.
     v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
                 no bfloat16.
     a100-*      NVIDIA A100 datasheet (2021): SXM 312 Tflop/s, float32 19.5 (outside TF32, as PyTorch computes unless
-                told otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB.
+                set otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB.
     h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s; PCIe 756 Tflop/s,
                 float32 51, 2.0 TB/s.
     h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with memory at 4.8 TB/s.

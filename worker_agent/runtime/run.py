@@ -108,7 +108,7 @@ def _predicted(job: RunJob, plan: Plan, window: int | None) -> tuple[Timeline, S
 
 
 def _predicted_again(job: RunJob, measured: RunMeasurements, samples_per_s: float) -> Repredicted | None:
-    """The prediction that the run's first second gives: afterwards, so that no rank waits for it."""
+    """The prediction that the run's first second gives. It is made after the run: no rank waits for it."""
     found = measured.beginning()
     if found is None:
         return None

@@ -1,6 +1,6 @@
 """Start: a rank's process under torchrun, `python -m worker_agent.runtime.start JOB LAUNCHER`.
 
-The first sign of life comes before the slow imports, so that a process that hangs in them is found as well.
+The first sign of life comes before the slow imports: a process that hangs in them is found as well.
 """
 
 import os

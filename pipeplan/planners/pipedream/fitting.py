@@ -159,9 +159,9 @@ class FittingSearch:
         row, columns = states[here : here + 1], states[here + 1 :]
         need, two = (table[0] for table in needs.block(row, columns))
         most = self.memory.most_in_flight(row, columns)[0]
-        behind = least[here + 1 :]
+        downstream = least[here + 1 :]
         with np.errstate(divide="ignore", invalid="ignore"):
-            fitting = np.where(behind == 0, 1.0, np.ceil(behind / np.maximum(most - 1, 0)))
+            fitting = np.where(downstream == 0, 1.0, np.ceil(downstream / np.maximum(most - 1, 0)))
         fitting = np.where((most >= 1) & ~np.isnan(fitting), fitting, np.inf)
         two = np.maximum(two, fitting)
         return np.where((need == 1) & (fitting <= 1), 1.0, two), two

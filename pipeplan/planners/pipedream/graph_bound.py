@@ -292,9 +292,9 @@ def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> fl
 
 
 def _fitting(
-    windows: Windows, kept: IntArray, row: int, stages: FloatArray, behind: FloatArray, machines: Machines
+    windows: Windows, kept: IntArray, row: int, stages: FloatArray, downstream: FloatArray, machines: Machines
 ) -> FloatArray:
-    """The least m, of at least those of `stages`, with which ceil((m + behind) / m) minibatches in flight fit."""
+    """The least m, of at least those of `stages`, with which ceil((m + downstream) / m) minibatches in flight fit."""
     held = machines.held
     if held is None:
         return stages
@@ -306,8 +306,8 @@ def _fitting(
     left = held.limit_bytes * (1 + ROUNDING) - fixed
     with np.errstate(divide="ignore", invalid="ignore"):
         in_flight = np.where(each > 0, np.floor(left / each * (1 + ROUNDING)), np.where(left >= 0, np.inf, 0.0))
-        enough = np.where(behind == 0, 1.0, np.ceil(behind / (in_flight - 1) * (1 - ROUNDING)))
-    possible = (in_flight >= 1) & ((behind == 0) | (in_flight >= 2)) & np.isfinite(behind)
+        enough = np.where(downstream == 0, 1.0, np.ceil(downstream / (in_flight - 1) * (1 - ROUNDING)))
+    possible = (in_flight >= 1) & ((downstream == 0) | (in_flight >= 2)) & np.isfinite(downstream)
     if machines.straight:
         possible &= enough <= 1
     return np.where(possible, np.maximum(stages, enough), np.inf)

@@ -65,7 +65,7 @@ class Recurrence:
         return work
 
     def stage_s(
-        self, level: int, units: int, behind: int, beyond: int, rows: slice = EVERY, columns: slice = EVERY
+        self, level: int, units: int, downstream: int, beyond: int, rows: slice = EVERY, columns: slice = EVERY
     ) -> FloatArray:
         """T^k of the stages between two ranges of states on so many units, with units downstream and devices beyond.
 
@@ -73,11 +73,11 @@ class Recurrence:
         """
         space = self.space
         if level > 0:
-            after = behind_each(behind * space.devices_inside(level) + beyond, units)
+            after = downstream_each(downstream * space.devices_inside(level) + beyond, units)
             inside = np.asarray(self.values(level - 1, after)[-1][rows, columns])
         else:
             # V^0: the compute of the stages that fit a device, or the bytes of all stages
-            held = 1.0 + behind_each(behind + beyond, units)
+            held = 1.0 + downstream_each(downstream + beyond, units)
             if self.of_bytes:
                 every = np.arange(len(space))
                 held_bytes = self.memory.held_bytes(every[rows], every[columns], held)
@@ -157,7 +157,7 @@ def _joined(stage_s: FloatArray, later: FloatArray) -> FloatArray:
     return joined
 
 
-def behind_each(devices: int, replicas: int) -> int:
+def downstream_each(devices: int, replicas: int) -> int:
     """Devices downstream for each replica, rounded up."""
     return -(-devices // replicas)
 
@@ -212,12 +212,14 @@ class MemoryProblem:
         """By units that are left, the last state that the others reach in memory, stage by stage."""
         reach, farthest = self.tables.reach, [0] * (units + 1)
         for left in reversed(range(units)):
-            stages = ((1 + behind_each(left, first), farthest[left + first]) for first in range(1, units - left + 1))
+            stages = (
+                (1 + downstream_each(left, first), farthest[left + first]) for first in range(1, units - left + 1)
+            )
             farthest[left] = max(int(reach(held)[start]) for held, start in stages)
         return farthest
 
-    def _stage_s(self, units: int, behind: int, rows: slice, columns: slice) -> FloatArray:
-        return self.tables.stage_s(self.level, units, behind, self.beyond, rows, columns)
+    def _stage_s(self, units: int, downstream: int, rows: slice, columns: slice) -> FloatArray:
+        return self.tables.stage_s(self.level, units, downstream, self.beyond, rows, columns)
 
     def preferred(self, units: int, cost_s: float) -> Stages:
         """Fewer stages, then fewer bytes, smaller cuts and fewer units on the earlier stages, within the cost."""
@@ -257,7 +259,7 @@ class MemoryProblem:
         self,
         ranks: tuple[FloatArray, FloatArray],
         units: int,
-        behind: int,
+        downstream: int,
         limit_s: float,
         rows: slice,
         columns: slice,
@@ -266,9 +268,9 @@ class MemoryProblem:
         space, (count, sent) = self.tables.space, ranks
         at_stop = np.arange(len(space))[columns] == self.stop
         boundary = np.where(at_stop, 0.0, self.tables.boundaries_s(self.level)[columns])
-        within = (self._stage_s(units, behind, rows, columns) <= limit_s) & (boundary <= limit_s)
+        within = (self._stage_s(units, downstream, rows, columns) <= limit_s) & (boundary <= limit_s)
         weight_bytes = space.weight_bytes[columns] - space.weight_bytes[rows, None]
         boundary_bytes = np.where(at_stop, 0.0, 2 * space.boundary_bytes[columns])
         moved = space.exchange * (units - 1) / units * weight_bytes + boundary_bytes
-        behind_count, behind_sent = count[behind, columns], sent[behind, columns]
-        return np.where(within, 1 + behind_count, np.inf), np.where(within, moved + behind_sent, np.inf)
+        downstream_count, downstream_sent = count[downstream, columns], sent[downstream, columns]
+        return np.where(within, 1 + downstream_count, np.inf), np.where(within, moved + downstream_sent, np.inf)

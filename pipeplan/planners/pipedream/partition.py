@@ -20,7 +20,7 @@ from itertools import count
 import numpy as np
 
 from pipeplan.planners.pipedream.fitting import FittingSearch, Law, Memory, fits_any, in_flight, memory_of, smallest
-from pipeplan.planners.pipedream.memory_recurrence import MemoryProblem, Recurrence, behind_each
+from pipeplan.planners.pipedream.memory_recurrence import MemoryProblem, Recurrence, downstream_each
 from pipeplan.planners.pipedream.probe import Stages, units_before
 from pipeplan.planners.pipedream.recurrence import LevelSearch, Optimum
 from pipeplan.planners.pipedream.space import LevelLinks, PartitionSpace, space_of
@@ -318,12 +318,12 @@ def _one_level(space: PartitionSpace) -> tuple[LevelLinks, ...]:
 
 def _parts_by_recurrence(problem: MemoryProblem, units: int, cost_s: float) -> tuple[LevelPart, ...]:
     """The preferred stages within the cost; inside each, those of V^{k-1} with the devices downstream."""
-    space, parts, behind = problem.tables.space, [], units
+    space, parts, downstream = problem.tables.space, [], units
     for start, stop, taken in problem.preferred(units, cost_s):
-        behind -= taken
+        downstream -= taken
         inside: tuple[LevelPart, ...] = ()
         if problem.level > 0:
-            beyond = behind_each(behind * space.devices_inside(problem.level) + problem.beyond, taken)
+            beyond = downstream_each(downstream * space.devices_inside(problem.level) + problem.beyond, taken)
             inner = MemoryProblem(tables=problem.tables, level=problem.level - 1, start=start, stop=stop, beyond=beyond)
             everything = space.levels[problem.level - 1].units
             inside = _parts_by_recurrence(inner, everything, float(inner.optimum_s(everything)[everything, start]))

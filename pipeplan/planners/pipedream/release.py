@@ -12,7 +12,7 @@ the inside out. c is the cost of the level inside; on the innermost it is the co
 
 The program differs from the papers: it adds compute and synchronisation and does not take the larger; the width of the
 level inside divides the exchange of a first stage only; a boundary costs nothing unless a compression ratio is given,
-and then it is divided by the replicas of the last stage, and counts behind the last block of a part inside a server
+and then it is divided by the replicas of the last stage, and counts after the last block of a part inside a server
 too. By the program's default memory is not looked at.
 
 We follow the program's table and its order: from the front, the first of equals. O(n^2 M^2) on the outermost level,

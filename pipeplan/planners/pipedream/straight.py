@@ -75,10 +75,10 @@ class Straight:
         """What a cut takes at each state, by the number of stages downstream: 2 a / B of the level that it crosses."""
         if self.of_bytes:
             return np.zeros((stages + 1, len(self.space)))
-        behind = np.arange(stages + 1)
+        downstream = np.arange(stages + 1)
         bandwidth = np.full(stages + 1, np.inf)
         for level, links in enumerate(self.space.levels):
-            bandwidth[behind % self.space.devices_inside(level) == 0] = links.bandwidth_bytes_per_s
+            bandwidth[downstream % self.space.devices_inside(level) == 0] = links.bandwidth_bytes_per_s
         bandwidth[0] = np.inf
         return np.asarray(2.0 * self.space.boundary_bytes / bandwidth[:, None])
 

@@ -83,13 +83,13 @@ def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
 
 def edges_on_a_way(needs: UnitsNeeded, states: IntArray, units: int) -> Edges:
     """The stages that are part of a way from start to end on so many units."""
-    behind = least_units(needs, states, units).least
+    downstream = least_units(needs, states, units).least
     available = units - units_before(needs, states)
     parts = []
     for first in range(0, len(states) - 1, _ROWS):
         end = min(first + _ROWS, len(states) - 1)
         table, several = needs.block(states[first:end], states[first + 1 :])
-        rows, columns = np.nonzero(table + behind[first + 1 :] <= available[first:end, None])
+        rows, columns = np.nonzero(table + downstream[first + 1 :] <= available[first:end, None])
         parts.append((rows + first, columns + first + 1, table[rows, columns], several[rows, columns]))
     start, stop, need, two = (np.concatenate(columns) for columns in zip(*parts, strict=True))
 
@@ -103,7 +103,7 @@ def edges_on_a_way(needs: UnitsNeeded, states: IntArray, units: int) -> Edges:
         edges = slice(ends[state], ends[state + 1])
         ahead[state] = (ahead[sources[edges]] + needed[edges]).min()
 
-    kept = ahead[start] + need + behind[stop] <= units
+    kept = ahead[start] + need + downstream[stop] <= units
     return Edges(
         states=states,
         start=start[kept],
@@ -137,12 +137,12 @@ def _fewest_units(
 ) -> Iterator[tuple[int, int, int]]:
     """The fewest stages on the least units, the smallest cuts first; with `replicated`, one of two units or more."""
     here = 0
-    for behind in reversed(range(len(layers) - 1)):
+    for downstream in reversed(range(len(layers) - 1)):
         row = slice(*np.searchsorted(edges.start, (here, here + 1)))
         stops, units = edges.stop[row], edges.need[row]
-        total = units + layers[behind][stops]
+        total = units + layers[downstream][stops]
         if replicated is not None:
-            total, several = units + replicated[behind][stops], edges.two[row] + layers[behind][stops]
+            total, several = units + replicated[downstream][stops], edges.two[row] + layers[downstream][stops]
             if several.min() <= total.min():
                 total, units, replicated = several, edges.two[row], None
         edge = int(np.argmin(total))
@@ -194,8 +194,8 @@ def _sent(
     # of a stage: its exchange, a worker's share a minibatch, and the boundary after it both ways
     space, stop = level.space, edges.states[edges.stop]
     weight_bytes = space.weight_bytes[stop] - space.weight_bytes[edges.states[edges.start]]
-    behind = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)
-    own = space.exchange * (units - 1) / units * weight_bytes + behind
+    downstream = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)
+    own = space.exchange * (units - 1) / units * weight_bytes + downstream
     sent = table[edges.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + own[:, None]
     return np.where(inside, sent, np.inf)
 

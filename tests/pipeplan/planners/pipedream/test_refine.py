@@ -67,7 +67,7 @@ def test_the_optimum_over_all_cuts_lies_between_bound_and_plan(problem: Planning
 
 
 def branches(count: int, length: int, *, output_bytes: int = 1) -> tuple[list[Cell], Edges]:
-    """A block, so many branches of so many blocks, and a block behind them; costs differ from branch to branch."""
+    """A block, so many branches of so many blocks, and a block after them; costs differ from branch to branch."""
     last = count * length + 1
     edges: list[tuple[int, int]] = []
     for branch in range(count):
