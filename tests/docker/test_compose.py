@@ -71,7 +71,7 @@ def test_no_secret_stands_in_the_file() -> None:
     assert ignored.returncode == 0
 
 
-def test_only_this_machine_can_reach_the_service_unless_it_is_told_otherwise() -> None:
+def test_only_this_machine_can_reach_the_service_unless_set_otherwise() -> None:
     published = {name: service["ports"] for name, service in services().items() if "ports" in service}
     assert published == {"service": ["${PIPEPLAN_PUBLISH:-127.0.0.1:8437}:8437"]}
     assert composition()["networks"]["inside"] == {"internal": True}

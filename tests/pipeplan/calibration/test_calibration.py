@@ -372,7 +372,7 @@ def test_a_calibration_is_addressed_by_its_content() -> None:
     assert isinstance(first, Calibration)
 
 
-def test_messages_that_pass_faster_than_known_do_not_make_unseen_exchanges_faster() -> None:
+def test_fast_messages_do_not_speed_up_exchanges_that_were_not_measured() -> None:
     found = calibrate(PROFILE, CLUSTER, [executed(plan_for("1f1b", (2, 4, 6), 1), (PROFILE, network(3e6, 1e-4)))])
     before = costs_of(plan_for("data-parallel", (6,), 2), PROFILE, CLUSTER)[0]
     after = costs_of(plan_for("data-parallel", (6,), 2), *apply(found, PROFILE, CLUSTER))[0]

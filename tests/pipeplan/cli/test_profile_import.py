@@ -80,7 +80,7 @@ def test_a_side_input_stands_right_before_its_reader() -> None:
     assert names(imported(*lines, single_tensor=True)) == ["enc1 Conv", "enc2 Conv", "emb Conv..dec Conv"]
 
 
-def test_an_output_that_nobody_reads_stands_behind_its_producer_and_is_not_cut_off() -> None:
+def test_an_unread_output_stays_right_after_its_producer() -> None:
     edges = ["\ta -- b", "\ta -- loose", "\tb -- c"]
     lines = (*(line(name) for name in ("a", "b", "loose", "c")), *edges)
     assert names(imported(*lines)) == ["a Conv", "loose Conv", "b Conv", "c Conv"]

@@ -14,12 +14,12 @@ def test_blocks_that_are_through_first_are_exchanged_beside_the_others() -> None
     assert outlasting_s([(1.0, LARGE)] * 3, 1.0 / LARGE) == pytest.approx(1.0)
 
 
-def test_an_exchange_that_is_slower_than_the_backward_outlasts_it_by_all_but_what_fits_in() -> None:
+def test_a_slow_exchange_outlasts_the_backward_by_what_does_not_fit_in_it() -> None:
     """5 s a block: the first can begin at 1 s, so that 15 s end at 16, 13 after the backward."""
     assert outlasting_s([(1.0, LARGE)] * 3, 5.0 / LARGE) == pytest.approx(13.0)
 
 
-def test_weights_at_the_end_of_a_model_are_gone_early_those_at_its_start_are_waited_for() -> None:
+def test_gradients_of_late_blocks_leave_early_and_those_of_early_blocks_are_waited_for() -> None:
     """As VGG's, and as an embedding: 2 s of exchange beside 3 s of backward."""
     blocks = [(1.0, 0.0), (1.0, 0.0), (1.0, float(LARGE))]
     assert outlasting_s(blocks, 2.0 / LARGE) == pytest.approx(0.0)
@@ -36,7 +36,7 @@ def test_small_blocks_wait_for_each_other_in_a_bucket() -> None:
     st.lists(st.tuples(st.floats(0, 10), st.integers(0, 10**9)), min_size=1, max_size=20),
     st.floats(0, 1e-6),
 )
-def test_an_exchange_never_outlasts_more_than_it_takes_nor_less_than_what_the_backward_leaves(
+def test_an_exchange_outlasts_the_backward_by_at_least_what_cannot_hide_and_at_most_all(
     blocks: list[tuple[float, float]], seconds_per_byte: float
 ) -> None:
     whole_s = sum(size for _, size in blocks) * seconds_per_byte

@@ -53,7 +53,7 @@ def test_late_blocks_are_there_when_they_are_read() -> None:
 
 @given(graphs())
 @examples(200)
-def test_an_order_holds_every_block_behind_what_it_reads(profile: Profile) -> None:
+def test_an_order_has_every_block_after_what_it_reads(profile: Profile) -> None:
     edges = profile.edges or ()
     line = line_of(graph_of(len(profile.blocks), edges), outputs(profile))
     place = {block: index for index, block in enumerate(line.order)}
@@ -75,7 +75,7 @@ def test_one_tensor_crosses_the_places_of_an_order_that_are_cut(profile: Profile
 
 @given(graphs())
 @examples(200)
-def test_every_place_of_an_order_is_crossed_by_what_is_read_behind_it(profile: Profile) -> None:
+def test_every_place_of_an_order_is_crossed_by_what_later_blocks_read(profile: Profile) -> None:
     order = line_of(graph_of(len(profile.blocks), profile.edges or ()), outputs(profile)).order
     found = crossing_bytes(graph_of(len(profile.blocks), profile.edges or ()), order, outputs(profile))
     assert found.tolist() == [crossing(profile, frozenset(order[:place])) for place in range(len(order) + 1)]
@@ -125,7 +125,7 @@ def test_closures_hold_what_a_block_needs_and_what_needs_it() -> None:
     assert closures(graph_of(4, DIAMOND)) == ([0b1, 0b11, 0b101, 0b1111], [0b1111, 0b1010, 0b1100, 0b1000])
 
 
-def test_a_cycle_and_what_is_behind_it_are_named() -> None:
+def test_a_cycle_and_the_blocks_downstream_of_it_are_named() -> None:
     assert on_or_behind_a_cycle(graph_of(4, ((0, 1), (1, 2), (2, 1), (2, 3)))) == [1, 2, 3]
     assert on_or_behind_a_cycle(graph_of(4, DIAMOND)) == []
 

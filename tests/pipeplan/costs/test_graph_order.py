@@ -37,7 +37,7 @@ def total(graph: Graph, output_bytes: list[int], order: tuple[int, ...]) -> floa
 
 @given(sized_graphs())
 @examples(150)
-def test_it_is_the_first_of_the_least_orders_that_keep_the_places_of_one_tensor(sized: tuple[Graph, list[int]]) -> None:
+def test_the_order_is_the_first_of_the_cheapest_that_keep_single_tensor_places(sized: tuple[Graph, list[int]]) -> None:
     graph, output_bytes = sized
     line = line_of(graph, output_bytes)
     places = [set(line.order[:place]) for place in line.single_tensor]
@@ -83,7 +83,7 @@ def test_a_graph_of_too_many_cuts_has_an_order_no_worse_than_those_that_are_know
     assert total(graph, output_bytes, found) < total(graph, output_bytes, tuple(range(302))) / 2
 
 
-def test_blocks_between_two_places_that_are_too_many_keep_an_order_that_is_known() -> None:
+def test_too_many_blocks_between_two_places_keep_their_known_order() -> None:
     branches = graph_order.SEARCHED_AT_MOST
     graph = graph_of(2 * branches + 2, braided(branches, 2))
     output_bytes = [1] * len(graph)

@@ -106,7 +106,7 @@ def test_a_text_is_no_number_after_a_count_that_is_written_as_an_amount() -> Non
         (0.0, "Input should be greater than or equal to 1"),
     ],
 )
-def test_what_is_no_count_is_told_why(value: object, rule: str) -> None:
+def test_a_value_that_is_no_count_is_refused_with_the_reason(value: object, rule: str) -> None:
     refused = _refused(PlanRequest, REQUEST | {"batch_size": value})
     assert (refused.field, refused.rule) == ("batch_size", rule)
 

@@ -64,7 +64,7 @@ def test_a_later_field_is_in_an_id_only_where_it_says_something(document: Any) -
     assert content_id(extended(document, novelty=("new",))) != content_id(document)
 
 
-def test_what_a_plan_says_beside_its_first_fields_is_left_out_while_it_says_nothing() -> None:
+def test_later_fields_of_a_plan_are_left_out_at_their_defaults() -> None:
     assert isinstance(PLAN, Plan)
     later = {"planner_version", "engine", "form", "sharding", "offload", "choices", "autocast"}
     assert {field.name for field in dataclasses.fields(PLAN)} - plain(PLAN).keys() == {"warnings", *later}

@@ -127,7 +127,7 @@ def test_the_same_holds_where_ranks_hold_several_stages(
     assert [lane.peak_memory_bytes for lane in lanes] == counted
 
 
-def test_one_device_trains_with_per_layer_checkpoints_what_does_not_fit_otherwise() -> None:
+def test_per_layer_checkpoints_make_one_device_fit() -> None:
     # Eight inputs (the first of no bytes) and one block's 20 bytes; as a whole, 8 x 20.
     asked: dict[str, Any] = {"memory_bytes": 27, "microbatch_size": 1}
     for planner in ("pipedream-2bw", "exact", "auto"):
@@ -142,7 +142,7 @@ def test_one_device_trains_with_per_layer_checkpoints_what_does_not_fit_otherwis
     assert isinstance(answer_for("pipedream-2bw", LAYERS, 1, memory_bytes=26, microbatch_size=1), Infeasible)
 
 
-def test_ranks_of_several_stages_train_with_per_layer_checkpoints_what_does_not_fit_otherwise() -> None:
+def test_per_layer_checkpoints_make_ranks_of_several_stages_fit() -> None:
     asked: dict[str, Any] = {"schedule": INTERLEAVED, "stages": 2, "chunks": 2, "microbatch_size": 1}
     least = answer_for("exact", LAYERS, 2, **asked, recompute=True, recompute_unit="block")
     assert isinstance(least, Plan)

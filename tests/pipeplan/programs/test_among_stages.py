@@ -126,7 +126,7 @@ def test_an_exchange_ends_one_latency_after_the_last_stage_has_come() -> None:
     assert first.end_s[-1] == first.end_s[-3] + 0.25  # after its last backward
 
 
-def test_stages_whose_exchanges_stand_in_different_orders_are_told_to_hang() -> None:
+def test_exchanges_in_different_orders_on_two_stages_are_refused_as_a_deadlock() -> None:
     made = program("1f1b", BOTH)
     last = made.streams[2]
     crossed = replace(

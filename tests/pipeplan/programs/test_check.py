@@ -150,7 +150,7 @@ def test_a_law_that_one_chunk_of_a_rank_breaks_is_named() -> None:
         (BackwardInput(1, 0, 1), BackwardInput(1), "rank 1 at I1: backward before that of stage 2 on the same rank"),
     ],
 )
-def test_a_microbatch_that_leaves_its_way_between_two_stages_of_a_rank_is_refused(
+def test_a_rank_must_pass_a_microbatch_through_its_stages_in_order(
     first: Instruction, second: Instruction, law: str
 ) -> None:
     """Of 2 ranks in a V rank 1 has the stages 1 and 2: nothing that is sent holds their order."""

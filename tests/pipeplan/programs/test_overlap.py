@@ -55,7 +55,7 @@ def test_2bw_exchanges_beside_the_next_batch_until_the_first_forward_on_the_new_
     )
 
 
-def test_a_checkpoint_goes_with_its_update_so_that_the_other_instructions_are_the_same_without_it() -> None:
+def test_checkpoints_move_with_their_updates_and_change_no_other_instruction() -> None:
     written = streams(overlapped("pipedream-2bw", (2,), 2, 4, checkpoint_every=2))
     assert written[0] == (
         "F1 B1 F3 S1 B3 F5 B5 F7 S2 B7 G1 U1 F9@1 B9@1 F11@1 S3 B11@1 G2 U2 C2@1 F13@2 B13@2 F15@2 S4 B15@2 "
@@ -65,12 +65,12 @@ def test_a_checkpoint_goes_with_its_update_so_that_the_other_instructions_are_th
     assert without == streams(overlapped("pipedream-2bw", (2,), 2, 4))
 
 
-def test_what_is_received_for_the_new_version_is_waited_for_behind_the_update() -> None:
+def test_receives_for_the_new_version_are_awaited_after_the_update() -> None:
     last = streams(overlapped("pipedream-2bw", (2, 2), 2, 3), transfers=True)[1]
     assert ">B7:0 G1 U1 <F9:0 F9@1" in last
 
 
-def test_pipedream_updates_where_it_did_and_with_vertical_sync_one_minibatch_later() -> None:
+def test_vertical_sync_updates_one_minibatch_later_than_pipedream() -> None:
     assert streams(overlapped("pipedream", (2,), 1, 2))[0] == "F1 S1 B1 G1 U1 F3@1 S2 B3@1 G2 U2"
     assert streams(overlapped("pipedream-vertical-sync", (2, 2), 1, 4))[1] == (
         "F1 S1 B1 F3 S2 B3 G1 U1 F5@1 S3 B5@1 G2 U2 F7@2 S4 B7@2 G3 U3 G4 U4"
@@ -92,14 +92,14 @@ def test_updates_for_which_stages_meet_stay_where_they_are() -> None:
     assert streams(overlap_exchanges(meeting))[1] == "F1 B1 F3 S1 B3 G1 N1 U1 F5 B5 F7 S2 B7 G2 N2 U2"
 
 
-def test_where_weights_gradients_are_computed_by_themselves_the_last_of_these_completes_them() -> None:
+def test_the_last_separate_weight_gradient_completes_a_set_of_gradients() -> None:
     split = split_backward(build("1f1b", Pipeline(replicas=(2, 2), microbatches=2)), [COSTS] * 2)
     assert streams(overlap_exchanges(split))[:2] == ["F1 F3 I1 W1 I3 S1 W3 G1 U1", "F1 I1 F3 I3 S1 W1,3 G1 U1"]
     zb_h1 = build("zb-h1", Pipeline(replicas=(2, 2), microbatches=2))
     assert streams(overlap_exchanges(zb_h1))[:2] == ["F1 F3 I1 W1 I3 S1 W3 G1 U1", "F1 I1 F3 I3 W1 S1 W3 G1 U1"]
 
 
-def test_asp_computes_on_the_newest_weights_that_are_there_and_waits_for_no_gradient_in_work() -> None:
+def test_asp_computes_on_the_newest_weights_and_waits_for_no_gradient() -> None:
     assert streams(overlapped(ASP, (3,), 1, 2)) == [
         "F1 S1:0 B1 G1:0 U1 S2:1 S3:2 F4@1 S4:0 B4@1 G2:1 U2 G3:2 U3 G4:0 U4 S5:1 S6:2 G5:1 U5 G6:2 U6",
         "S1:0 F2 S2:1 B2 G1:0 U1 G2:1 U2 S3:2 S4:0 F5@2 S5:1 B5@2 G3:2 U3 G4:0 U4 G5:1 U5 S6:2 G6:2 U6",
@@ -236,7 +236,7 @@ def test_2bw_hides_its_exchange_as_its_closed_form_says_but_for_what_is_in_fligh
 
 
 @pytest.mark.parametrize("reduce_s", [0.0, 0.5, 1.0])
-def test_asp_waits_for_nobody_where_the_gradients_of_all_pass_within_a_minibatch(reduce_s: float) -> None:
+def test_asp_does_not_wait_if_all_gradients_pass_within_a_minibatch(reduce_s: float) -> None:
     """3 replicas of 3 s a minibatch: BSP waits for an exchange a batch, ASP for none."""
     program = overlapped(ASP, (3,), 1, 12)
     timeline = simulate(program, [costs(reduce_s=reduce_s)])

@@ -45,7 +45,7 @@ def test_any_text_is_an_instruction_or_an_error_of_ours(text: str) -> None:
         assert parse_instruction(format_instruction(instruction)) == instruction
 
 
-def test_a_chunk_stands_behind_the_microbatch() -> None:
+def test_a_chunk_is_written_after_the_microbatch() -> None:
     texts: dict[str, Instruction] = {
         "F3.1@2": kinds.Forward(3, 2, 1),
         "W3,4.2": BackwardWeight((3, 4), 0, 2),

@@ -504,7 +504,7 @@ def test_half_way_blocks_keep_the_laws_and_fill_gaps_without_any_delay(
 
 
 @pytest.mark.parametrize("schedule", ["naive", "gpipe"])
-def test_2bp_concatenates_all_of_p2_behind_all_of_p1(schedule: str) -> None:
+def test_2bp_concatenates_all_of_p2_after_all_of_p1(schedule: str) -> None:
     split = split_backward(straight(schedule, 2, 3, batches=2), [equal_thirds()] * 2)
     check(split)
     for stream in split.streams:
@@ -529,7 +529,7 @@ def test_2bp_reduces_gradients_once_all_of_p2_is_done() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
-def test_2bp_gives_a_batch_the_same_instructions_wherever_a_run_starts_ends_or_writes_checkpoints(
+def test_2bps_instructions_of_a_batch_do_not_depend_on_the_run_around_it(
     schedule: str,
 ) -> None:
     costs = [

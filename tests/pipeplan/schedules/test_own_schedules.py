@@ -199,7 +199,7 @@ class Modest(Schedule):
     ],
     ids=lambda value: value.name if isinstance(value, Schedule) else "",
 )
-def test_a_law_that_is_not_kept_is_found_before_anything_is_played_planned_or_run(schedule: Schedule, law: str) -> None:
+def test_a_broken_law_is_found_before_any_play_plan_or_run(schedule: Schedule, law: str) -> None:
     with pytest.raises(ScheduleError, match=law):
         build(schedule, Pipeline(replicas=(1, 1), microbatches=4, batches=3))
 

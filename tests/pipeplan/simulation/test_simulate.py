@@ -110,7 +110,7 @@ def test_replicas_that_share_a_port_share_its_bandwidth() -> None:
     assert [times_of(alone, rank, f"F{rank - 1}") for rank in (2, 3)] == [(2.0, 3.0), (2.0, 3.0)]
 
 
-def test_what_is_handed_over_later_queues_behind() -> None:
+def test_a_later_transfer_waits_in_the_queue() -> None:
     """One worker's outputs of 3 s leave one after the other: F1 at 1..4, F2 at 4..7."""
     program = build("gpipe", Pipeline(replicas=(1, 1), microbatches=2))
     timeline = simulate(program, two_stages(activation_transfer_s=3.0, activation_port_devices=1))

@@ -176,7 +176,7 @@ def lane(rank: int, *events: tuple[str, float, float]) -> Lane:
     )
 
 
-def test_a_receive_that_by_another_nodes_clock_came_before_its_send_ends_after_it_began() -> None:
+def test_clocks_that_differ_between_nodes_give_no_receive_that_ends_before_it_begins() -> None:
     early = Timeline(
         lanes=(lane(0, (">F1:1", 5.0, 6.0)), lane(1, ("<F1:0", 1.0, 2.0), ("F1", 2.0, 9.0))), batch_size=1, batches=1
     )

@@ -241,7 +241,7 @@ def test_silence_is_told_and_a_stream_ends_after_its_time(context: Context) -> N
     assert set(told) == {None}
 
 
-def test_there_are_not_more_followers_than_may_be_and_one_that_leaves_makes_room(context: Context) -> None:
+def test_followers_are_limited_and_one_that_leaves_makes_room(context: Context) -> None:
     lease = _leased(context)
     subject = ("job", lease.job.id)
 

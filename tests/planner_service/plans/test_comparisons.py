@@ -125,7 +125,7 @@ def test_what_makes_plans_incomparable_is_said(http: TestClient, context: Contex
     assert "The batches differ (16 and 32)" in http.get("/compare", params={"plan": stored}).text
 
 
-def test_a_plan_that_was_not_played_is_compared_by_the_closed_forms_of_both_and_is_not_the_fastest() -> None:
+def test_an_unplayed_plan_is_compared_by_closed_forms_and_is_never_the_fastest() -> None:
     two, four = _solved(2), _solved(4)
     assert two.simulated is not None
     unplayed = replace(four, simulated=None)
@@ -144,7 +144,7 @@ def test_a_plan_that_was_not_played_is_compared_by_the_closed_forms_of_both_and_
     assert comparison([("two", replace(two, simulated=None)), ("four", unplayed)]).fastest == "four"
 
 
-def test_played_plans_are_compared_by_what_was_played_however_the_closed_forms_compare() -> None:
+def test_played_plans_are_compared_by_their_plays_alone() -> None:
     two = _solved(2)
     assert two.simulated is not None
     doubled = replace(two.simulated, throughput_samples_per_s=2 * two.simulated.throughput_samples_per_s)

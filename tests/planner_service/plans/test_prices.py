@@ -187,9 +187,7 @@ def test_a_plan_of_the_first_release_gets_one_and_goes_back_without_it(
 
 
 @pytest.mark.each_case
-def test_what_is_too_long_stays_without_and_is_tried_again_with_a_larger_limit_only(
-    context: Context, unplayed: str
-) -> None:
+def test_a_plan_too_long_to_play_is_tried_again_only_under_a_larger_limit(context: Context, unplayed: str) -> None:
     small, large = (PriceRunner(context, PlaysHere, instructions=limit) for limit in (TOO_FEW, ENOUGH))
     assert _tried(context, unplayed) is None
     assert _play(small)

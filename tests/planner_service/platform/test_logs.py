@@ -96,7 +96,7 @@ def test_a_request_is_one_line_with_its_route_status_id_and_caller(http: TestCli
     assert "a-very-own-id" not in str(line)
 
 
-def test_an_unforeseen_failure_is_logged_with_traceback_and_id_and_answered_without(
+def test_an_unforeseen_failure_is_logged_with_its_traceback_and_answered_without_it(
     app: FastAPI, http: TestClient, lines: list[str]
 ) -> None:
     def fail() -> None:

@@ -67,7 +67,7 @@ def asdict_but(job: RunJob, **changes: Any) -> dict[str, Any]:
     ("field", "value"),
     [("lr_schedule", "steps"), ("warmup_steps", -1), ("clip_norm", 0.0), ("batch_norm", "batch"), ("autocast", "int8")],
 )
-def test_what_no_run_can_be_told_is_refused_by_its_field(field: str, value: Any) -> None:
+def test_impossible_options_of_a_run_are_refused_by_field(field: str, value: Any) -> None:
     with pytest.raises(InvalidInputError) as caught:
         TrainingOptions(**{field: value})
     assert caught.value.field == field

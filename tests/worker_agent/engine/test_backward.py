@@ -569,7 +569,7 @@ def test_under_autocast_split_gradients_equal_the_fused_ones_bit_for_bit(name: s
     assert distance(expected, autocast(name, 2, split=True, concatenate=True)[1]) < 2**-6
 
 
-def test_under_autocast_what_waits_is_held_in_16_bits_and_computed_from_one_copy() -> None:
+def test_under_autocast_deferred_calls_hold_16_bits_and_share_one_copy() -> None:
     module, copies = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)), list[Tensor]()
 
     def copy_of(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -202,9 +202,7 @@ def test_gradients_of_several_buckets_equal_the_single_process_reference(
 
 @pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["data-parallel", "pipedream-2bw"])
-def test_parameters_that_a_backward_reaches_twice_or_not_at_all_are_exchanged_whole(
-    schedule: str, tmp_path: Path
-) -> None:
+def test_parameters_reached_twice_or_never_by_a_backward_are_exchanged_whole(schedule: str, tmp_path: Path) -> None:
     """The same samples on one replica and on two; on each another half of a layer may be idle."""
     found = []
     for replicas in (1, 2):

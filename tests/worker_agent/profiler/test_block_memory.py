@@ -52,7 +52,7 @@ def test_boundaries_have_the_models_type(dtype: str) -> None:
     assert [m.output_bytes for m in memories] == [3 * 4 * 2] * 2
 
 
-def test_measuring_leaves_nothing_behind_but_gradients() -> None:
+def test_measuring_leaves_only_gradients() -> None:
     chain = build_model("worker_agent.models.presets:mlp?width=4&depth=2", seed=0)
     measure_memory(chain.blocks, mean_of_squares, (torch.ones(3, 4), torch.zeros(3)), CPU)
     assert all(p.grad is not None for p in chain.root.parameters())

@@ -78,7 +78,7 @@ def test_the_profile_says_how_it_was_measured_and_by_which_spec_its_model_is_bui
     assert profile.weight_bytes == 40
 
 
-def test_what_a_forward_takes_longer_before_a_split_backward_counts_in_its_first_half() -> None:
+def test_the_longer_forward_of_a_split_backward_counts_in_p1() -> None:
     (measurement,) = profile_of(JOB, RANKS).blocks[0].measurements
     assert measurement.forward_s == 2.5
     assert measurement.backward_input_s == pytest.approx(1.2 * 2.5 + (1.5 - 1.0) * 2.5)

@@ -41,7 +41,7 @@ def chain() -> list[nn.Module]:
     return [nn.Linear(4, 4).double(), nn.Tanh(), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).double()]
 
 
-def test_every_block_has_a_p1_and_a_p2_a_round_and_keeps_its_layers_inputs_and_output_gradients() -> None:
+def test_a_round_times_p1_and_p2_of_every_block_and_counts_what_p2_needs() -> None:
     times = measure_split(chain(), build_loss(None), microbatch, rounds=2, make_clock=CountingClock)
     assert [(len(block.backward_input_s), len(block.backward_weight_s)) for block in times] == [(2, 2)] * 3
     assert {s for block in times for s in (*block.backward_input_s, *block.backward_weight_s)} == {1.0}

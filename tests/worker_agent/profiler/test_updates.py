@@ -96,7 +96,7 @@ def test_a_model_that_trains_nothing_updates_for_nothing() -> None:
     assert found == UpdateTimes(blocks_s=(0.0,), first_s=0.0)
 
 
-def test_bytes_take_as_long_as_where_they_take_least_and_blocks_say_what_is_beyond() -> None:
+def test_a_byte_takes_the_least_seconds_of_any_block_and_the_rest_is_by_block() -> None:
     assert least_s_per_byte([8.0, 0.0, 30.0], [4, 0, 10]) == 2.0
     found = profile([Cell(weight_bytes=4), Cell(), Cell(weight_bytes=10)])
     assert update_beyond_bytes_s(found, range(3)) == 0.0

@@ -121,7 +121,7 @@ def test_blocks_may_change_what_they_are_given_in_place(schedule: str, recompute
     assert distance(checkpoint_weights(tmp_path, 3), reference) < 1e-12
 
 
-def test_a_stage_may_change_in_place_what_the_stage_before_it_on_its_rank_keeps(tmp_path: Path) -> None:
+def test_a_stage_may_change_its_input_in_place_though_the_same_rank_keeps_it(tmp_path: Path) -> None:
     """What is handed over on a rank is as much the next stage's own as what is sent to it."""
     model = "tests.worker_agent.runtime.awkward:kept_and_changed?width=8"
     given: dict[str, Any] = {"model": model, "data": DATA, "steps": 3, "checkpoint_every": 3, "device": "cpu"}

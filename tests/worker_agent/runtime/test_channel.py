@@ -183,7 +183,7 @@ def test_no_receive_that_is_posted_keeps_an_allocator_from_freeing(schedule: str
     assert play(schedule, depth=depth, meets=True, ahead=0, frees=True) == []
 
 
-def test_a_receive_posted_ahead_would_keep_it_waiting_for_what_the_rank_itself_has_yet_to_send() -> None:
+def test_a_receive_posted_ahead_would_deadlock_with_the_ranks_own_send() -> None:
     assert play("1f1b", depth=2, meets=True, ahead=2, frees=True, wait_s=1.0) != []
 
 

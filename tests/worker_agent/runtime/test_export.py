@@ -122,7 +122,7 @@ def test_weights_in_the_memory_of_arrays_are_trained(schedule: str, tmp_path: Pa
     assert distance(checkpoint_weights(tmp_path, 3), expected) < 1e-13
 
 
-def test_what_was_saved_trained_in_two_stages_and_exported_equals_the_steps_of_one_process(tmp_path: Path) -> None:
+def test_a_saved_model_trained_in_two_stages_and_exported_equals_one_processs_steps(tmp_path: Path) -> None:
     """Through the commands, with real torchrun: a folder in, a folder out."""
     folder = tmp_path / "begun"
     begun: Any = build_model(f"{SPECS['llama']}&tie_word_embeddings=true", seed=9).root

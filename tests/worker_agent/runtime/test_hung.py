@@ -241,7 +241,7 @@ def test_a_slow_rank_whose_signs_of_life_come_late_is_not_hung(node: Node) -> No
 
 @pytest.mark.each_case
 @pytest.mark.parametrize("place", [STARTING, MEETING, ENDING])
-def test_a_rank_that_is_silent_beside_its_stream_is_ended_soon_only_if_it_is_stopped(place: int, node: Node) -> None:
+def test_a_silent_rank_outside_its_stream_is_ended_soon_only_if_stopped(place: int, node: Node) -> None:
     """The import of a large library from a slow disk gives no sign of life either."""
     assert node.pass_time(STARTING_S - 1, place, alive=False) is None
     os.kill(node.processes[0].pid, signal.SIGSTOP)
@@ -249,7 +249,7 @@ def test_a_rank_that_is_silent_beside_its_stream_is_ended_soon_only_if_it_is_sto
     assert node.pass_time(SILENT_S + 1, place, alive=False) is not None
 
 
-def test_a_rank_that_never_comes_out_of_its_start_is_ended_and_those_that_wait_for_it_are_not(node: Node) -> None:
+def test_a_rank_that_hangs_at_its_start_is_ended_and_its_waiting_peers_are_not_blamed(node: Node) -> None:
     assert node.pass_time(69, MEETING) is None
     assert node.pass_time(71, STARTING) == "hung: 70 s before its first instruction"
     assert node.said(1) is None

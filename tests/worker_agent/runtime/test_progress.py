@@ -55,7 +55,7 @@ def test_progress_is_of_all_ranks_and_of_the_last_seconds() -> None:
     assert later.bubble_fraction == 1 - (0 + 5) / (2 * LATELY_S)
 
 
-def test_nothing_is_told_before_there_is_a_loss_or_without_a_new_batch() -> None:
+def test_progress_is_reported_only_with_a_loss_and_a_new_batch() -> None:
     watcher = Watcher(JOB)
     done = {0: status(4, 2.0, 1.0, 300), 1: status(4, 2.0, 2.0, 200, loss=0.5)}
     assert watcher.look({0: done[0]}) is None

@@ -79,7 +79,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_bit_for_bit_like_one_that_never_st
     assert all((weights[name] == whole[name]).all() for name in whole)
 
 
-def test_a_run_killed_after_a_checkpoint_and_resumed_ends_bit_for_bit_like_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_ends_bit_for_bit_like_an_undisturbed_one(tmp_path: Path) -> None:
     slow = f"{SLEEP}&forward_s=0.002&backward_s=0.004"
     plan = make_plan("1f1b", (0, 2, 4), optimizer="adam")
     whole = undisturbed(plan, tmp_path / "whole", checkpoint_every=3, model=slow, steps=12)

@@ -8,7 +8,7 @@ from worker_agent.runtime.stage import StageBlocks
 
 
 @pytest.mark.parametrize("split_backward", [False, True])
-def test_the_gradient_that_a_stage_sends_is_not_in_the_memory_of_the_one_that_it_received(split_backward: bool) -> None:
+def test_sent_gradients_have_memory_of_their_own(split_backward: bool) -> None:
     """Through views alone it once was: the next gradient was received into what was still being sent."""
     stage = StageBlocks(
         [nn.Flatten()],

@@ -39,7 +39,7 @@ def run(folder: Path, *arguments: str, model: str = SLEEP, **options: int) -> su
         ("exit", 3, "SystemExit: 0"),
     ],
 )
-def test_what_a_block_does_wrong_is_told_whole(how: str, block: int, sentence: str, tmp_path: Path) -> None:
+def test_an_error_in_a_block_is_reported_whole(how: str, block: int, sentence: str, tmp_path: Path) -> None:
     result = run(tmp_path, model=f"{FAULTY}:failing?how={how}&block={block}")
     rank = block // 2
     assert result.returncode == 1
@@ -91,7 +91,7 @@ def test_the_block_whose_backward_fails_is_named(block: int, tmp_path: Path) -> 
         (("--model", f"{FAULTY}:untrainable?kind=gradient"), "the gradient of weight in block 3 (3._sparse) is sparse"),
     ],
 )
-def test_what_goes_wrong_beside_the_blocks_is_told_whole(
+def test_an_error_outside_the_blocks_is_reported_whole(
     arguments: tuple[str, str], sentence: str, tmp_path: Path
 ) -> None:
     model = arguments[1] if arguments[0] == "--model" else SLEEP

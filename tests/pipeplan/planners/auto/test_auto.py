@@ -345,7 +345,7 @@ def test_zb_h1_without_a_split_backward_is_refused() -> None:
         solve("auto", off)
 
 
-def test_what_no_planner_can_be_asked_is_refused_as_by_the_one_that_knows_the_schedule() -> None:
+def test_auto_refuses_with_the_reason_of_the_planner_that_knows_the_schedule() -> None:
     """It said that the planner pipedream-2bw does not know it."""
     asked = replace(transformer(), options=Options(schedule="pipedream-vertical-sync"))
     with pytest.raises(InvalidInputError, match="straight: must be planned straight"):

@@ -183,7 +183,7 @@ def test_no_play_of_ranks_with_several_stages_is_faster_than_its_bounds(
     room=st.floats(0.3, 1.5),
     data=st.data(),
 )
-def test_no_stages_that_fit_ranks_with_several_play_faster_than_memory_lets_them(
+def test_no_fitting_stages_of_ranks_with_several_play_faster_than_the_memory_bound(
     blocks: Sequence[Cell],
     machines: Cluster,
     batch_size: int,

@@ -59,21 +59,19 @@ def test_what_is_within_a_limit_is_found_as_if_all_states_were_looked_at(
 
 @examples(100)
 @given(chains(most=6), laws, st.integers(0, 5))
-def test_a_stage_fits_to_the_byte(states: States, law: Law, behind: int) -> None:
+def test_a_stage_fits_to_the_byte(states: States, law: Law, downstream: int) -> None:
     search = search_of(states, [LevelLinks(units=2, bandwidth_bytes_per_s=2.0)], law=law)
     assert search.memory is not None
     every = np.arange(len(search.space))
-    held_bytes = search.memory.held_bytes(every, every, 1.0 + behind)
+    held_bytes = search.memory.held_bytes(every, every, 1.0 + downstream)
     fits = (every[:, None] < every) & (held_bytes <= law.limit_bytes)
-    stage_s = Recurrence(space=search.space, memory=search.memory).stage_s(0, 1, behind, 0)
+    stage_s = Recurrence(space=search.space, memory=search.memory).stage_s(0, 1, downstream, 0)
     assert (np.isfinite(stage_s) == fits).all()
 
 
 @examples(200)
 @given(st.one_of(chains(most=8), graphs()), st.integers(1, 6), laws)
-def test_the_stages_that_hold_least_are_those_of_the_least_limit_that_leaves_any(
-    states: States, units: int, law: Law
-) -> None:
+def test_the_smallest_feasible_limit_gives_the_stages_that_hold_least(states: States, units: int, law: Law) -> None:
     search = search_of(states, [LevelLinks(units=units, bandwidth_bytes_per_s=2.0)], law=law)
     memory, space = search.memory, search.space
     assert memory is not None
@@ -99,7 +97,7 @@ def test_the_stages_that_hold_least_are_those_of_the_least_limit_that_leaves_any
 
 
 def test_a_long_chain_whose_blocks_need_ever_more_devices_is_answered() -> None:
-    # a block with so many devices behind it fits on as many, so that 70 blocks need 2^69
+    # a block with so many devices downstream of it fits on as many, so that 70 blocks need 2^69
     found = profile([Cell(activation_bytes=10)] * 70)
     problem = PlanningProblem(profile=found, cluster=cluster((80, 1.0), memory_bytes=21), batch_size=1)
     answer = solve("pipedream", problem)

@@ -136,7 +136,7 @@ def test_the_search_finds_what_trying_every_partition_finds(
 
 @examples(150)
 @given(chains(), networks(6), st.booleans())
-def test_ties_go_to_fewer_stages_then_fewer_bytes_then_smaller_cuts_then_fewer_replicas_in_front(
+def test_ties_prefer_fewer_stages_then_bytes_then_smaller_cuts_then_fewer_early_replicas(
     states: States, levels: tuple[LevelLinks, ...], weights: bool
 ) -> None:
     assume(len(levels) == 1)

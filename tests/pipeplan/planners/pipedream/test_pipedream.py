@@ -66,7 +66,7 @@ def test_the_exchange_is_the_all_reduce_that_is_played_unless_asked_otherwise(as
     assert plan.cost_model == "pipedream-2018-3.2/all-reduce"
 
 
-def test_a_heavy_tail_of_weights_stands_alone_behind_replicas() -> None:
+def test_a_heavy_tail_of_weights_stands_alone_downstream_of_replicas() -> None:
     """The picture of VGG-16: convolutions replicated, the fully connected end on a machine of its own (2-1)."""
     convolutions, dense = Cell(forward_s=2.0, backward_s=4.0), Cell(weight_bytes=100)
     plan = plan_of([convolutions, dense], cluster((3, 1.0)))

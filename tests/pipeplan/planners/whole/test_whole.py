@@ -128,7 +128,7 @@ def test_no_play_exceeds_its_bounds(asked: PlanningProblem) -> None:
         assert rate <= most_samples_per_s(plan)
 
 
-def test_the_bound_knows_that_a_rank_of_several_stages_exchanges_for_one_after_the_other() -> None:
+def test_the_bound_counts_the_exchanges_of_a_ranks_stages_one_after_the_other() -> None:
     held = model(layers=6)
     slow = cluster(held, servers=4, inside=2, network=1e9)
     plan = answered(problem(held, slow, stages=2, chunks=2, data=4, tensor=1, recompute=False, sharding="none"))
