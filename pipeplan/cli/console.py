@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.documents.names import Spec, parse_spec
+from pipeplan.documents.validators import rule_of
 from pipeplan.errors import (
     ConflictError,
     ForbiddenError,
@@ -88,7 +89,8 @@ class GroupedCommand(typer.core.TyperCommand):
         try:
             return super().invoke(ctx)
         except InvalidInputError as error:
-            option = next((_typed(each) for each in self.params if each.name == error.field), None)
+            names = (error.field, error.field.removesuffix("_id"))  # requests have the ids of what the options name
+            option = next((_typed(each, error.field) for each in self.params if each.name in names), None)
             if option is None:
                 raise
             raise InvalidInputError(option, error.rule, error.value) from error
@@ -106,10 +108,10 @@ class GroupedCommand(typer.core.TyperCommand):
                 formatter.write_dl(records)
 
 
-def _typed(parameter: Any) -> str | None:
-    """An option's name as it is typed; None of an argument, and of an option that only spells `_` as `-`."""
+def _typed(parameter: Any, field: str) -> str | None:
+    """An option's name as it is typed; None of an argument, and where it is the field with `-` for `_`."""
     longest: str = max(parameter.opts, key=len)
-    usual = "--" + parameter.name.replace("_", "-")
+    usual = "--" + field.replace("_", "-")
     return longest if longest.startswith("--") and usual not in parameter.opts else None
 
 
@@ -149,7 +151,7 @@ def run_command(command: Callable[[], object]) -> None:
             error.show()  # type: ignore[attr-defined]
             raise SystemExit(INVALID_INPUT) from error
         command_path = error.ctx.command_path  # type: ignore[attr-defined]
-        sentence = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        sentence = rule_of(error.format_message().rstrip("."))  # type: ignore[attr-defined]
         if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
             sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
         _fail(f"{sentence} (`{command_path} --help` lists what there is)", INVALID_INPUT)

@@ -86,7 +86,7 @@ def is_lock(path: Path) -> bool:
     """
     if path.suffix == FILE.suffix:
         return True
-    text = read_text(path)
+    text = read_text(path, field="plan")
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -102,7 +102,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_lock(path: Path) -> Lock:
     """The lock in a file. Raises InvalidInputError that names file and field."""
-    text = read_text(path)
+    text = read_text(path, field="plan")
     try:
         document = json.loads(text, object_pairs_hook=_once)
     except InvalidInputError as error:

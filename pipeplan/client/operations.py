@@ -150,7 +150,7 @@ class Operations:
             job = yield from self.wait_for_job(job_id, on_progress=on_progress)
             answer = (yield from self.plan(job.plan_id)) if job.plan_id is not None else job.infeasible
             if answer is None:
-                raise ServiceError(f"no plan was made, the job {job.id} is {job.state}: {job.error}")
+                raise ServiceError(f"no plan was made: {job.error or job.state} (job {job.id})")
             return PlanAnswer(answer=answer, plan_id=job.plan_id, solve_time_s=job.solve_time_s or 0.0)
         except (KeyboardInterrupt, asyncio.CancelledError):
             yield from self.cancel_job(job_id)

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 from pipeplan.documents.identity import content_id, plain
 from pipeplan.documents.names import on_one_line
 from pipeplan.documents.plan import Answer, Infeasible, Plan
-from pipeplan.documents.validators import MISSING, excerpt, fault_of_number, validator_of
+from pipeplan.documents.validators import MISSING, excerpt, fault_of_number, rule_of, validator_of
 from pipeplan.errors import InvalidInputError, require, require_unique
 
 T = TypeVar("T")
@@ -254,6 +254,8 @@ def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) 
 
 def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
     """The first finding, and how many more there are. An unknown key has precedence over a missing one."""
+    items = {one["loc"][:-1] for one in findings}  # a list of wrong items is too short as well, once they are left out
+    findings = [one for one in findings if one["type"] != "too_short" or one["loc"] not in items]
     unknown = [one for one in findings if one["type"] in _UNKNOWN and _meant(one, findings)]
     first = (unknown or findings)[0]
     kind, rule, value = first["type"], first["msg"], first["input"]
@@ -276,7 +278,7 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
 
     field = ".".join(filter(None, (field, inner)))
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    field, rule = on_one_line(str(excerpt(field))), on_one_line(str(excerpt(rule)))  # both may hold a sender's words
+    field, rule = on_one_line(str(excerpt(field))), on_one_line(str(excerpt(rule_of(rule))))  # a sender's words, perhaps
     return InvalidInputError(field or "document", f"{rule}{more}", excerpt(value))
 
 

@@ -85,6 +85,11 @@ def validator_of(kind: Any) -> Validator:
     )
 
 
+def rule_of(message: str) -> str:
+    """Pydantic's message as a rule in our words, which say what a value must be."""
+    return message.replace("Input should ", "must ", 1)
+
+
 def fault_of_number(value: float) -> str | None:
     """Why a number is not a whole one, in pydantic's words."""
     try:

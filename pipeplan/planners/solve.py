@@ -55,21 +55,11 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
 
     Raises InvalidInputError for a planner that does not exist, or for a problem that it cannot be asked.
     """
-    require_one_of(PLANNERS, "planner", planner)
-    types = [device.name for device in problem.cluster.types]
-    rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
-    require(len(types) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, types)
-    semantics = problem.options.semantics or PLAYED
-    rule = f"must be {PLAYED} for the planner auto, which compares plays"
-    require(planner != "auto" or semantics == PLAYED, "semantics", rule, semantics)
-    rule = f"must be {PLAYED} or paper for the planner {planner}: the released program is PipeDream's"
-    require(planner == "pipedream" or semantics != "release", "semantics", rule, semantics)
-
-    problem = for_engine(planner, problem)
+    problem = asked_of(planner, problem)
     asked = partial(exact, observe=observe) if planner == "exact" else PLANNERS[planner]
     if problem.options.engine is not None:
         asked = whole
-    elif planner != "auto" and semantics == PLAYED:
+    elif planner != "auto" and (problem.options.semantics or PLAYED) == PLAYED:
         asked = partial(by_play, planner, asked)
     answer = asked(problem.corrected)
     if not isinstance(answer, Plan):
@@ -84,6 +74,25 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
         cluster_id=content_id(problem.cluster),
         calibration_id=content_id(problem.calibration),
     )
+
+
+def asked_of(planner: str, problem: PlanningProblem) -> PlanningProblem:
+    """The problem as the planner is asked it (`for_engine`); takes no time, and finds what no search would change.
+
+    Raises InvalidInputError for a planner that does not exist, for devices of types that it cannot mix, and for
+    semantics and engines that it does not know.
+    """
+    require_one_of(PLANNERS, "planner", planner)
+    types = [device.name for device in problem.cluster.types]
+    rule = f"must be of one type for the planner {planner}: exact and auto plan for several"
+    require(len(types) == 1 or planner in ("exact", "auto"), "cluster.groups", rule, types)
+    semantics = problem.options.semantics or PLAYED
+    rule = f"must be {PLAYED} for the planner auto, which compares plays"
+    require(planner != "auto" or semantics == PLAYED, "semantics", rule, semantics)
+    rule = f"must be {PLAYED} or paper for the planner {planner}: the released program is PipeDream's"
+    require(planner == "pipedream" or semantics != "release", "semantics", rule, semantics)
+
+    return for_engine(planner, problem)
 
 
 def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:

@@ -14,6 +14,7 @@ from pipeplan.documents.plan import Answer
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.solve import asked_of
 from pipeplan.protocol.plans import PlanRequest
 
 
@@ -43,8 +44,10 @@ class Posed:
         )
 
     def check(self) -> None:
-        """Raises InvalidInputError for documents that do not go together, and for a size that was not measured."""
-        problem = self.problem()
+        """Raises InvalidInputError for documents that do not go together, a size that was not measured, and a planner
+        that does not exist or cannot be asked.
+        """
+        problem = asked_of(self.request.planner, self.problem())
         if problem.options.microbatch_size is not None:
             problem.profile.at(problem.options.microbatch_size)
 

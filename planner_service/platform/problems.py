@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeplan.documents.names import on_one_line
+from pipeplan.documents.validators import rule_of
 from pipeplan.errors import PipeplanError
 from pipeplan.protocol.problems import MEDIA_TYPE, BrokenRule, Problem, headers_of, problem_of, shown
 from planner_service.platform.logs import REQUEST_ID
@@ -144,7 +145,7 @@ def _broken_parameters(error: RequestValidationError) -> Problem:
     rules = [
         BrokenRule(
             field=on_one_line(".".join(str(part) for part in finding["loc"][1:])),
-            rule=on_one_line(finding["msg"]),
+            rule=on_one_line(rule_of(finding["msg"])),
             value=shown(finding["input"]),
         )
         for finding in error.errors()

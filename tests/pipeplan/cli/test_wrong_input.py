@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
-from pipeplan.cli.console import run_command
+from pipeplan.cli.console import GroupedCommand, run_command
 from pipeplan.errors import (
     ConflictError,
     ForbiddenError,
@@ -51,7 +53,7 @@ def with_profile(folder: Path, content: bytes) -> Ended:
     [
         (bytes(range(256)), "profile: must be a text file, and this one is not in UTF-8, got "),
         (b"", "{}: document: must be a JSON document, and is empty, got ''"),
-        (b"[1]", "{}: document: Input should be an object, got [1]"),
+        (b"[1]", "{}: document: must be an object, got [1]"),
         (b'{"a": %s}' % (b"9" * 5000), "{}: document: Invalid JSON: number out of range"),
         (
             json.dumps(cluster_document()).encode(),
@@ -70,6 +72,22 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -
     for path, reason in ((tmp_path / "none", "there is none of this name"), (tmp_path, "this is a folder")):
         ended = pipeplan("solve", "--profile", path, "--cluster", cluster, *SOLVE)
         refused(ended, f"profile: must be a file that can be read: {reason}, got {shown(str(path))}")
+
+
+@pytest.mark.parametrize(
+    ("field", "named"), [("recorded", "--record"), ("cluster_id", "--cluster"), ("cluster", "cluster"), ("x", "x")]
+)
+def test_an_option_is_named_as_it_is_typed(field: str, named: str) -> None:
+    """`--record` was refused as recorded_batches, which the command line does not know."""
+    app = typer.Typer()
+
+    @app.command(cls=GroupedCommand)
+    def command(recorded: Annotated[int, typer.Option("--record")] = 0, cluster: str = "") -> None:
+        raise InvalidInputError(field, "must hold", recorded)
+
+    with pytest.raises(InvalidInputError) as caught:
+        app(args=[], standalone_mode=False)
+    assert str(caught.value) == f"{named}: must hold, got 0"
 
 
 def test_a_value_that_is_no_number_is_named(files: tuple[str, ...]) -> None:

@@ -97,13 +97,13 @@ def test_a_text_is_no_number_after_a_count_that_is_written_as_an_amount() -> Non
 @pytest.mark.parametrize(
     ("value", "rule"),
     [
-        (1.5, "Input should be a valid integer, got a number with a fractional part"),
-        (float("inf"), "Input should be a finite number"),
-        ("4", "Input should be a valid integer"),
-        (True, "Input should be a valid integer"),
-        (None, "Input should be a valid integer"),
-        (0, "Input should be greater than or equal to 1"),
-        (0.0, "Input should be greater than or equal to 1"),
+        (1.5, "must be a valid integer, got a number with a fractional part"),
+        (float("inf"), "must be a finite number"),
+        ("4", "must be a valid integer"),
+        (True, "must be a valid integer"),
+        (None, "must be a valid integer"),
+        (0, "must be greater than or equal to 1"),
+        (0.0, "must be greater than or equal to 1"),
     ],
 )
 def test_a_value_that_is_no_count_is_refused_with_the_reason(value: object, rule: str) -> None:
@@ -140,12 +140,22 @@ def test_levels_of_enormous_sizes_are_not_multiplied_out() -> None:
 def test_a_file_of_wrong_items_is_refused_at_the_first(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(cluster_document() | {"levels": [0] * MANY}), encoding="utf-8")
-    with pytest.raises(InvalidInputError, match=r"levels\.0: Input should be an object, got 0"):
+    with pytest.raises(InvalidInputError, match=r"levels\.0: must be an object, got 0"):
         read(Cluster, path)
 
 
 def test_documents_of_our_own_may_have_keys_of_their_own_choice() -> None:
     assert parse(dict[str, int], json.dumps({str(number): number for number in range(1000)}))["999"] == 999
+
+
+def test_a_list_of_wrong_items_is_not_too_short_as_well() -> None:
+    """The sentence ended with "(and 1 more)", for the list that was empty without them."""
+    document = {"model": "preset:mlp", "microbatch_sizes": [0]}
+    with pytest.raises(InvalidInputError) as caught:
+        parse(ProfileTask, document)
+    assert str(caught.value) == "microbatch_sizes.0: must be greater than or equal to 1, got 0"
+    with pytest.raises(InvalidInputError, match="microbatch_sizes: Tuple should have at least 1 item"):
+        parse(ProfileTask, document | {"microbatch_sizes": []})
 
 
 def test_a_null_character_is_found_behind_any_number_of_backslashes() -> None:

@@ -143,7 +143,7 @@ def test_a_sent_form_gives_the_plan_that_the_api_gives(http: TestClient, context
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"batch_size": "0"}, "batch_size: Input should be greater than or equal to 1, got 0"),
+        ({"batch_size": "0"}, "batch_size: must be greater than or equal to 1, got 0"),
         ({"batch_size": "many"}, "batch_size: "),
         ({"batch_size": ""}, "batch_size: "),
         ({"profile_id": "f" * 32}, "profile_id: must be the id of a stored profile"),

@@ -209,3 +209,12 @@ def test_preferences_are_read_and_those_that_nobody_knows_are_left_aside(
     header: str | None, preference: Preference
 ) -> None:
     assert preference_of(header) == preference
+
+
+def test_a_job_for_a_planner_that_does_not_exist_is_refused_before_it_waits(database_url: str) -> None:
+    """It was taken, and failed later: the command line said that the service cannot be reached."""
+    with _service(database_url, halve) as http:
+        asked = request_document(planner="pipdream")
+        answer = http.post("/v1/plans", json=asked, headers={"Prefer": "respond-async"})
+        assert http.get("/v1/jobs").json()["items"] == []
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "planner")
