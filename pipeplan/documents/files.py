@@ -278,7 +278,7 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
 
     field = ".".join(filter(None, (field, inner)))
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    field, rule = on_one_line(str(excerpt(field))), on_one_line(str(excerpt(rule_of(rule))))  # a sender's words, perhaps
+    field, rule = on_one_line(str(excerpt(field))), on_one_line(str(excerpt(rule_of(rule))))  # of a sender
     return InvalidInputError(field or "document", f"{rule}{more}", excerpt(value))
 
 

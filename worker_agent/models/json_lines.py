@@ -21,7 +21,8 @@ def read_lines(path: Path, field: str) -> tuple[NDArray[np.int64], NDArray[np.in
 
     Raises InvalidInputError for a line that breaks a rule.
     """
-    tokens, labels = [], []
+    tokens: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
     for place, document in _documents(path):
         row = _numbers(document, field, place)
         has_labels = LABELS in document and field != LABELS

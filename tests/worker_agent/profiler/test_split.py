@@ -1,6 +1,7 @@
 """p1 and p2 of blocks, as the profiler sees them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_what_is_measured_is_the_whole_backward() -> None:
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "dropout": 0.2}, {"bidirectional": True}])
 def test_a_recurrent_network_written_out_keeps_no_more_for_its_backward_than_torchs_own(
-    kind: type[nn.RNNBase], options: dict[str, object]
+    kind: type[nn.LSTM | nn.GRU | nn.RNN], options: dict[str, Any]
 ) -> None:
     """A profile has the fused forward's activations, and a split plan must not need more: GRUs once kept 1/8 more."""
     network, inputs = kind(8, 8, **options), torch.randn(6, 4, 8, requires_grad=True)

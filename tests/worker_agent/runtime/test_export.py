@@ -104,7 +104,8 @@ def test_a_factorys_model_comes_out_by_the_names_of_its_state_dict(
 @pytest.mark.parametrize("schedule", ["gpipe", "pipedream-2bw", "pipedream", "1f1b-interleaved", "zb-v"])
 def test_a_folders_weights_train_as_the_same_weights_do_that_a_seed_gave(schedule: str, tmp_path: Path) -> None:
     """A file's memory cannot be released: runs that keep versions once failed at their first checkpoint."""
-    build_model(SPECS["llama"], seed=3).root.save_pretrained(tmp_path / "begun")
+    begun: Any = build_model(SPECS["llama"], seed=3).root
+    begun.save_pretrained(tmp_path / "begun")
     plan = planned(schedule, dtype="float32")
     for model in (f"hf:{tmp_path / 'begun'}", SPECS["llama"]):
         run_ranks(RunJob(plan=plan, model=model, data=TOKENS, out=str(tmp_path / model[-5:]), **OPTIONS))
