@@ -105,7 +105,8 @@ def why_missed(throughput: Compared, found: Missed) -> str:
     causes = [("compute", found.compute), ("link", found.link), ("bubble", found.waiting)]
     if found.other_programs is not None:
         causes.append(("other programs", found.other_programs))
-    parts = ", ".join(f"{name} {_signed(part)}" for name, part in sorted(causes, key=lambda each: -abs(each[1])))
+    largest_first = sorted(causes, key=lambda each: -abs(each[1]))
+    parts = ", ".join(f"{name} {'-' if part < 0 else '+'}{_number(abs(part))}" for name, part in largest_first)
     how = "slower" if throughput.measured < throughput.predicted else "faster"
     sentences = [
         f"The run was {percent(abs(throughput.error))} {how} than predicted: "
@@ -117,10 +118,6 @@ def why_missed(throughput: Compared, found: Missed) -> str:
     elif found.other_programs == min(part for _, part in causes) < 0:
         sentences.append("Before you calibrate, run it again without the other programs.")
     return " ".join(sentences)
-
-
-def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{_number(abs(value))}"
 
 
 def calibration_terms(found: Calibration, profile: Profile, cluster: Cluster) -> Iterator[TermRow]:

@@ -36,12 +36,11 @@ def csv_text(rows: Iterable[Row]) -> str:
     So has one that begins with an apostrophe: without the first apostrophe of a cell, its text is what it was.
     """
     text = io.StringIO()
-    csv.writer(text).writerows([[_no_formula(cell) for cell in row] for row in rows])
+    for row in rows:
+        opens_formula = [isinstance(cell, str) and cell.startswith(FORMULAS) for cell in row]
+        cells = (f"'{cell}" if opens else cell for cell, opens in zip(row, opens_formula, strict=True))
+        csv.writer(text).writerow(cells)
     return text.getvalue()
-
-
-def _no_formula(cell: str | int | float | None) -> str | int | float | None:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULAS) else cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

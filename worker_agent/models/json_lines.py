@@ -5,7 +5,6 @@ A line is a document: its tokens are the list of one key, and beside it there ma
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +22,6 @@ def read_lines(path: Path, field: str) -> tuple[NDArray[np.int64], NDArray[np.in
     """
     tokens: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int64]] = []
-    for place, document in _documents(path):
-        row = _numbers(document, field, place)
-        has_labels = LABELS in document and field != LABELS
-        rule = f"must have {LABELS!r} in every line or in none"
-        require(not tokens or has_labels == bool(labels), "data.path", rule, place)
-        beside = {key: _numbers(document, key, place) for key in (LABELS, MASK) if key in document and key != field}
-        for key, numbers in beside.items():
-            rule = f"must have lists of one length in a line: {field!r} and {key!r} of {place}"
-            require(len(numbers) == len(row), "data.path", rule, {field: len(row), key: len(numbers)})
-        kept = beside[MASK] != 0 if MASK in beside else slice(None)
-        tokens.append(row[kept])
-        labels += [beside[LABELS][kept]] if has_labels else []
-    sizes = np.array([len(row) for row in tokens], dtype=np.int64)
-    return np.concatenate(tokens), np.concatenate(labels) if labels else None, sizes
-
-
-def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every line's object, and its place for errors."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             place = f"{path} line {number}"
@@ -48,7 +29,20 @@ def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 found = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise InvalidInputError("data.path", "must hold JSON in every line", place) from error
-            yield place, found if isinstance(found, dict) else {}
+            document = found if isinstance(found, dict) else {}
+            row = _numbers(document, field, place)
+            has_labels = LABELS in document and field != LABELS
+            rule = f"must have {LABELS!r} in every line or in none"
+            require(not tokens or has_labels == bool(labels), "data.path", rule, place)
+            beside = {key: _numbers(document, key, place) for key in (LABELS, MASK) if key in document and key != field}
+            for key, numbers in beside.items():
+                rule = f"must have lists of one length in a line: {field!r} and {key!r} of {place}"
+                require(len(numbers) == len(row), "data.path", rule, {field: len(row), key: len(numbers)})
+            kept = beside[MASK] != 0 if MASK in beside else slice(None)
+            tokens.append(row[kept])
+            labels += [beside[LABELS][kept]] if has_labels else []
+    sizes = np.array([len(row) for row in tokens], dtype=np.int64)
+    return np.concatenate(tokens), np.concatenate(labels) if labels else None, sizes
 
 
 def _numbers(document: dict[str, Any], key: str, place: str) -> NDArray[np.int64]:
