@@ -1,5 +1,6 @@
 """Axes: round numbers at even distances."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, log10
@@ -17,9 +18,9 @@ class Tick:
 
 def round_values(low: float, high: float, most: int) -> list[float]:
     """At most so many multiples of 1, 2 or 5 times a power of ten within [low, high]."""
-    if not high > low or most < 1:
+    rough = (high - low) / most if most >= 1 else 0.0
+    if rough < sys.float_info.min:  # nothing to divide, or so little that its power of ten is no normal number
         return [low]
-    rough = (high - low) / most
     power = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
     first = ceil(low / step - 1e-9)

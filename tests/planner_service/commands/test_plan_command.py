@@ -96,7 +96,7 @@ def test_no_feasible_plan_is_status_3_with_the_reasons(run: Run, folder: Path) -
         (("get", "nothing"), 4, "error: there is no plan nothing"),
         (("compare", "one"), 2, "error: ID: must name at least two plans"),
         (("create", "--profile", "x.json", "--cluster", "y", *REQUEST), 2, "error: "),
-        (("create", "--profile", "x", "--cluster", "y", *REQUEST), 2, "error: profile_id: must be the id of a stored"),
+        (("create", "--profile", "x", "--cluster", "y", *REQUEST), 2, "error: --profile: must be the id of a stored"),
         (("list", "--url", "http://127.0.0.1:9"), 6, "error: the service at http://127.0.0.1:9 cannot be reached"),
         (("list", "--url", "nonsense"), 2, "error: url: must be a URL"),
     ],

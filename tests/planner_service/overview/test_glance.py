@@ -51,6 +51,7 @@ def _run(at: datetime, predicted: float | None, measured: float | None) -> RunSu
 
 @given(st.lists(st.tuples(MOMENTS, RATES), max_size=30))
 @example([(START, 1.0), (START, 1.0), (START, 0.5)])
+@example([(START, 5e-324)])  # its power of ten was rounded to zero
 def test_a_history_has_a_dot_for_every_played_plan_and_a_line_that_never_falls(
     made: list[tuple[datetime, float | None]],
 ) -> None:
