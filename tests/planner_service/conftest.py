@@ -93,8 +93,8 @@ def empty_database_url(request: pytest.FixtureRequest, database_url: str, tmp_pa
 
 @pytest.fixture
 def app(database_url: str, clock: Clock) -> FastAPI:
-    """The application, not started."""
-    settings = Settings(database_url=database_url, max_body_bytes=2**20)
+    """The application, not started. Its background plays no plans: a test that has one played does so itself."""
+    settings = Settings(database_url=database_url, max_body_bytes=2**20, price_instructions=0)
     return create_app(settings, now=clock, solve=halve)
 
 

@@ -53,11 +53,12 @@ def test_the_main_job_goes_from_profile_to_comparison(tmp_path: Path) -> None:
             workload=TINY,
         )
         assert client.run(str(outcome.run_id)).report == outcome.report
-        assert len(client.run_timeline(str(outcome.run_id)).lanes) == 2
+        lanes = client.run_timeline(str(outcome.run_id)).lanes
     assert list(told) == ["profiling", "planning", "training"], told
     assert told["planning"] == (5, 5), told
     document = json.loads(dump(outcome_document(outcome, url)))
     require_whole(document, steps=12)
+    assert len(lanes) == len(document["plan"]["placement"])  # one device wins where others are busy
     shown = Console(file=(text := StringIO()), width=120)
     show_candidates(shown, outcome)
     show_run(shown, outcome, url)
