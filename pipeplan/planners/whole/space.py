@@ -56,6 +56,10 @@ class PlacedDegrees:
         """Samples a second that no play with these stages exceeds."""
         return self.space.most_of(self.degrees, stops)
 
+    def most_of_any(self) -> float:
+        """Samples a second that no play exceeds, whatever its stages are."""
+        return min(self.most, self.space.most_of_any(self.degrees))
+
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None if they do not fit."""
         return self.space.maker(self.degrees).plan(stops, inside=self.inside)
@@ -248,17 +252,15 @@ class WholeSpace:
         return self._terms[recipe]
 
     def most_of(self, degrees: Degrees, stops: tuple[int, ...]) -> float:
-        """Samples a second that no play with these stages exceeds, by what they compute (`planners.bound`, 1 and 3)."""
-        p, m = degrees.pipeline, degrees.microbatches
-        terms = self.terms(degrees.recipe).at(degrees.data, pipelined=p > 1)
-        ends = np.asarray(stops)
-        starts = np.append(0, ends[:-1])
-        computed_s = (terms.step_s[ends] - terms.step_s[starts]).reshape(-1, p).sum(axis=0)
-        way_s = terms.forward_s + terms.backward_s
-        before_s = way_s[starts[:p]]
-        updated_s = (terms.update_s[ends] - terms.update_s[starts]).reshape(-1, p).sum(axis=0)
-        least_s = float((m * computed_s + np.maximum(before_s, updated_s)).max())
-        return degrees.batch_size / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf
+        """Samples a second that no play with these stages exceeds."""
+        return self._rate(degrees, self.maker(degrees).splitter.times.of(stops))
+
+    def most_of_any(self, degrees: Degrees) -> float:
+        """Samples a second that no play exceeds, whatever its stages are; infinite where that is not known."""
+        return self._rate(degrees, self.maker(degrees).splitter.least_s)
+
+    def _rate(self, degrees: Degrees, batch_s: float) -> float:
+        return degrees.batch_size / (batch_s * (1 - _ROUNDING)) if batch_s > 0 else inf
 
     @cached_property
     def _bounded(self) -> list[_Bounded]:

@@ -1,8 +1,9 @@
-"""Split: stages of the least bottleneck whose ranks fit, found by bisection over the bottleneck.
+"""Split: stages whose ranks fit and whose batch is the shortest by its bound, found by bisection over its seconds.
 
-Stages are filled one after the other, each with as many blocks as the bottleneck and the memory allow: if any stages
-fit, these do, since a stage that begins later takes and holds no more. Where ranks hold several stages, these are as
-even as can be by time; if a rank does not fit so, blocks move from its stages to those beside them.
+Stages are filled one after the other, each with as many blocks as the batch's seconds and the memory allow: if any
+stages fit, these do, since a stage that begins later takes and holds no more. Where ranks hold several stages, these
+have the least bottleneck, and are as even as can be by time; if a rank does not fit so, blocks move from its stages to
+those beside them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,6 +15,7 @@ from math import inf
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.planners.whole.batch_times import BatchTimes
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.terms import ReplicaTerms
 
@@ -24,7 +26,10 @@ PASSING_BLOCKS = 2
 """Blocks whose activations are on a device at once where they go to the host."""
 
 _STEPS = 24
-"""Bisections: the bottleneck is then within a millionth of the least."""
+"""Bisections: the seconds are then within a millionth of the least."""
+
+_NEAR = 1e-5
+"""A batch is not bisected further when its seconds are known to this share."""
 
 
 def in_flight(degrees: Degrees, rank: int) -> float:
@@ -46,10 +51,61 @@ class Splitter:
 
     def stops(self) -> tuple[int, ...] | None:
         """Where the stages end; None where none fit."""
+        return self._found[0]
+
+    @property
+    def least_s(self) -> float:
+        """Seconds of a batch that no play goes below, whatever the stages are; infinite where none fit.
+
+        0 for ranks with several stages, of which it is not known.
+        """
+        return self._found[1]
+
+    @cached_property
+    def times(self) -> BatchTimes:
+        """What bounds a batch's seconds."""
+        return BatchTimes(terms=self.terms, degrees=self.degrees)
+
+    @cached_property
+    def _found(self) -> tuple[tuple[int, ...] | None, float]:
+        """The stages, and the least seconds of any."""
         if self.degrees.chunks == 1:
-            return self._least(self.device_bytes)
-        found = self._least(inf)
-        return None if found is None else self._squeezed(self._evened(found))
+            return self._quickest()
+        found = self._least()
+        return None if found is None else self._squeezed(self._evened(found)), 0.0
+
+    def _quickest(self) -> tuple[tuple[int, ...] | None, float]:
+        """The stages of the shortest batch, by its bound, among those that fit; and seconds at which none fit."""
+        high_s, low_s = self.times.longest_s(), 0.0
+        found = self._in_time(high_s)
+        if found is None:
+            return None, inf
+        quickest = self.times.of(found), found
+        for _ in range(_STEPS):
+            high_s = min(high_s, self.times.filled_s(found))
+            if low_s >= high_s * (1 - _NEAR):
+                break
+            middle_s = (low_s + high_s) / 2
+            others = self._in_time(middle_s)
+            if others is None:
+                low_s = middle_s
+            else:
+                found, high_s = others, middle_s
+                quickest = min(quickest, (self.times.of(found), found))
+        return quickest[1], low_s
+
+    def _in_time(self, batch_s: float) -> tuple[int, ...] | None:
+        """Stages that fit and let a batch take so many seconds, by its bound; None where there are none."""
+        depth, blocks = self.degrees.depth, len(self._step_s) - 1
+        start, stops = 0, []
+        for rank in range(depth):
+            in_time = self.times.stop(rank, start, batch_s)
+            stop = self._that_fits(rank, start, min(in_time, blocks - (depth - 1 - rank)), self.device_bytes)
+            if stop <= start:
+                return None
+            stops.append(stop)
+            start = stop
+        return tuple(stops) if start == blocks else None
 
     def _evened(self, stops: tuple[int, ...]) -> tuple[int, ...]:
         """Stages as near to equal shares of what is left as the same bottleneck allows: they were filled from the first
@@ -65,7 +121,7 @@ class Splitter:
         for stage, least in enumerate(reversed(earliest)):
             share_s = (step_s[-1] - step_s[start]) / (depth - stage)
             latest = min(bisect_right(step_s, step_s[start] + most_s) - 1, stops[-1] - (depth - 1 - stage))
-            place = bisect_left(step_s, step_s[start] + share_s)
+            place = min(bisect_left(step_s, step_s[start] + share_s), len(step_s) - 1)  # rounding may pass the end
             if (
                 place > start + 1
                 and step_s[place] - step_s[start] - share_s > share_s - step_s[place - 1] + step_s[start]
@@ -118,16 +174,16 @@ class Splitter:
         by_rank = by_stage.reshape(-1, self.degrees.pipeline).sum(axis=0)
         return by_rank.tolist()  # type: ignore[no-any-return]
 
-    def _least(self, room: float) -> tuple[int, ...] | None:
-        """The stages of the least bottleneck that hold no more than `room` bytes each."""
+    def _least(self) -> tuple[int, ...] | None:
+        """The stages of the least bottleneck, whether they fit or not; None where there are fewer blocks."""
         step_s = self._step_s
         high_s, low_s = step_s[-1], step_s[-1] / self.degrees.depth
-        found, _ = self._filled(high_s, room)
+        found, _ = self._filled(high_s)
         for _ in range(_STEPS if found else 0):
             if low_s >= high_s * (1 - 1e-9):
                 break
             middle_s = (low_s + high_s) / 2
-            stops, more_s = self._filled(middle_s, room)
+            stops, more_s = self._filled(middle_s)
             if stops is None:
                 low_s = max(middle_s, more_s * (1 - 1e-12))
             else:
@@ -170,16 +226,16 @@ class Splitter:
         """Whether every rank fits its device and its host."""
         return max(self.missing_bytes(stops)) <= 0
 
-    def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
-        """Stages that are as long as the bottleneck and the room allow, None where blocks are left over; and the least
-        bottleneck at which any of them could be longer.
+    def _filled(self, bottleneck_s: float) -> tuple[tuple[int, ...] | None, float]:
+        """Stages that are as long as the bottleneck allows, None where blocks are left over; and the least bottleneck
+        at which any of them could be longer.
         """
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
         start, stops, more_s = 0, [], inf
         for stage in range(depth):
             last = blocks - (depth - 1 - stage)
             in_time = bisect_right(step_s, step_s[start] + bottleneck_s) - 1
-            stop = self._that_fits(stage, start, min(in_time, last), room)
+            stop = min(in_time, last)
             if stop == in_time < last:
                 more_s = min(more_s, step_s[stop + 1] - step_s[start])
             if stop <= start:

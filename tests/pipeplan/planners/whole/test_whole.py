@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice
 from typing import Any
 
 import pytest
@@ -126,6 +126,55 @@ def test_no_play_exceeds_its_bounds(asked: PlanningProblem) -> None:
         assert rate <= placed.most
         assert rate <= placed.most_of(stops)
         assert rate <= most_samples_per_s(plan)
+
+
+@examples(8)
+@given(problems, st.integers(0, 40))
+@example(asked_of(6, 1, 2e11, 0.6, 8, "deepspeed"), 0)  # memory decides where the stages end
+@example(asked_of(6, 4, 1e8, 80.0, 8, "megatron"), 0)  # so does the exchange of the last stage
+def test_no_stages_that_fit_play_faster_than_the_bound_of_any(asked: PlanningProblem, first: int) -> None:
+    space, _ = whole_space(asked)
+    blocks = len(asked.profile.blocks)
+    pipelines = (each for each in space.configurations() if each.degrees.pipeline > 1 == each.degrees.chunks)
+    for placed in islice(pipelines, first, first + 6):
+        found = placed.split()
+        most = placed.most_of_any()
+        for cuts in combinations(range(1, blocks), placed.degrees.pipeline - 1):
+            stops = (*cuts, blocks)
+            plan = placed.plan(stops)
+            if plan is None:
+                continue
+            assert found is not None
+            assert placed.most_of(stops) <= placed.most_of(found) * (1 + 1e-3) or placed.most_of(stops) <= most
+            simulated = play(plan)
+            if simulated is not None:
+                assert simulated.throughput_samples_per_s <= most
+
+
+SLOW_ENDS = transformer(
+    layers=8, hidden=512, heads=8, sequence=256, tensors=(1, 2), contexts=(1, 2), sizes=(1,), flops=1e14
+)
+"""Its embedding and its head have states that take longer to exchange and to update than its layers take to train."""
+
+
+def test_stages_are_made_for_what_follows_the_last_backward_too() -> None:
+    """One microbatch a batch: equal stages idle while the embedding and the head are updated; few ranks wait less."""
+    machines = cluster(SLOW_ENDS, servers=8, inside=8)
+    every = answered(problem(SLOW_ENDS, machines, batch_size=1))
+    for stages in range(1, 9):
+        fixed = answered(problem(SLOW_ENDS, machines, batch_size=1, stages=stages))
+        assert (fixed.throughput_samples_per_s or 0.0) <= (every.throughput_samples_per_s or 0.0) * (1 + CLOSE)
+
+
+def test_even_stages_end_where_the_blocks_do() -> None:
+    """The share of the last stage was, by rounding, more than what was left: it ended past the last block."""
+    for layers, slower in ((3, 11), (5, 3), (6, 5), (7, 3)):
+        held = transformer(
+            layers=layers, hidden=256, heads=4, sequence=256, tensors=(1,), sizes=(1,), flops=1e14 / slower
+        )
+        space, _ = whole_space(problem(held, cluster(held, servers=1), engine="fsdp"))
+        for placed in space.configurations():
+            assert (placed.split() or (layers + 2,))[-1] == layers + 2
 
 
 def test_the_bound_counts_the_exchanges_of_a_ranks_stages_one_after_the_other() -> None:

@@ -1,0 +1,121 @@
+"""Batch times: seconds that no play with given stages goes below, and that none goes below whatever they are.
+
+Of `planners.bound`, what an engine that exchanges after the backward takes, by sums over blocks. A stage of the blocks
+[i, j) on rank s of p, with m microbatches a batch, takes at least each of
+
+1. m S(i, j) + E(i, j): it computes all microbatches, exchanges and updates.
+2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the blocks before it, and the last one comes back through
+   them; then the first rank exchanges and updates. A hop between ranks takes h, there and back.
+3. S(0, i) + s h + m R / k + e, with R = S(i, n) + (p - 1 - s) h and k = min(p - s, m) in flight: Little 1961.
+
+All of them fall, or stay, as i grows: a block that moves to the stage before takes m S off the first term of 2 and adds
+S once. So stages that are filled one after the other, each as far as a batch's seconds allow, reach as far as any.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.costs.groups import grouped
+from pipeplan.planners.whole.degrees import Degrees
+from pipeplan.planners.whole.exchanged import least_exchange
+from pipeplan.planners.whole.terms import ReplicaTerms, sums
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BatchTimes:
+    """The bounds of a configuration's batch."""
+
+    terms: ReplicaTerms
+    degrees: Degrees
+
+    def of(self, stops: Sequence[int]) -> float:
+        """Seconds of a batch that no play with these stages goes below."""
+        return self._bounded_s(stops, None)
+
+    def filled_s(self, stops: Sequence[int]) -> float:
+        """The least seconds for which `stop` fills these stages."""
+        return self._bounded_s(stops, self._first_end_s)
+
+    def _bounded_s(self, stops: Sequence[int], first_end_s: float | None) -> float:
+        p, m, ends = self.degrees.pipeline, self.degrees.microbatches, np.asarray(stops)
+        starts = np.append(0, ends[:-1])
+        computed, ended = (
+            (each[ends] - each[starts]).reshape(-1, p).sum(axis=0) for each in (self.terms.step_s, self._end)
+        )
+        least_s = float((m * computed + ended).max())
+        if p > 1:
+            # The first of a rank's stages is reached first, and the last to send a gradient back.
+            before_s = self.terms.step_s[starts[:p]] + self._hop_s * np.arange(p)
+            windows_s = m * computed
+            if self.degrees.chunks == 1:
+                windows_s = np.maximum(windows_s, [self._round_s(rank, start) for rank, start in enumerate(starts)])
+            after_s = float(ended[0]) if first_end_s is None else first_end_s
+            least_s = max(least_s, float((before_s + windows_s)[1:].max()) + after_s, float(windows_s[0]))
+        return least_s
+
+    def stop(self, rank: int, start: int, batch_s: float) -> int:
+        """Where a stage that begins there may end at most for a batch of so many seconds; before `start` if nowhere."""
+        m, step_s = self.degrees.microbatches, self._step_s
+        found = bisect_right(self._alone_s, self._alone_s[start] + batch_s) - 1
+        if self.degrees.pipeline == 1:
+            return found
+        left_s = batch_s
+        if rank > 0:
+            left_s -= step_s[start] + rank * self._hop_s + self._first_end_s
+        if self._round_s(rank, start) > left_s:
+            return start - 1
+        return min(found, bisect_right(step_s, step_s[start] + left_s / m) - 1) if rank > 0 else found
+
+    def longest_s(self) -> float:
+        """Seconds of a batch for which any stages may be filled."""
+        m, p = self.degrees.microbatches, self.degrees.pipeline
+        return (m + 1) * (self._step_s[-1] + p * self._hop_s) + float(self._end[-1])
+
+    def _round_s(self, rank: int, start: int) -> float:
+        """Of all microbatches from a rank's stage to the end and back, as many at a time as it has in flight."""
+        p, m = self.degrees.pipeline, self.degrees.microbatches
+        return m * (self._step_s[-1] - self._step_s[start] + (p - 1 - rank) * self._hop_s) / min(p - rank, m)
+
+    @cached_property
+    def _step_s(self) -> list[float]:
+        return self.terms.step_s.tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _alone_s(self) -> list[float]:
+        """Sums of what a batch takes a stage's blocks by themselves."""
+        alone_s: list[float] = (self.degrees.microbatches * self.terms.step_s + self._end).tolist()
+        return list(accumulate(alone_s, max))  # rounding apart they grow
+
+    @cached_property
+    def _end(self) -> FloatArray:
+        """Sums of what blocks exchange and update at least, wherever their replicas stand."""
+        at = self.terms
+        update_s: FloatArray = at.update_s
+        exchanged = np.floor(np.diff(at.exchanged_bytes))  # plans have whole bytes a block
+        if at.terms.engine.overlaps or exchanged.sum() <= 0:
+            return update_s
+        # Seconds are concave in bytes: a part takes at least its share of what all takes.
+        share_s = least_exchange(at, at.terms.problem.cluster).ranks_s / float(exchanged.sum())
+        return update_s + sums(share_s * exchanged)
+
+    @property
+    def _first_end_s(self) -> float:
+        """What the first rank's first block exchanges and updates: it has that one at least."""
+        return float(self._end[1])
+
+    @cached_property
+    def _hop_s(self) -> float:
+        """What a microbatch takes from a rank to the next one and back, at least."""
+        own = self.terms.terms
+        groups, edges = grouped(own.problem.cluster, own.recipe.form.devices), own.edge_bytes[1:-1]
+        crossed = [level for level in groups.levels if level.size > 1]
+        if self.degrees.pipeline == 1 or not crossed or not len(edges):
+            return 0.0
+        size_bytes = own.recipe.form.devices * int(edges.min())
+        return 2 * min(level.latency_s + size_bytes / level.transfer_bytes_per_s for level in crossed)
