@@ -129,12 +129,21 @@ def _end_s(plan: Plan, stages: Sequence[int]) -> float:
 def _passages(plan: Plan) -> list[_Passage]:
     """Every stage's passage. A stage may recompute as a whole while it waits for a gradient: no microbatch is late."""
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
-    ways_s = [
-        (0.0, 0.0)  # one rank passes tensors to itself
-        if sender == receiver
-        else (own.activation_transfer_s + own.latency_s, following.gradient_transfer_s + following.latency_s)
-        for (own, following), (sender, receiver) in zip(pairwise(plan.costs), pairwise(_owners(plan)), strict=True)
-    ]
+    ranks = [np.asarray(each) for each in ranks_by_stage(plan.placement)]
+    ways_s = list[tuple[float, float]]()
+    for (own, following), (sender, receiver) in zip(pairwise(plan.costs), pairwise(_owners(plan)), strict=True):
+        if sender == receiver:  # one rank passes tensors to itself
+            ways_s.append((0.0, 0.0))
+            continue
+        pair = ranks[sender], ranks[receiver]
+        onward = _crowding(pair, own.activation_port_devices, own.activation_device_share)
+        back = _crowding(pair, following.gradient_port_devices, following.gradient_device_share)
+        ways_s.append(
+            (
+                onward * own.activation_transfer_s + own.latency_s,
+                back * following.gradient_transfer_s + following.latency_s,
+            )
+        )
     passages = []
     for stage, own, (onward_s, return_s) in zip(plan.stages, plan.costs, (*ways_s, (0.0, 0.0)), strict=True):
         first_s = own.forward_s + (own.recompute_s if stage.recompute else 0.0)
@@ -150,6 +159,18 @@ def _passages(plan: Plan) -> list[_Passage]:
             )
         )
     return passages
+
+
+def _crowding(pair: tuple[IntArray, IntArray], devices: int, share: float) -> float:
+    """How many times as long as alone a boundary's transfer takes: a play has those of all replicas at once.
+
+    `devices` share a port, of which a transfer alone has a `share`.
+    """
+    if not devices or share * len(pair[0]) <= 1.0 or len(pair[0]) != len(pair[1]):
+        return 1.0
+    units = [ranks // devices for ranks in pair]
+    together = max(int(np.bincount(own[units[0] != units[1]]).max(initial=0)) for own in units)
+    return max(1.0, together * share)
 
 
 def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:

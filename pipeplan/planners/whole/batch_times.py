@@ -21,7 +21,6 @@ from itertools import accumulate
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.costs.groups import grouped
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.exchanged import least_exchange
 from pipeplan.planners.whole.terms import ReplicaTerms, sums
@@ -109,13 +108,6 @@ class BatchTimes:
         """What the first rank's first block exchanges and updates: it has that one at least."""
         return float(self._end[1])
 
-    @cached_property
+    @property
     def _hop_s(self) -> float:
-        """What a microbatch takes from a rank to the next one and back, at least."""
-        own = self.terms.terms
-        groups, edges = grouped(own.problem.cluster, own.recipe.form.devices), own.edge_bytes[1:-1]
-        crossed = [level for level in groups.levels if level.size > 1]
-        if self.degrees.pipeline == 1 or not crossed or not len(edges):
-            return 0.0
-        size_bytes = own.recipe.form.devices * int(edges.min())
-        return 2 * min(level.latency_s + size_bytes / level.transfer_bytes_per_s for level in crossed)
+        return self.terms.terms.hop_s if self.degrees.pipeline > 1 else 0.0

@@ -18,7 +18,7 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.groups import grouped
 from pipeplan.documents.cluster import Cluster
 from pipeplan.planners.whole.degrees import Degrees, Shapes
-from pipeplan.planners.whole.placements import most_sent
+from pipeplan.planners.whole.placements import most_sent, placed_exchange, way_through
 from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
 
 
@@ -32,12 +32,10 @@ class LeastExchange:
 
 def least_exchange(at: ReplicaTerms, cluster: Cluster) -> LeastExchange:
     """Of replicas of a form on a cluster of devices."""
-    form, replicas, profile = at.terms.recipe.form, at.data, at.terms.problem.profile
-    own_bytes = max(float(at.exchanged_bytes[-1]) - len(at.exchanged_bytes), 0.0)  # plans have whole bytes a block
-    inside_s = axis_links(cluster, form)["context"].seconds("all-reduce", own_bytes)
+    form, replicas = at.terms.recipe.form, at.data
+    exchanged, inside_s = exchanged_bytes(at)
     if replicas == 1:
         return LeastExchange(ranks_s=inside_s, port_s=0.0)
-    exchanged = form.tensor * own_bytes * profile.overheads.exchange_factor
     *inner, outermost = grouped(cluster, form.devices).levels
     held, rates, inner_s = 1, [], 0.0
     for level in (*inner, outermost):
@@ -74,16 +72,57 @@ def _in_flight(some: Shapes) -> IntArray:
     return np.asarray(np.where(v > 1, 2 * (p - 1) + (v - 1) * p + 1, p))
 
 
-def least_sending_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
-    """Seconds of a batch in which the busiest port between outermost units carries what ranks send each other.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedBatch:
+    """Seconds of a batch on a placement: at least, whatever the stages are, and with equal stages."""
 
-    Every stage sends at least what passes the narrowest cut. 0 where the outermost level is not the slowest: a play
-    has ports there alone.
+    least_s: float
+    likely_s: float
+
+
+def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> PlacedBatch:
+    """What a batch takes where its ranks and replicas stand so.
+
+    1. The busiest port between outermost units carries what ranks send on, at least what passes the narrowest cut; not
+       known where the outermost level is not the slowest: a play has ports there alone.
+    2. A microbatch takes its way to the last stage and back. Of the first stage's no more are on it at a time than it
+       has in flight (Little 1961): one for each rank, two where ranks hold several stages. A rank's equal stages have
+       (v + 1) p - 1 in flight together, and are on their ways for (v + 1) / 2 whole ones of each microbatch.
+    3. After the backward come the exchanges, as in `least_with_exchange_s`, and the updates.
     """
     groups, edges = grouped(cluster, degrees.recipe.form.devices), at.terms.edge_bytes[1:-1]
-    *inner, outermost = groups.levels
-    if degrees.pipeline == 1 or any(each.transfer_bytes_per_s < outermost.transfer_bytes_per_s for each in inner):
-        return 0.0
-    sent_bytes = degrees.recipe.form.devices * int(edges.min())
-    sends = most_sent(groups, degrees.pipeline, degrees.data, degrees.chunks, inside=inside)
-    return degrees.microbatches * sends * sent_bytes / outermost.bandwidth_bytes_per_s
+    p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
+    step_s, update_s = float(at.step_s[-1]), float(at.update_s[-1])
+    least_s, likely_s = 0.0, (m + degrees.idle_steps) * step_s / p
+    if p > 1:
+        sent_bytes = degrees.recipe.form.devices * int(edges.min())
+        latency_s, s_per_byte = way_through(groups, p, degrees.data, inside=inside)
+        way_s = m * (step_s + 2 * v * (latency_s + s_per_byte * sent_bytes))
+        *inner, outermost = groups.levels
+        if all(each.transfer_bytes_per_s >= outermost.transfer_bytes_per_s for each in inner):
+            sends = most_sent(groups, p, degrees.data, v, inside=inside)
+            least_s = m * sends * sent_bytes / outermost.bandwidth_bytes_per_s
+        paced_s = way_s / min(m, p) if v == 1 else way_s * (v + 1) / 2 / min(m * v, (v + 1) * p - 1)
+        likely_s = max(likely_s, paced_s + least_s)  # activations and gradients meet at ports
+        least_s = max(least_s, way_s / min(m, p if v == 1 else 2 * p))
+    if at.terms.engine.overlaps:
+        return PlacedBatch(least_s=least_s, likely_s=likely_s)
+    exchanged = placed_exchange(groups, p, degrees.data, inside=inside)
+    size_bytes, inside_s = exchanged_bytes(at)
+    left = m - min(m, (2 * (p - 1) + (v - 1) * p + 1) if v > 1 else p)
+    return PlacedBatch(
+        least_s=max(
+            least_s,
+            (m * step_s + update_s + inside_s + size_bytes * exchanged.least_rank) / p,
+            left * step_s / p + size_bytes * exchanged.least_port,
+        ),
+        likely_s=likely_s + size_bytes * exchanged.even + (inside_s + update_s) / p,
+    )
+
+
+def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:
+    """What the replicas of all ranks exchange, and the seconds of what devices that share sequences exchange before."""
+    own_bytes = max(float(at.exchanged_bytes[-1]) - len(at.exchanged_bytes), 0.0)  # plans have whole bytes a block
+    form, profile = at.terms.recipe.form, at.terms.problem.profile
+    inside_s = axis_links(at.terms.problem.cluster, form)["context"].seconds("all-reduce", own_bytes)
+    return form.tensor * own_bytes * profile.overheads.exchange_factor, inside_s

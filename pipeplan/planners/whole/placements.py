@@ -7,13 +7,16 @@ that fill units of devices).
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 
 import numpy as np
 
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.collectives import AllReduce, all_reduce_among
 from pipeplan.costs.groups import grouped
-from pipeplan.costs.transfer import Bandwidths
+from pipeplan.costs.transfer import Bandwidths, shared_port
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.forms import Form
 from pipeplan.documents.plan import Worker
@@ -36,14 +39,88 @@ def most_sent(cluster: Cluster, ranks: int, replicas: int, chunks: int, *, insid
 
     Ranks of several stages send from the last rank to the first as well, once less. Gradients come back the same way.
     """
-    shape = replicas // inside, ranks, inside
-    devices = np.arange(ranks * replicas).reshape(shape).transpose(1, 0, 2).reshape(ranks, replicas)
+    devices = _devices(ranks, replicas, inside)
     units = devices // prod(level.size for level in cluster.levels[:-1])
     onward = np.roll(units, -1, axis=0)
     count = np.full((ranks, 1), chunks) - (np.arange(ranks) == ranks - 1)[:, None]
     crossing = (units != onward) * count
     sent = np.bincount(units.ravel(), crossing.ravel()) + np.bincount(onward.ravel(), crossing.ravel())
     return int(sent.max())
+
+
+def _devices(ranks: int, replicas: int, inside: int) -> IntArray:
+    """[rank, replica]: where they stand, in ascending order."""
+    shape = replicas // inside, ranks, inside
+    return np.arange(ranks * replicas).reshape(shape).transpose(1, 0, 2).reshape(ranks, replicas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedExchange:
+    """Seconds a byte of what all ranks exchange with their replicas, one all-reduce for each rank.
+
+    `least_rank` is that of the rank whose replicas are closest. The busiest port carries `least_port`, wherever the
+    bytes are. If ranks have equal shares and exchange at the same time it takes `even`.
+    """
+
+    least_rank: float = 0.0
+    least_port: float = 0.0
+    even: float = 0.0
+
+
+@lru_cache(maxsize=65536)
+def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> PlacedExchange:
+    """What exchanges take on a placement, by rings and without hops (`costs.collectives`)."""
+    if replicas == 1:
+        return PlacedExchange()
+    devices = _devices(ranks, replicas, inside)
+    units = np.cumprod([1, *(level.size for level in cluster.levels)])
+    bandwidths = {
+        unit: level.bandwidth_bytes_per_s for unit, level in zip(units.tolist(), cluster.levels, strict=False)
+    }
+    outermost, known = int(units[-2]), dict[bytes, AllReduce]()
+    every_s, slowest_s, ports = [], [], dict[int, FloatArray]()
+    least_carried = inf
+    for row in devices:
+        pattern = (row - row[0] // outermost * outermost).tobytes()  # moved by whole units it is the same
+        if pattern not in known:
+            known[pattern] = all_reduce_among(cluster, row.tolist())
+        among = known[pattern]
+        ring = among.slowest
+        assert ring is not None, "there are several replicas"
+        occupied = ring.ring_s_per_byte * ring.bandwidth_bytes_per_s / bandwidths[ring.port.devices]
+        passed = np.unique(row // ring.port.devices)
+        carried = ports.setdefault(ring.port.devices, np.zeros(-(-devices.size // ring.port.devices)))
+        carried[passed] += occupied
+        least_carried = min(least_carried, len(passed) * occupied)
+        every_s.append(sum(each.ring_s_per_byte for each in among.rings))
+        slowest_s.append(ring.ring_s_per_byte)
+    (first, *others) = ports.values()
+    busiest = max(float(each.max()) for each in ports.values())
+    rest = max(every - slowest for every, slowest in zip(every_s, slowest_s, strict=True))
+    return PlacedExchange(
+        least_rank=min(every_s),
+        least_port=0.0 if others else least_carried / np.count_nonzero(first),
+        even=max(max(every_s), busiest + rest) / ranks,
+    )
+
+
+@lru_cache(maxsize=65536)
+def way_through(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> tuple[float, float]:
+    """The latency of a microbatch's way through all ranks, one direction, and its seconds a byte that ranks hand on.
+
+    All replicas hand on at once, as a play has it: those behind one port share it.
+    """
+    devices = _devices(ranks, replicas, inside)
+    crossed = Bandwidths(cluster).levels(devices[:-1], devices[1:])
+    latency_s, s_per_byte = 0.0, 0.0
+    for boundary, farthest in enumerate(crossed.argmax(axis=1).tolist()):
+        pair = devices[boundary : boundary + 2, farthest].tolist()
+        link, port = cluster.link(pair), shared_port(cluster, pair)
+        units = devices[boundary : boundary + 2] // port.devices
+        together = max(int(np.bincount(own[units[0] != units[1]]).max(initial=0)) for own in units)
+        latency_s += link.latency_s
+        s_per_byte += max(1.0, together * port.device_share) / link.bandwidth_bytes_per_s
+    return latency_s, s_per_byte
 
 
 def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1) -> tuple[int, ...]:
@@ -71,8 +148,7 @@ def _crossings(cluster: Cluster, ranks: int, replicas: int, inside: int) -> byte
     """By boundary, the level that its transfers reach up to, and how many of them leave a unit; by rank of the
     pipeline, how many units of every level its replicas are in, and how many are in one at least and at most.
     """
-    shape = replicas // inside, ranks, inside
-    devices = np.arange(ranks * replicas).reshape(shape).transpose(1, 0, 2).reshape(ranks, replicas)
+    devices = _devices(ranks, replicas, inside)
     low, high = np.minimum(devices[:-1], devices[1:]), np.maximum(devices[:-1], devices[1:])
     seen = [Bandwidths(cluster).levels(low, high).max(axis=1)] if ranks > 1 else []
     unit = 1

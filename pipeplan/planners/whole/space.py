@@ -23,7 +23,7 @@ from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes
-from pipeplan.planners.whole.exchanged import least_sending_s, least_with_exchange_s
+from pipeplan.planners.whole.exchanged import least_with_exchange_s, placed_batch
 from pipeplan.planners.whole.made import PlanMaker
 from pipeplan.planners.whole.placements import lies_well, placements
 from pipeplan.planners.whole.split import Splitter
@@ -122,7 +122,7 @@ class WholeSpace:
 
         Configurations that offload without need are left out: the same stages with less on the host take no longer.
         """
-        ready = self._by_placement(self._in_order(self._bounded, "most"))
+        ready = self._by_placement(self._bounded, "most")
         every = self._with_fewer(ready)
         yield from (each for each in every if not self._offloads_in_vain(each.degrees))
 
@@ -131,7 +131,7 @@ class WholeSpace:
         bounded = [*self._bounded]
         if self._most_of_fewer > max((float(each.likely.max(initial=0.0)) for each in bounded), default=0.0):
             bounded += self._bounded_fewer
-        yield from self._in_order(bounded, "likely")
+        yield from self._by_placement(bounded, "likely")
 
     def _with_fewer(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
         """These, and those with fewer replicas than there are devices for: with slow exchanges they can be faster.
@@ -140,25 +140,22 @@ class WholeSpace:
         """
         for placed in ready:
             if placed.most < self._most_of_fewer:
-                fewer = self._by_placement(self._in_order(self._bounded_fewer, "most"))
+                fewer = self._by_placement(self._bounded_fewer, "most")
                 yield from merge([placed], ready, fewer, key=lambda each: -each.most)
                 return
             yield placed
-        yield from self._by_placement(self._in_order(self._bounded_fewer, "most"))
+        yield from self._by_placement(self._bounded_fewer, "most")
 
     def nearest_miss(self) -> Shortfall:
         """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
 
         The stages have equal numbers of blocks. If the rank exceeds its part of the host's memory by more, that counts.
         """
-        each = [
-            (float(held), at, place)
-            for at, one in enumerate(self._bounded)
-            for place, held in enumerate(one.held_bytes)
-        ]
+        every = [*self._bounded, *self._bounded_fewer]
+        each = [(float(held), at, place) for at, one in enumerate(every) for place, held in enumerate(one.held_bytes)]
         misses = []
         for _, at, place in sorted(each)[:MISSES]:
-            degrees = self._bounded[at].shapes.degrees(place)
+            degrees = every[at].shapes.degrees(place)
             splitter, blocks = self.maker(degrees).splitter, len(self.forms[0].blocks)
             stops = [blocks * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
             device, host = splitter.by_rank(stops), splitter.hosts_by_rank(stops)
@@ -185,17 +182,19 @@ class WholeSpace:
             for inside in self._placements(degrees):
                 yield PlacedDegrees(space=self, degrees=degrees, inside=inside, most=most, likely=likely)
 
-    def _by_placement(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
-        """Those of the highest bounds first, with what their placements make ports carry: some come later for it."""
+    def _by_placement(self, every: Sequence[_Bounded], rate: str) -> Iterator[PlacedDegrees]:
+        """By a rate, the highest first, with what their placements let them send: some come later for it."""
         waiting: list[tuple[float, int, PlacedDegrees]] = []
-        for number, placed in enumerate(ready):
-            while waiting and -waiting[0][0] >= placed.most:
+        for number, placed in enumerate(self._in_order(every, rate)):
+            while waiting and -waiting[0][0] >= getattr(placed, rate):
                 yield heappop(waiting)[2]
             degrees = placed.degrees
             at = self.terms(degrees.recipe).at(degrees.data, pipelined=degrees.pipeline > 1)
-            least_s = least_sending_s(at, degrees, self.problem.cluster, inside=placed.inside) * (1 - _ROUNDING)
-            most = min(placed.most, degrees.batch_size / least_s) if least_s > 0 else placed.most
-            heappush(waiting, (-most, number, replace(placed, most=most)))
+            batch = placed_batch(at, degrees, self.problem.cluster, inside=placed.inside)
+            most = min(placed.most, self._rate(degrees, batch.least_s))
+            likely = min(placed.likely, self._rate(degrees, batch.likely_s))
+            placed = replace(placed, most=most, likely=likely)
+            heappush(waiting, (-getattr(placed, rate), number, placed))
         while waiting:
             yield heappop(waiting)[2]
 
@@ -326,7 +325,9 @@ class WholeSpace:
             m, p = some.microbatches, some.pipeline
             fill_s = np.where(some.chunks > 1, 0.0, way_s / (1 - (1 - 1 / m) ** p))
             exchanged_s = least_with_exchange_s(at, some, self.problem.cluster)
-            least_s = np.maximum(np.maximum(m * rank_s, exchanged_s), fill_s)
+            sent_s = np.where(p > 1, some.chunks * m * terms.least_send_s, 0.0)
+            rounds_s = np.where(some.chunks > 1, 0.0, m * (way_s + (p - 1) * terms.hop_s) / np.minimum(p, m))
+            least_s = np.max([m * rank_s, exchanged_s, fill_s, sent_s, rounds_s], axis=0)
             batch_s = self._likely_s(at, some, rank_s)
             samples = self.problem.batch_size * np.ones(len(some))
             held[chosen] = least_bytes(some, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))

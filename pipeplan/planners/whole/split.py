@@ -92,6 +92,10 @@ class Splitter:
             else:
                 found, high_s = others, middle_s
                 quickest = min(quickest, (self.times.of(found), found))
+        # The first rank's end was taken for that of one block: stages filled from the last one leave it few.
+        for batch_s in (high_s, quickest[0]):
+            others = self._in_time_from_the_end(batch_s)
+            quickest = min(quickest, (self.times.of(others), others)) if others else quickest
         return quickest[1], low_s
 
     def _in_time(self, batch_s: float) -> tuple[int, ...] | None:
@@ -106,6 +110,24 @@ class Splitter:
             stops.append(stop)
             start = stop
         return tuple(stops) if start == blocks else None
+
+    def _in_time_from_the_end(self, batch_s: float) -> tuple[int, ...] | None:
+        """The same, with as many blocks as they allow in the last stages."""
+        stop, stops = len(self._step_s) - 1, list[int]()
+        for rank in range(self.degrees.depth - 1, -1, -1):
+            stops.append(stop)
+            low, high = rank, stop
+            while low < high:
+                middle = (low + high) // 2
+                in_time = self.times.stop(rank, middle, batch_s) >= stop
+                if in_time and self._has_room(rank, middle, stop, self.device_bytes):
+                    high = middle
+                else:
+                    low = middle + 1
+            if low >= stop:
+                return None
+            stop = low
+        return tuple(reversed(stops)) if stop == 0 else None
 
     def _evened(self, stops: tuple[int, ...]) -> tuple[int, ...]:
         """Stages as near to equal shares of what is left as the same bottleneck allows: they were filled from the first

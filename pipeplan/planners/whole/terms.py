@@ -17,9 +17,9 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.costs.groups import DeviceGroupLinks, links_among
+from pipeplan.costs.groups import DeviceGroupLinks, grouped, links_among
 from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
-from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS, TrainingEngine
 from pipeplan.documents.forms import AXES, Collective, Form, FormMeasurement, ModelForm
@@ -137,6 +137,25 @@ class RecipeTerms:
         """What one device sends on of a microbatch, between most blocks."""
         between = self.edge_bytes[1:-1]
         return float(np.median(between)) if len(between) else 0.0
+
+    @cached_property
+    def least_send_s(self) -> float:
+        """How long a port carries what a group sends on of a microbatch, at least; 0 for one group."""
+        return min((size_bytes / level.transfer_bytes_per_s for level, size_bytes in self._crossed), default=0.0)
+
+    @cached_property
+    def hop_s(self) -> float:
+        """What a microbatch takes from a rank to the next one and back, at least; 0 for one group of devices."""
+        ways_s = (level.latency_s + size_bytes / level.transfer_bytes_per_s for level, size_bytes in self._crossed)
+        return 2 * min(ways_s, default=0.0)
+
+    @cached_property
+    def _crossed(self) -> list[tuple[Level, int]]:
+        """The levels that groups may send over, each with the least that passes a cut."""
+        levels = grouped(self.problem.cluster, self.recipe.form.devices).levels
+        edges = self.edge_bytes[1:-1]
+        least = self.recipe.form.devices * int(edges.min()) if len(edges) else 0
+        return [(level, least) for level in levels if level.size > 1]
 
     @property
     def _senders(self) -> int:
