@@ -41,15 +41,14 @@ def on_chain(planner: Planner, *, blocks_at_most: int = MAX_BLOCKS) -> Planner:
 
     def on_any(problem: PlanningProblem) -> Answer:
         chain = chained(problem, blocks_at_most=blocks_at_most)
-        answer, graph, options = planner(chain), chain.graph, problem.options
-        fixed = options.cuts == "single-tensor" or options.forced_cuts or options.forbidden_cuts
-        if not isinstance(answer, Plan) or graph is None or len(graph.places) <= len(graph.order) or fixed:
+        answer = planner(chain)
+        if not isinstance(answer, Plan) or not may_be_reordered(chain):
             return answer
-        order = order_through_cuts(graph, answer)
+        order = better_order(chain, answer)
         if order is None:
             return answer
         try:
-            other = planner(_on_graph(chain, replace(graph, order=order)))
+            other = planner(reordered(chain, order))
         except InvalidInputError:  # a solver whose time was up before it had a plan
             return answer
         return max(answer, other, key=_rate) if isinstance(other, Plan) else answer
@@ -59,6 +58,29 @@ def on_chain(planner: Planner, *, blocks_at_most: int = MAX_BLOCKS) -> Planner:
 
 def _rate(plan: Plan) -> float:
     return plan.closed_form.throughput_samples_per_s
+
+
+def may_be_reordered(chain: PlanningProblem) -> bool:
+    """Whether the chain is a graph's that may be cut anywhere. Forced and forbidden cuts are places of one order."""
+    graph, options = chain.graph, chain.options
+    if graph is None or options.forced_cuts or options.forbidden_cuts:
+        return False
+    return graph.problem.options.cuts != "single-tensor" and len(graph.places) > len(graph.order)
+
+
+def better_order(chain: PlanningProblem, plan: Plan) -> tuple[int, ...] | None:
+    """An order of the graph's blocks with better cuts for the stages of a plan of it; None where there is none."""
+    if chain.graph is None:
+        return None
+    own = plan.order or tuple(range(len(chain.graph.order)))
+    return order_through_cuts(replace(chain.graph, order=own), plan)
+
+
+def reordered(chain: PlanningProblem, order: Sequence[int]) -> PlanningProblem:
+    """The problem on the chain of another order of its graph, which may be cut between all of its blocks."""
+    if chain.graph is None:
+        return chain
+    return _on_graph(chain, replace(chain.graph, order=order))
 
 
 def chained(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> PlanningProblem:

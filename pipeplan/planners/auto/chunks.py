@@ -19,7 +19,7 @@ from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.auto.chunk_memory import ChunkMemory
 from pipeplan.planners.auto.model import SearchedModel
-from pipeplan.planners.auto.ranking import has_split_backward
+from pipeplan.planners.auto.splits import EverySplit, Splits
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.interleaved.even import even_by_time, squeezed
@@ -41,6 +41,9 @@ asked for.
 
 MOST_SQUEEZED = 12
 """How often the search tries to make stages fit that do not: half a second, usually."""
+
+BESIDE = 0.25
+"""The share of these instructions for families that are not counted on."""
 
 _ROUNDING = 1e-9
 
@@ -89,6 +92,14 @@ class ChunkedConfiguration:
         """Samples a second that no play with these stages exceeds."""
         return min(self.space.most(self.terms.shape, self.wiring, stops), self.space.most_by_modes(self.terms, stops))
 
+    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
+        """The splits that may play faster."""
+        return EverySplit(split, lambda stops: self.most_of(stops) > rate)
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """None: its split is nearly even as it is."""
+        return None
+
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None if they do not fit."""
         return self.space.plan(self.terms, stops)
@@ -103,12 +114,14 @@ class ChunkedSpace:
     """The families of a model.
 
     `beyond` is the highest rate of the families for whose stages the search had no time, or found none that fit. It is
-    known when all configurations have been taken.
+    known when all configurations have been taken, and 0 where the families are not `counted_on`: these are tried as
+    far as a part of that time goes, and are not among the configurations of which a certificate speaks.
     """
 
     model: SearchedModel
     schedules: Sequence[str]
     planner: str = "auto"
+    counted_on: bool = True
     begun: int = 0
     counted: int = 0
     squeezed: int = 0
@@ -128,7 +141,7 @@ class ChunkedSpace:
     @property
     def considered(self) -> int:
         """The number of shapes."""
-        return sum(len(family.shapes) for family in self.families())
+        return sum(len(family.shapes) for family in self.families()) if self.counted_on else 0
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[ChunkedConfiguration]:
         """Those whose stages fit, the highest bound first. Families' members are made as they are needed."""
@@ -144,22 +157,23 @@ class ChunkedSpace:
             yield heappop(waiting)[-1]
 
     def families(self) -> Iterator[ChunkedFamily]:
-        """All families; those that split the backward only if it was measured split, or the options ask for one."""
+        """All families; none that split the backward if the options forbid it."""
         problem, options = self.problem, self.problem.options
         if options.memory != "training":
             return
         measured = self.model.evaluator.measured
         batches = [(size, problem.batch_size // size) for size in measured.sizes]
         batches = [(size, samples) for size, samples in batches if problem.batch_size == size * samples]
-        splits = options.split_backward is not False and has_split_backward(problem)
         for name in self.schedules:
-            if schedule_named(name).splits_backward and options.schedule is None and not splits:
+            if schedule_named(name).splits_backward and options.schedule is None and options.split_backward is False:
                 continue
             alike: dict[tuple[int, int, int], list[ChunkedShape]] = {}
             devices, blocks = problem.cluster.devices, measured.blocks
             for shape in shapes_of(name, options, devices=devices, blocks=blocks, batches=batches):
-                # One rank is data parallelism, which holds less. One stage a rank holds more than 1F1B, and hides more.
-                if options.chunks is not None or options.schedule is not None or shape.ranks > 1:
+                # One rank with one stage is data parallelism; with several it may hold less, where it recomputes. One
+                # stage a rank holds more than 1F1B, and hides more.
+                asked = options.chunks is not None or options.schedule is not None
+                if asked or shape.ranks > 1 or (shape.chunks > 1 and options.recompute is not False):
                     alike.setdefault((shape.ranks, shape.width, shape.microbatch_size), []).append(shape)
             for shapes in alike.values():
                 yield ChunkedFamily(shapes=tuple(shapes), most=self._most_of_any(shapes[0]))
@@ -173,16 +187,17 @@ class ChunkedSpace:
             terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
             if not terms.weights_fit():
                 continue
-            memory, enough = ChunkMemory(model=self.model, terms=terms), 1 if options.schedule is None else 10
+            memory, enough = ChunkMemory(model=self.model, terms=terms), 1.0 if options.schedule is None else 10.0
+            enough *= 1.0 if self.counted_on else BESIDE
             self.begun += memory.counted
             if self.begun > MOST_COUNTED * enough:
-                self.beyond = max(self.beyond, family.most)
+                self._leave(family.most)
                 continue
             if not memory.may_exceed(needed):
                 continue
             self.counted += 4 * ROUNDS * shape.ranks**2 * shape.chunks
             if self.counted > MOST_COUNTED * enough:
-                self.beyond = max(self.beyond, min(memory.most(), family.most))
+                self._leave(min(memory.most(), family.most))
                 continue
             stops = self._stages(memory, family.most)
             if stops is None:
@@ -241,10 +256,15 @@ class ChunkedSpace:
         if found is not None:
             return found
         if self.squeezed >= MOST_SQUEEZED:
-            self.beyond = max(self.beyond, min(memory.most(), most))
+            self._leave(min(memory.most(), most))
             return None
         self.squeezed += 1
         return squeezed(terms, stops)
+
+    def _leave(self, most: float) -> None:
+        """Leaves something out that may play as fast as this."""
+        if self.counted_on:
+            self.beyond = max(self.beyond, most)
 
     def _most_of_any(self, shape: ChunkedShape) -> float:
         """Samples a second that no stages of a family's shapes exceed.

@@ -6,12 +6,13 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import FloatArray
+from pipeplan.costs.collectives import all_reduce_among
 from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.wiring import Wiring, wiring_of
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator
 from pipeplan.planners.two_bw.chain import interpolated, profiled
-from pipeplan.planners.two_bw.placements import mixtures, orientations
+from pipeplan.planners.two_bw.placements import Links, mixtures, orientations
 from pipeplan.schedules.registry import schedule_named
 
 
@@ -55,11 +56,21 @@ class SearchedModel:
             self._wirings[key] = tuple(wiring_of(cluster, links) for links in every)
         return self._wirings[key]
 
+    @property
+    def exchange_factor(self) -> float:
+        """How much longer than known the bytes of an exchange take."""
+        return self.problem.profile.overheads.exchange_factor
+
+    def exchanged_s_per_byte(self, links: Links) -> FloatArray:
+        """By stage, what an exchange of its replicas takes at least for a byte of weights: by rings, without hops."""
+        among = [all_reduce_among(self.problem.cluster, ranks) for ranks in links.ranks.tolist()]
+        return np.asarray([sum(ring.ring_s_per_byte for ring in each.rings) for each in among])
+
     def sums(self, schedule: str, size: int, recompute: bool | None) -> Sums:
         """The sums for a microbatch."""
         key = schedule, size, recompute
         if key not in self._sums:
-            chain, factor = self.evaluator.chain(size), self.problem.profile.overheads.exchange_factor
+            chain, factor = self.evaluator.chain(size), self.exchange_factor
             compute_s, way_s = self._least_s(schedule, size, recompute)
             boundaries = chain.output_bytes[1:-1] if chain.blocks > 1 else np.zeros(1)
             self._sums[key] = Sums(

@@ -15,7 +15,7 @@ the profile has a split backward, plans with a flush are played with 2BP as well
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, PipeplanError, require
@@ -24,7 +24,7 @@ from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, p
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
 from pipeplan.planners.auto.search import PlayedSearch, Space
 from pipeplan.planners.auto.space import SEARCHED, PlayedSpace
-from pipeplan.planners.on_chain import chains
+from pipeplan.planners.on_chain import better_order, chains, may_be_reordered, reordered
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
@@ -68,7 +68,7 @@ def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: R
     in_chunks = any(isinstance(space, ChunkedSpace) for space in spaces)
     if not asked.proposals and not in_chunks:
         return _infeasible(name, asked)
-    search = PlayedSearch(spaces=spaces, ranking=ranking)
+    search = PlayedSearch(spaces=spaces, ranking=ranking, further=OtherOrders(spaces=spaces).better)
     if spaces:
         search.run(asked.proposals)
     else:
@@ -85,6 +85,27 @@ def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: R
         pareto=tuple(_pareto(ranking.fitting)),
         certificate=search.certificate(best) if spaces and best.played else best.plan.certificate,
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class OtherOrders:
+    """The spaces of a graph on orders of its blocks that are better for a plan. No order is taken twice."""
+
+    spaces: Sequence[Space]
+    _taken: set[tuple[int, ...]] = field(default_factory=set)
+
+    def better(self, plan: Plan) -> Sequence[Space]:
+        """The spaces on an order with better cuts for the plan's stages; none where there is none, or for a chain."""
+        anywhere = [
+            space for space in self.spaces if isinstance(space, PlayedSpace) and may_be_reordered(space.problem)
+        ]
+        if not anywhere:
+            return ()
+        order = better_order(anywhere[0].problem, plan)
+        if order is None or order in self._taken:
+            return ()
+        self._taken.add(order)
+        return [replace(space, problem=reordered(space.problem, order)) for space in anywhere]
 
 
 def with_whole_backwards(problem: PlanningProblem) -> PlanningProblem:
@@ -131,8 +152,14 @@ def played_spaces(problem: PlanningProblem, schedules: Sequence[str]) -> list[Sp
     others = () if problem.options.chunks is not None else tuple(name for name in schedules if name not in in_chunks)
     every = [PlayedSpace(problem=chain, schedules=others) for chain in chains(problem)]
     spaces: list[Space] = [*every] if others else []
-    if in_chunks:
-        spaces.append(ChunkedSpace(model=every[0].model, schedules=in_chunks))
+    if not in_chunks:
+        return spaces
+    # The price of a schedule that splits a backward which was not measured split is no more than a guess.
+    guessed = problem.options.schedule is None and not has_split_backward(problem)
+    for counted_on in (True, False):
+        own = [name for name in in_chunks if counted_on != (guessed and schedule_named(name).splits_backward)]
+        if own:
+            spaces.append(ChunkedSpace(model=every[0].model, schedules=own, counted_on=counted_on))
     return spaces
 
 

@@ -21,6 +21,9 @@ FRONT_INSTRUCTIONS = 100_000
 MOVES_INSTRUCTIONS = 100_000
 """The most instructions of plans whose cuts were moved."""
 
+SPLITS_INSTRUCTIONS = 300_000
+"""The most instructions of all other splits, where they are few."""
+
 LONGEST_PLAY = 60_000
 """The most instructions of one proposal."""
 
@@ -92,7 +95,8 @@ class Ranking:
 
     `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may. A proposal
     may have at most `longest` instructions, a planner's answer `longest_answer`. Of plans that are slower and hold
-    less, at most `for_front` are played; of plans whose cuts were moved, at most `for_moves`.
+    less, at most `for_front` are played; of plans whose cuts were moved, at most `for_moves`; of all splits of a
+    configuration, at most `for_splits`.
     """
 
     problem: PlanningProblem
@@ -105,6 +109,7 @@ class Ranking:
     longest_answer: int = SIMULATED_INSTRUCTIONS
     for_front: int = FRONT_INSTRUCTIONS
     for_moves: int = MOVES_INSTRUCTIONS
+    for_splits: int = SPLITS_INSTRUCTIONS
     _known: dict[object, Ranked] = field(default_factory=dict)
 
     @property
@@ -156,16 +161,15 @@ class Ranking:
 
         The split is 2BP, or its memory-saving variant if the options ask for that. If the user names neither schedule
         nor variant, 1F1B also has ZB-H1, whose stages keep no more microbatches than 1F1B's first one. Plans that
-        recompute for want of memory have no variants, because a split backward holds more; nor do plans that recompute
-        by block. If the user names ZB-H1, it replaces 1F1B's plans.
+        recompute by block have no variants. If the user names ZB-H1, it replaces 1F1B's plans.
         """
         options, laws = self.problem.options, schedule_named(fused.schedule)
         alone = self._stands_for_zero_bubble(fused)
         if not alone:
             yield fused
-        short = fused.recompute and not (options.recompute or options.split_backward or laws.recomputes)
-        short = short or fused.recomputes_by_block
-        if options.split_backward is False or not laws.takes_two_bp or not has_split_backward(self.problem) or short:
+        if options.split_backward is False or not laws.takes_two_bp or not has_split_backward(self.problem):
+            return
+        if fused.recomputes_by_block:
             return
         free = options.schedule is None and options.split_backward is None and not options.split_backward_half_way
         whole = replace(fused, simulated=None)

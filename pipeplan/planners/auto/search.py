@@ -14,17 +14,17 @@
    their configurations.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
-from itertools import chain, combinations, count, islice
-from math import comb
+from itertools import chain, count, islice
 from typing import Protocol
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
+from pipeplan.planners.auto.splits import Splits
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.problem import CutGraph
 
@@ -56,7 +56,16 @@ SLOW_MOVES = 72
 """Into so many plans, of short models: some fifty milliseconds."""
 
 FEW_SPLITS = 300
-"""Up to this number, all splits are bounded, and made into plans if they may be the fastest: a second."""
+"""Up to this number, all splits that may be faster are made into plans: a second."""
+
+COUNTED = 100
+"""Of so many configurations the splits that may be faster are counted: a tenth of a second."""
+
+MOST_FURTHER = 2
+"""How often the fastest plans may lead to further spaces."""
+
+LEADING = 2
+"""How many of the fastest plans are asked for them."""
 
 SHOWN_UNPLAYED = 12
 """How many configurations are shown that were not played."""
@@ -77,6 +86,12 @@ class Configuration(Protocol):
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
+
+    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
+        """The splits that may play faster than so many samples a second, by these bounds; `split` is one of all."""
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """The split whose bound is the highest; None where that is not found quickly, or none fits."""
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """The plan with these stages, not played; None if they do not fit."""
@@ -124,10 +139,14 @@ class _Next:
 
 @dataclass(slots=True, kw_only=True)
 class PlayedSearch:
-    """The search, and its results; `ranking` holds everything that was played."""
+    """The search, and its results; `ranking` holds everything that was played.
+
+    `further` are the spaces that a fast plan leads to, which are searched after the others.
+    """
 
     spaces: Sequence[Space]
     ranking: Ranking
+    further: Callable[[Plan], Sequence[Space]] = lambda plan: ()
     configurations: int = 0
     splits: int = 0
     without_split: int = 0
@@ -146,7 +165,22 @@ class PlayedSearch:
         for answer in answers:
             for plan in self.ranking.variants(answer.plan):
                 self._push(most_samples_per_s(plan), replace(answer, plan=plan))
-        for space in self.spaces:
+        unsplit = self._search(self.spaces)
+        for _ in range(MOST_FURTHER):
+            spaces = self._further()
+            if not spaces:
+                break
+            unsplit += self._search(spaces)
+        self._play_front()
+
+        # Some configurations that were not split, the highest bounds first.
+        heads = [*unsplit, *(item for _, _, item in self._waiting if not isinstance(item, Proposal))]
+        rests = (chain([head.configuration], head.others) for head in heads)
+        self.unplayed = list(islice(merge(*rests, key=lambda each: -each.most), SHOWN_UNPLAYED))
+
+    def _search(self, spaces: Sequence[Space]) -> list[_Next]:
+        """Searches the spaces; returns what it had no time to split, each the first of its space."""
+        for space in spaces:
             self.configurations += space.considered
             self._push_next(space.planner, space.configurations(lambda: self.ranking.best_rate))
         unsplit: list[_Next] = []
@@ -166,17 +200,20 @@ class PlayedSearch:
                     unsplit.append(item)
             if not known:  # plans that are too long, or beyond the limit: only their bound is known
                 self.left = max(self.left, most)
-        beyond = (space.beyond for space in self.spaces)
+        beyond = (space.beyond for space in spaces)
         self.left = max([self.left, *beyond, *(-most for most, _, _ in self._waiting)])
+        self._move_cuts()
+        best = self.ranking.best_rate
         self.every_split = self._play_other_splits()
-        if not self.every_split:
+        if not self.every_split and self.ranking.best_rate > best:
             self._move_cuts()
-        self._play_front()
+        return unsplit
 
-        # Some configurations that were not split, the highest bounds first.
-        heads = [*unsplit, *(item for _, _, item in self._waiting if not isinstance(item, Proposal))]
-        rests = (chain([head.configuration], head.others) for head in heads)
-        self.unplayed = list(islice(merge(*rests, key=lambda each: -each.most), SHOWN_UNPLAYED))
+    def _further(self) -> Sequence[Space]:
+        """The spaces that the fastest of the deep plans lead to; none if they lead to no others."""
+        deep = (each for each in self.ranking.fitting if each.played and each.plan.depth > 1 == each.plan.chunks)
+        fastest = sorted(deep, key=Ranked.preference)[:LEADING]
+        return next(filter(None, (self.further(each.plan) for each in fastest)), ())
 
     def alternatives(self) -> Iterator[Alternative]:
         """Some configurations that were not played, with the rate that they cannot exceed."""
@@ -258,41 +295,60 @@ class PlayedSearch:
             yield proposal
 
     def _play_other_splits(self) -> bool:
-        """Plays all splits that may be faster than the best. Returns whether they were few enough to play all."""
-        enough = self.ranking.best_rate * (1 + CLOSE)
-        open_to = [each for each in self._tried if each[1].most > enough]
-        if sum(comb(stops[-1] - 1, len(stops) - 1) for _, _, stops in open_to) > FEW_SPLITS:
-            return False
-        waiting: list[tuple[float, int, Proposal]] = []
+        """Plays all splits that may be faster than the best, of the configurations that have few. Returns whether that
+        were all.
+        """
+        enough, few, every = self.ranking.best_rate * (1 + CLOSE), FEW_SPLITS, True
+        least = max(self.ranking.left - self.ranking.for_splits, 0)
+        waiting: list[tuple[float, int, Proposal | tuple[str, Configuration, tuple[int, ...]]]] = []
         numbers = count()
-        for planner, configuration, tried in open_to:
-            for cuts in combinations(range(1, tried[-1]), len(tried) - 1):
-                stops = (*cuts, tried[-1])
-                most = configuration.most_of(stops)
-                for proposal in self._proposals(planner, configuration, stops) if most > enough else ():
-                    bound = min(most, most_samples_per_s(proposal.plan))
-                    heappush(waiting, (-bound, next(numbers), proposal))
+        open_to = sorted((each for each in self._tried if each[1].most > enough), key=lambda each: -each[1].most)
+        for index, (planner, configuration, tried) in enumerate(open_to):
+            splits = configuration.splits_above(enough, tried) if index < COUNTED else None
+            if splits is None or splits.count > few:
+                every = False
+                continue
+            few -= int(splits.count)
+            for stops in splits:
+                heappush(waiting, (-configuration.most_of(stops), next(numbers), (planner, configuration, stops)))
         while waiting and -waiting[0][0] > self.ranking.best_rate * (1 + CLOSE):
-            if self.ranking.left <= 0:
+            most, _, item = heappop(waiting)
+            if self.ranking.left <= least:
                 return False
-            self.ranking.add(heappop(waiting)[2])
-        return True
+            if isinstance(item, Proposal):
+                self.ranking.add(item)
+                continue
+            for proposal in self._proposals(*item):
+                heappush(waiting, (max(most, -most_samples_per_s(proposal.plan)), next(numbers), proposal))
+        return every
 
     def _move_cuts(self) -> None:
         """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""
         least = max(self.ranking.left - self.ranking.for_moves, 0)
         self._move_cuts_of_slow_splits(least)
+        for ranked in self._fastest():
+            _, configuration, _ = self._splits.get(ranked.proposal.configuration, ("", None, ()))
+            even = None if configuration is None else configuration.most_even()
+            for proposal in self._faster(ranked, [even] if even else []):
+                if self.ranking.left > least:
+                    self.ranking.add(proposal)
         moved: set[object] = set()
-        while True:
-            fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]
-            ranked = next((each for each in fastest if each.proposal.configuration not in moved), None)
+        while self.ranking.left > least:
+            waiting = (each for each in self._fastest() if each.proposal.configuration not in moved)
+            ranked = next(waiting, None)
             if ranked is None:
                 return
-            moved.add(ranked.proposal.configuration)
+            best = self.ranking.best_rate
             for proposal in self._neighbours(ranked):
-                if self.ranking.left <= least:
-                    return
                 self.ranking.add(proposal)
+                if self.ranking.left <= least or self.ranking.best_rate > best:
+                    break  # on from there
+            else:
+                moved.add(ranked.proposal.configuration)
+
+    def _fastest(self) -> list[Ranked]:
+        """The plans of which cuts are moved."""
+        return sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]
 
     def _move_cuts_of_slow_splits(self, least: int) -> None:
         """Moves cuts of some splits that were too slow to be played, of configurations that may be faster than the
@@ -318,11 +374,16 @@ class PlayedSearch:
 
     def _neighbours(self, ranked: Ranked) -> list[Proposal]:
         """The plan with a cut moved by a block, wherever that may be faster than the best; the highest bound first."""
-        planner, configuration, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
+        _, _, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
+        return self._faster(ranked, moved_by_a_block(stops))
+
+    def _faster(self, ranked: Ranked, splits: Iterable[tuple[int, ...]]) -> list[Proposal]:
+        """The plan with other splits that may be faster than the best; at most `MOVES`, the highest bound first."""
+        planner, configuration, _ = self._splits.get(ranked.proposal.configuration, ("", None, ()))
         if configuration is None:
             return []
         enough = self.ranking.best_rate * (1 + CLOSE)
-        moved = [(most, other) for other in moved_by_a_block(stops) if (most := configuration.most_of(other)) > enough]
+        moved = [(most, other) for other in splits if (most := configuration.most_of(other)) > enough]
         moved.sort(key=lambda each: -each[0])
         found = [
             (most, proposal)

@@ -17,6 +17,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.auto.splits import EverySplit, Splits, SplitsWithin, splits_above
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.auto.within_memory import MemoryBounds
 from pipeplan.planners.complete import complete
@@ -31,6 +32,9 @@ from pipeplan.schedules.registry import schedule_named
 
 SEARCHED = ("data-parallel", "naive", "pipedream-2bw", "1f1b", "gpipe")
 """The schedules that the closed forms split into stages; what splits the backward is tried on their plans."""
+
+SHORT = 50
+"""The most blocks of a model whose stages have a table: longer ones have too many."""
 
 _ROUNDING = 1e-9
 
@@ -56,6 +60,19 @@ class PlacedShape:
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds, by what they compute."""
         return self.space.most_of(self, stops)
+
+    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
+        """The splits that fit, and may play faster by what they compute."""
+        if self.space.evaluator.measured.blocks > SHORT:
+            return EverySplit(split, lambda stops: self.most_of(stops) > rate)
+        return self._splits(rate)
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """The split whose slowest stage is the fastest, as if nothing were waited for; None for long models."""
+        return None if self.space.evaluator.measured.blocks > SHORT else self._splits(0.0).most_even()
+
+    def _splits(self, rate: float) -> SplitsWithin:
+        return splits_above(rate, self.space.model, self.space.evaluator.terms(self.shape, self.wiring.links))
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played, for the original model; None if the stages do not fit."""

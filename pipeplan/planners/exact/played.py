@@ -10,6 +10,7 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.planners.auto.splits import EverySplit, Splits
 from pipeplan.planners.exact.kinds import StageShape
 from pipeplan.planners.exact.places import Placed
 from pipeplan.planners.exact.planner import NAME, decided, shapes_of
@@ -40,6 +41,14 @@ class PlayedShape:
     def most_of(self, stops: tuple[int, ...]) -> float:
         """That of the shape: what its stages compute is in its plan's bound."""
         return self.most
+
+    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
+        """All splits, where the shape's bound is above the rate."""
+        return EverySplit(split, lambda stops: self.most > rate)
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """None: the solver has found the best by the closed form."""
+        return None
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None where they do not fit, or a cut is not allowed."""

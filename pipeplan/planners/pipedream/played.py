@@ -7,17 +7,20 @@ plays decide:
 1. the cluster's, which gives the closed form's optimum;
 2. the same with each level's bandwidth divided among the devices of a unit;
 3. beside these data parallelism, and the straight pipeline;
-4. and for a graph the first two where it is cut only where one tensor crosses.
+4. for `auto` all of these on some of the devices, unless the pipeline is to be straight;
+5. and for a graph the first two where it is cut only where one tensor crosses.
 
 Whatever the network, the slowest stage computes no less than in the best partition on a network that takes no time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import inf, prod
 
 from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto.splits import EverySplit, Splits
 from pipeplan.planners.complete import complete
 from pipeplan.planners.pipedream.partition import Partition, PartitionSearch, data_parallel, fits, partition, priced
 from pipeplan.planners.pipedream.planner import NAME, CutModel, cut_model, decided
@@ -47,6 +50,14 @@ class PlayedPartition:
     def most_of(self, stops: tuple[int, ...]) -> float:
         """By compute, spread evenly."""
         return self.most
+
+    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
+        """No others: no cut is moved."""
+        return EverySplit((1,), lambda stops: False)
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """None: no cut is moved."""
+        return None
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan, not played; None where nothing fits."""
@@ -111,57 +122,51 @@ class PlayedPartitions:
 
     @cached_property
     def _partitions(self) -> list[PlayedPartition]:
-        found = list(_found(self._model))
-        options = self.problem.options
-        if not self.whole:
-            found += _of_few_devices(self._model)
+        model, options = self._model, self.problem.options
+        found = list(_found(model, network(self.problem)))
+        if not self.whole and not options.straight:
+            for levels in _of_few_devices(self.problem):
+                found += _found(model, levels, own=True)
         if self.problem.profile.edges is not None and options.cuts != "single-tensor":
-            single = replace(self.problem, options=replace(options, cuts="single-tensor"))
-            found += _found(cut_model(single), own=True)
+            single = _of_single_tensors(self.problem)
+            found += () if single is None else _found(single, network(self.problem), own=True, beside=False)
         return sorted(found, key=lambda each: -each.most)
 
 
-def _found(model: CutModel, *, own: bool = False) -> Iterator[PlayedPartition]:
-    """The partitions of a model, with `own` also that for the cluster's network."""
-    problem, wanted = model.problem, search(model.problem, model.states)
+def _found(
+    model: CutModel, levels: Sequence[LevelLinks], *, own: bool = False, beside: bool = True
+) -> Iterator[PlayedPartition]:
+    """The partitions of a model on these levels: with `own` also that for their own bandwidths; and those `beside`."""
+    problem, wanted = model.problem, search(model.problem, model.states, levels=levels)
     even_s = float(wanted.space.compute_s[-1]) / wanted.devices
     most = model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf
     finders: list[Callable[[], Partition | None]] = [lambda: partition(wanted)] if own else []
-    levels, devices = [], 1  # what each device has if all of its unit send at once
-    for level in network(problem):
-        levels.append(replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / devices))
+    divided, devices = [], 1  # what each device has if all of its unit send at once
+    for level in levels:
+        divided.append(replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / devices))
         devices *= level.units
-    if levels != network(problem):
-        finders.append(lambda: partition(search(problem, model.states, levels=levels)))
-    if not synchronised(problem) and not wanted.straight and not own:
+    if divided != [*levels]:
+        finders.append(lambda: partition(search(problem, model.states, levels=divided)))
+    if beside and not synchronised(problem) and not wanted.straight:
         finders.append(lambda: data_parallel(wanted))
         if wanted.devices < len(model.states):
-            finders.append(lambda: partition(search(problem, model.states, straight=True)))
+            finders.append(lambda: partition(search(problem, model.states, straight=True, levels=levels)))
     for find in finders:
         yield PlayedPartition(model=model, wanted=wanted, most=most, find=find)
 
 
-def _of_few_devices(model: CutModel) -> Iterator[PlayedPartition]:
-    """The best partition on each small number of devices of the first unit, or of whole units; and the straight one.
+def _of_single_tensors(problem: PlanningProblem) -> CutModel | None:
+    """A graph as it is cut where one tensor crosses; None where these cuts are too few for a straight pipeline."""
+    try:
+        return cut_model(replace(problem, options=replace(problem.options, cuts="single-tensor")))
+    except InvalidInputError:  # anything else would have been refused before
+        return None
 
-    The others stay idle.
-    """
-    first, *around = network(model.problem)
+
+def _of_few_devices(problem: PlanningProblem) -> Iterator[list[LevelLinks]]:
+    """Small numbers of devices of the first unit, or of whole units; the others stay idle."""
+    first, *around = network(problem)
     fewer = [[replace(first, units=units)] for units in range(1, first.units + (1 if around else 0))]
     if around:
         fewer += [[first, replace(around[0], units=units)] for units in range(2, around[0].units + len(around) - 1)]
-    for levels in fewer:
-        devices = prod(level.units for level in levels)
-        if devices > FEW:
-            continue
-        for straight in (False, True):
-            wanted = search(model.problem, model.states, levels=levels, straight=straight)
-            if straight and devices >= len(model.states):
-                continue
-            even_s = float(wanted.space.compute_s[-1]) / devices
-            yield PlayedPartition(
-                model=model,
-                wanted=wanted,
-                most=model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf,
-                find=partial(partition, wanted),
-            )
+    yield from (levels for levels in fewer if prod(level.units for level in levels) <= FEW)

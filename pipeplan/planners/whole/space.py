@@ -20,6 +20,7 @@ from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import ModelForm
 from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.planners.auto.splits import EverySplit, Splits
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes
@@ -59,6 +60,14 @@ class PlacedDegrees:
     def most_of_any(self) -> float:
         """Samples a second that no play exceeds, whatever its stages are."""
         return min(self.most, self.space.most_of_any(self.degrees))
+
+    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
+        """The splits that may play faster."""
+        return EverySplit(split, lambda stops: self.most_of(stops) > rate)
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """The split of the least bottleneck; None where none fits."""
+        return self.space.maker(self.degrees).splitter.even()
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None if they do not fit."""

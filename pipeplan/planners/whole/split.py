@@ -71,7 +71,7 @@ class Splitter:
         """The stages, and the least seconds of any."""
         if self.degrees.chunks == 1:
             return self._quickest()
-        found = self._least()
+        found = self._least(inf)
         return None if found is None else self._squeezed(self._evened(found)), 0.0
 
     def _quickest(self) -> tuple[tuple[int, ...] | None, float]:
@@ -196,16 +196,20 @@ class Splitter:
         by_rank = by_stage.reshape(-1, self.degrees.pipeline).sum(axis=0)
         return by_rank.tolist()  # type: ignore[no-any-return]
 
-    def _least(self) -> tuple[int, ...] | None:
-        """The stages of the least bottleneck, whether they fit or not; None where there are fewer blocks."""
+    def even(self) -> tuple[int, ...] | None:
+        """The stages of the least bottleneck; None where none fit."""
+        return self._least(self.device_bytes) if self.degrees.chunks == 1 else self.stops()
+
+    def _least(self, room: float) -> tuple[int, ...] | None:
+        """The stages of the least bottleneck that hold no more than `room` bytes each."""
         step_s = self._step_s
         high_s, low_s = step_s[-1], step_s[-1] / self.degrees.depth
-        found, _ = self._filled(high_s)
+        found, _ = self._filled(high_s, room)
         for _ in range(_STEPS if found else 0):
             if low_s >= high_s * (1 - 1e-9):
                 break
             middle_s = (low_s + high_s) / 2
-            stops, more_s = self._filled(middle_s)
+            stops, more_s = self._filled(middle_s, room)
             if stops is None:
                 low_s = max(middle_s, more_s * (1 - 1e-12))
             else:
@@ -248,16 +252,16 @@ class Splitter:
         """Whether every rank fits its device and its host."""
         return max(self.missing_bytes(stops)) <= 0
 
-    def _filled(self, bottleneck_s: float) -> tuple[tuple[int, ...] | None, float]:
-        """Stages that are as long as the bottleneck allows, None where blocks are left over; and the least bottleneck
-        at which any of them could be longer.
+    def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
+        """Stages that are as long as the bottleneck and the room allow, None where blocks are left over; and the least
+        bottleneck at which any of them could be longer.
         """
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
         start, stops, more_s = 0, [], inf
         for stage in range(depth):
             last = blocks - (depth - 1 - stage)
             in_time = bisect_right(step_s, step_s[start] + bottleneck_s) - 1
-            stop = min(in_time, last)
+            stop = self._that_fits(stage, start, min(in_time, last), room)
             if stop == in_time < last:
                 more_s = min(more_s, step_s[stop + 1] - step_s[start])
             if stop <= start:

@@ -16,6 +16,7 @@ from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.pipeplan.graphs import graph
 from tests.pipeplan.planners.on_paper import on_paper
 from tests.properties import examples
 
@@ -138,3 +139,23 @@ def test_semantics_that_a_planner_does_not_have_are_refused(planner: str, semant
 def test_semantics_are_one_of_three() -> None:
     with pytest.raises(InvalidInputError, match="semantics: must be one of played, paper, release, got 'fast'"):
         Options(semantics="fast")
+
+
+@pytest.mark.parametrize("schedule", [None, "pipedream-vertical-sync"])
+def test_auto_keeps_a_pipeline_straight_where_it_is_asked_to(schedule: str | None) -> None:
+    """On fewer devices it once gave a stage all of them, and vertical sync replicas."""
+    cell = Cell(forward_s=1.0, backward_s=2.0, weight_bytes=1, output_bytes=4_000, activation_bytes=1)
+    options = Options(straight=True, schedule=schedule)
+    plan = solve("auto", problem_of([cell] * 6, cluster((4, 1000.0)), 4, 0.0, options))
+    assert isinstance(plan, Plan)
+    assert [stage.replicas for stage in plan.stages] == [1, 1, 1, 1]
+
+
+def test_a_graph_is_planned_straight_on_more_devices_than_it_has_single_tensors() -> None:
+    """Its plans with cuts of single tensors, which are played as well, were once refused, and with them the graph."""
+    blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1)] * 6
+    branches = graph(blocks, ((0, 1), (0, 3), (1, 2), (2, 4), (3, 4), (4, 5)))
+    machines = cluster((5, 1000.0))
+    problem = PlanningProblem(profile=branches, cluster=machines, batch_size=4, options=Options(straight=True))
+    plan = solve("pipedream", problem)
+    assert isinstance(plan, Plan) and plan.depth == 5

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ from pipeplan.errors import PipeplanError
 from pipeplan.planners.auto.chunks import CHUNKED
 from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.space import SEARCHED
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.planners.auto.random_problems import random_problem
@@ -23,8 +23,17 @@ from tests.properties import examples
 LEAST = 0.995
 """Of what anything plays that is forced, the answer plays so much."""
 
-FOUND = (23, 108, 256)
+FOUND = (23, 108, 256, 1021, 1272, 1281)
 """Seeds that once showed a mistake."""
+
+FORCED = (
+    (1081, Options(stages=9)),  # a graph, whose best cuts are places of another order of its blocks
+    (1327, Options(schedule="zb-v")),  # a split far from the even one
+    (2117, Options(split_backward=True)),  # with stages that recompute, and stages that do not
+    (5274, Options(schedule="dual-pipe-v")),  # in a V, without a backward that was measured split
+    (5383, Options(schedule="zb-v")),  # the same with all stages on one rank
+)
+"""The same of options, which were forced."""
 
 TRIED = range(107)
 """Seeds of which none shows one. Of 100 others about one does: its best split is far from the closed form's."""
@@ -78,6 +87,15 @@ def assert_nothing_forced_is_faster(seed: int) -> None:
 @pytest.mark.parametrize("seed", FOUND)
 def test_mistakes_that_were_found_are_gone(seed: int) -> None:
     assert_nothing_forced_is_faster(seed)
+
+
+@pytest.mark.parametrize(("seed", "options"), FORCED)
+def test_what_once_played_faster_by_force_does_not(seed: int, options: Options) -> None:
+    _, problem = random_problem(seed)
+    given = {field.name: getattr(options, field.name) for field in fields(Options)}
+    asked = {name: value for name, value in given.items() if value != getattr(Options(), name)}
+    other = solve("auto", replace(problem, options=replace(problem.options, **asked)))
+    assert rate(solve("auto", problem)) >= LEAST * rate(other) > 0
 
 
 @examples(20)

@@ -1,0 +1,166 @@
+"""Splits: all stages of a configuration of which the bound lets a play be fast enough, counted and listed.
+
+The bound of a split is that of its slowest stage, and what a stage takes depends on its place alone. So the splits
+within a limit are the ways from the first block to the last over stages within it:
+
+    N(s, a) = sum over stops b of N(s + 1, b) where stage s, of the blocks [a, b), fits and is within the limit
+
+They are counted from the last stage to the first. Where few are left of very many, they are listed without the others.
+The most even split is found in the same way, with the slowest stage, and then the sum of squares, in place of N.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import comb, inf
+from typing import Protocol
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.two_bw.places import Bands
+from pipeplan.planners.two_bw.terms import PipelineTerms
+
+_ROUNDING = 1e-9
+
+
+class Splits(Protocol):
+    """Splits of a configuration into stages."""
+
+    @property
+    def count(self) -> float:
+        """How many they are."""
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """The stops of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EverySplit:
+    """All splits into as many stages as one of them has; listed are those of which `may` says that they may be fast."""
+
+    one: tuple[int, ...]
+    may: Callable[[tuple[int, ...]], bool]
+
+    @property
+    def count(self) -> float:
+        """All, those that are not listed among them."""
+        return comb(self.one[-1] - 1, len(self.one) - 1)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        blocks = self.one[-1]
+        every = ((*cuts, blocks) for cuts in combinations(range(1, blocks), len(self.one) - 1))
+        return filter(self.may, every)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SplitsWithin:
+    """The splits of a shape that fit, and of which each stage takes at most `limit_s` a batch.
+
+    `least_s` is [stage, start, length - 1]: below which no play of the stage goes; infinite where it does not fit.
+    """
+
+    least_s: FloatArray
+    limit_s: float
+
+    @property
+    def count(self) -> float:
+        """Their number."""
+        return float(self._ways[0, 0])
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return self._after(0, 0) if self.count else iter(())
+
+    def _after(self, stage: int, start: int) -> Iterator[tuple[int, ...]]:
+        """The stops of the stages from this one on, which begins here."""
+        depth, blocks = len(self.least_s), self.least_s.shape[1]
+        if stage == depth:
+            yield ()
+            return
+        stops = start + 1 + np.flatnonzero(self.least_s[stage, start] <= self.limit_s)
+        for stop in stops[stops <= blocks].tolist():
+            if self._ways[stage + 1, stop]:
+                yield from ((stop, *rest) for rest in self._after(stage + 1, stop))
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """The split whose slowest stage is the fastest; of several the one with the least squares. None if none fits.
+
+        As if nothing were waited for: transfers and exchanges count beside the compute, not after it.
+        """
+        depth, blocks, reach = self.least_s.shape
+        stops = np.minimum(1 + np.arange(blocks)[:, None] + np.arange(reach), blocks + 1)
+        onwards_s = np.append(np.full(blocks, inf), [0.0, inf])
+        for stage in range(depth - 1, -1, -1):
+            onwards_s[:blocks] = np.maximum(self.least_s[stage], onwards_s[stops]).min(axis=1)
+            onwards_s[blocks:] = inf
+        slowest_s = float(onwards_s[0])
+        if slowest_s == inf:
+            return None
+        squares = np.where(self.least_s <= slowest_s, np.square(self.least_s), inf)
+        choices: list[IntArray] = []
+        onwards = np.append(np.full(blocks, inf), [0.0, inf])
+        for stage in range(depth - 1, -1, -1):
+            sums = squares[stage] + onwards[stops]
+            choices.insert(0, sums.argmin(axis=1))
+            onwards[:blocks] = sums.min(axis=1)
+            onwards[blocks:] = inf
+        found, start = list[int](), 0
+        for choice in choices:
+            start += 1 + int(choice[start])
+            found.append(start)
+        return tuple(found)
+
+    @cached_property
+    def _ways(self) -> FloatArray:
+        """N, by stage and start."""
+        depth, blocks, reach = self.least_s.shape
+        ways = np.zeros((depth + 1, blocks + reach + 1))
+        ways[depth, blocks] = 1.0
+        stops = 1 + np.arange(blocks)[:, None] + np.arange(reach)
+        for stage in range(depth - 1, -1, -1):
+            ways[stage, :blocks] = ((self.least_s[stage] <= self.limit_s) * ways[stage + 1][stops]).sum(axis=1)
+        return ways
+
+
+def splits_above(rate: float, model: SearchedModel, terms: PipelineTerms) -> SplitsWithin:
+    """The splits of a shape whose stages may all be fast enough for more than so many samples a second."""
+    shape = terms.shape
+    limit_s = inf if rate <= 0 else shape.batch_size / (rate * (1 - _ROUNDING))
+    return SplitsWithin(least_s=_least_s(model, terms), limit_s=limit_s)
+
+
+def _least_s(model: SearchedModel, terms: PipelineTerms) -> FloatArray:
+    """[stage, start, length - 1]: what a stage takes a batch at least, in the mode that the closed form chooses for it.
+
+    Its compute counts, with a flush after the way to it (`bound`, 1 and 3), its exchange, and what it sends onwards.
+    Infinite where it does not fit, or ends beyond the last block.
+    """
+    shape, blocks, chain = terms.shape, terms.chain.blocks, terms.chain
+    reach, depth, m = blocks - shape.depth + 1, shape.depth, shape.microbatches
+    firsts = np.zeros(depth, dtype=np.int64)
+    at = Bands(slice(0, depth), firsts, firsts + 1, blocks, reach, blocks)
+    starts = np.arange(blocks)[:, None]
+    beyond = starts + 1 + np.arange(reach) > blocks
+    stops = np.minimum(starts + 1 + np.arange(reach), blocks)
+    if not shape.laws.pipelined:
+        fits = np.logical_or.reduce([terms.mode_fits(mode, at) for mode in shape.modes])
+        return np.where(fits & ~beyond, 0.0, inf)
+
+    way_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
+    found, chosen_s = np.full((depth, blocks, reach), inf), np.full((depth, blocks, reach), inf)
+    for mode in shape.modes:
+        time_s = np.where(terms.mode_fits(mode, at) & ~beyond, terms.mode_s(mode, at), inf)
+        own = model.sums(shape.schedule, shape.microbatch_size, mode)
+        least_s = m * (own.compute_s[stops] - own.compute_s[starts])
+        if shape.laws.flushes:
+            least_s = np.maximum(least_s, way_s[starts] + m * (own.way_s[stops] - own.way_s[starts]))
+        found = np.where(time_s < chosen_s, least_s, found)
+        chosen_s = np.minimum(chosen_s, time_s)
+    sent_s = m * chain.output_bytes[stops] / terms.links.edges[:, None, None] if depth > 1 else np.zeros((0, 1, 1))
+    found[:-1] = np.maximum(found[:-1], sent_s)
+    if shape.width > 1:
+        weight_bytes = (chain.weight_bytes[stops] - chain.weight_bytes[starts]) * model.exchange_factor
+        found = np.maximum(found, model.exchanged_s_per_byte(terms.links)[:, None, None] * weight_bytes)
+    return found

@@ -1,0 +1,88 @@
+"""Splits of a configuration: those that may be fast enough are counted and listed without looking at the others."""
+
+from itertools import combinations
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pipeplan.planners.auto.planner import played_spaces
+from pipeplan.planners.auto.space import SEARCHED, PlacedShape, PlayedSpace
+from pipeplan.planners.auto.splits import EverySplit, SplitsWithin, splits_above
+from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.complete import play
+from pipeplan.planners.problem import PlanningProblem
+from tests.pipeplan.planners.auto.random_problems import random_problem
+from tests.properties import examples
+
+
+def configurations(problem: PlanningProblem) -> list[PlacedShape]:
+    spaces = [space for space in played_spaces(problem, SEARCHED) if isinstance(space, PlayedSpace)]
+    return [each for space in spaces for each in space.configurations()]
+
+
+def every_split(configuration: PlacedShape) -> list[tuple[int, ...]]:
+    blocks, depth = configuration.space.evaluator.measured.blocks, configuration.shape.depth
+    return [(*cuts, blocks) for cuts in combinations(range(1, blocks), depth - 1)]
+
+
+def test_every_split_counts_all_and_lists_those_that_may_be_fast() -> None:
+    splits = EverySplit((2, 4), lambda stops: stops[0] < 3)
+    assert splits.count == 3
+    assert list(splits) == [(1, 4), (2, 4)]
+
+
+@examples(60)
+@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6), share=st.floats(0.3, 1.0))
+def test_listed_are_the_splits_that_fit_and_may_be_fast_enough(seed: int, chosen: int, share: float) -> None:
+    kind, problem = random_problem(seed)
+    assume(kind not in ("deep", "server"))
+    found = configurations(problem)
+    assume(found)
+    one = found[chosen % len(found)]
+    rate = one.most * share
+    assume(rate < inf)
+    terms = one.space.evaluator.terms(one.shape, one.wiring.links)
+    splits = splits_above(rate, one.space.model, terms)
+    listed = list(splits)
+    assert len(set(listed)) == len(listed) == splits.count
+    for stops in every_split(one):
+        plan = one.plan(stops)
+        if stops in listed:
+            assert plan is not None and one.most_of(stops) >= rate * (1 - 1e-9)
+        elif plan is not None:  # no play of what is left out is as fast
+            simulated = play(plan)
+            bound = min(one.most_of(stops), most_samples_per_s(plan))
+            assert simulated is None or min(simulated.throughput_samples_per_s, bound) <= rate * (1 + 1e-6)
+
+
+@examples(60)
+@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6))
+def test_no_split_has_a_faster_slowest_stage_than_the_most_even_one(seed: int, chosen: int) -> None:
+    kind, problem = random_problem(seed)
+    assume(kind not in ("deep", "server"))
+    found = configurations(problem)
+    assume(found)
+    one = found[chosen % len(found)]
+    terms = one.space.evaluator.terms(one.shape, one.wiring.links)
+    splits = splits_above(0.0, one.space.model, terms)
+
+    def slowest_s(stops: tuple[int, ...]) -> float:
+        places = zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
+        return max(float(splits.least_s[stage, start, stop - start - 1]) for stage, start, stop in places)
+
+    even = splits.most_even()
+    least_s = min(map(slowest_s, every_split(one)))
+    assert (even is None) == (least_s == inf)
+    assert even is None or slowest_s(even) == pytest.approx(least_s, rel=1e-12)
+
+
+def test_few_of_very_many_splits_are_listed_at_once() -> None:
+    blocks, depth = 40, 20  # 68,923,264,410 splits
+    lengths = np.arange(1, blocks - depth + 2)
+    least_s = np.broadcast_to(np.where(lengths == 2, 1.0, 3.0), (depth, blocks, len(lengths)))
+    splits = SplitsWithin(least_s=least_s, limit_s=2.0)
+    assert list(splits) == [tuple(range(2, 42, 2))] and splits.count == 1
+    assert splits.most_even() == tuple(range(2, 42, 2))
