@@ -19,9 +19,9 @@ from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.auto.chunk_memory import ChunkMemory
 from pipeplan.planners.auto.model import SearchedModel
-from pipeplan.planners.auto.splits import EverySplit, Splits
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.interleaved.even import even_by_time, squeezed
 from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
 from pipeplan.planners.interleaved.terms import ChunkedTerms

@@ -24,8 +24,8 @@ from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
-from pipeplan.planners.auto.splits import Splits
 from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.every_split import Splits
 from pipeplan.planners.problem import CutGraph
 
 METHOD = "best bound first"
@@ -334,17 +334,16 @@ class PlayedSearch:
                     self.ranking.add(proposal)
         moved: set[object] = set()
         while self.ranking.left > least:
-            waiting = (each for each in self._fastest() if each.proposal.configuration not in moved)
-            ranked = next(waiting, None)
-            if ranked is None:
+            unmoved = (each for each in self._fastest() if each.proposal.configuration not in moved)
+            fastest, best = next(unmoved, None), self.ranking.best_rate
+            if fastest is None:
                 return
-            best = self.ranking.best_rate
-            for proposal in self._neighbours(ranked):
+            for proposal in self._neighbours(fastest):
                 self.ranking.add(proposal)
                 if self.ranking.left <= least or self.ranking.best_rate > best:
                     break  # on from there
             else:
-                moved.add(ranked.proposal.configuration)
+                moved.add(fastest.proposal.configuration)
 
     def _fastest(self) -> list[Ranked]:
         """The plans of which cuts are moved."""

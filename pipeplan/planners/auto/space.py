@@ -17,10 +17,11 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.model import SearchedModel
-from pipeplan.planners.auto.splits import EverySplit, Splits, SplitsWithin, splits_above
+from pipeplan.planners.auto.splits import SplitsWithin, splits_above
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.auto.within_memory import MemoryBounds
 from pipeplan.planners.complete import complete
+from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.problem import CutGraph, PlanningProblem, recompute_units
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds

@@ -9,12 +9,10 @@ They are counted from the last stage to the first. Where few are left of very ma
 The most even split is found in the same way, with the slowest stage, and then the sum of squares, in place of N.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
-from math import comb, inf
-from typing import Protocol
+from math import inf
 
 import numpy as np
 
@@ -24,35 +22,6 @@ from pipeplan.planners.two_bw.places import Bands
 from pipeplan.planners.two_bw.terms import PipelineTerms
 
 _ROUNDING = 1e-9
-
-
-class Splits(Protocol):
-    """Splits of a configuration into stages."""
-
-    @property
-    def count(self) -> float:
-        """How many they are."""
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        """The stops of each."""
-
-
-@dataclass(frozen=True, slots=True)
-class EverySplit:
-    """All splits into as many stages as one of them has; listed are those of which `may` says that they may be fast."""
-
-    one: tuple[int, ...]
-    may: Callable[[tuple[int, ...]], bool]
-
-    @property
-    def count(self) -> float:
-        """All, those that are not listed among them."""
-        return comb(self.one[-1] - 1, len(self.one) - 1)
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        blocks = self.one[-1]
-        every = ((*cuts, blocks) for cuts in combinations(range(1, blocks), len(self.one) - 1))
-        return filter(self.may, every)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.auto.splits import EverySplit, Splits
+from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.exact.kinds import StageShape
 from pipeplan.planners.exact.places import Placed
 from pipeplan.planners.exact.planner import NAME, decided, shapes_of

@@ -20,7 +20,7 @@ from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import ModelForm
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.auto.splits import EverySplit, Splits
+from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes

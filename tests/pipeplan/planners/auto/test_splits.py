@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from pipeplan.planners.auto.planner import played_spaces
 from pipeplan.planners.auto.space import SEARCHED, PlacedShape, PlayedSpace
-from pipeplan.planners.auto.splits import EverySplit, SplitsWithin, splits_above
+from pipeplan.planners.auto.splits import SplitsWithin, splits_above
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import play
+from pipeplan.planners.every_split import EverySplit
 from pipeplan.planners.problem import PlanningProblem
 from tests.pipeplan.planners.auto.random_problems import random_problem
 from tests.properties import examples
