@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
-from math import inf
+from math import comb, inf
 
 import numpy as np
 
@@ -41,6 +41,9 @@ asked for.
 
 MOST_SQUEEZED = 12
 """How often the search tries to make stages fit that do not: half a second, usually."""
+
+FEW = 300
+"""Up to this number of splits, a configuration's bound is that of any of them."""
 
 BESIDE = 0.25
 """The share of these instructions for families that are not counted on."""
@@ -76,7 +79,9 @@ class ChunkedFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedConfiguration:
-    """A member of a family, with its stages on a placement. None of its plays exceeds `most`."""
+    """A member of a family, with its stages on a placement. None of its plays exceeds `most`, of any stages if it has
+    few splits (`FEW`), else of these.
+    """
 
     space: "ChunkedSpace"
     terms: ChunkedTerms
@@ -203,12 +208,14 @@ class ChunkedSpace:
             if stops is None:
                 continue
             for wiring in wirings:
+                others = comb(stops[-1] - 1, len(stops) - 1) <= FEW  # whose turn comes with their own bounds
+                most = self._most_on(shape, wiring) if others else self.most(shape, wiring, stops)
                 yield ChunkedConfiguration(
                     space=self,
                     terms=replace(terms, links=wiring.links),
                     wiring=wiring,
                     stops=stops,
-                    most=min(self.most(shape, wiring, stops), family.most),
+                    most=min(most, family.most),
                 )
 
     def plan(self, terms: ChunkedTerms, stops: tuple[int, ...]) -> Plan | None:
@@ -297,9 +304,12 @@ class ChunkedSpace:
         edges_s = 2 * (wiring.latencies_s + chain.output_bytes[first] / wiring.links.edges)
         before_s = np.append(0.0, np.cumsum(ways_s[: shape.ranks - 1] + edges_s))
         least_s = max(float(m * computed_s.max()), float((before_s + m * ways_s[by_rank].sum(axis=1)).max()))
-        if shape.width > 1:
-            least_s = max(least_s, sums.exchanged_bytes * wiring.ring_s_per_byte)
-        return self._rate(shape, least_s)
+        return min(self._rate(shape, least_s), self._most_on(shape, wiring))
+
+    def _most_on(self, shape: ChunkedShape, wiring: Wiring) -> float:
+        """The same of any stages, by their exchanges."""
+        sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
+        return self._rate(shape, sums.exchanged_bytes * wiring.ring_s_per_byte if shape.width > 1 else 0.0)
 
     def most_by_modes(self, terms: ChunkedTerms, stops: Sequence[int]) -> float:
         """The same of what two ranks compute in the mode that their memory leaves: the first, and the slowest."""

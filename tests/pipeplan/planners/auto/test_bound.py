@@ -249,7 +249,7 @@ def test_the_bound_of_equal_stages_is_what_is_played(schedule: str, batch_s: flo
 
 
 def in_chunks(chunks: int, *, latency_s: float) -> tuple[Plan, float]:
-    """Eight equal blocks of 3 s on two ranks, interleaved, and the bound of their configuration."""
+    """Eight equal blocks of 3 s on two ranks, interleaved, and the bound of their configuration with these stages."""
     blocks = [Cell(forward_s=1.0, backward_s=2.0, output_bytes=1)] * 8
     problem = PlanningProblem(
         profile=profile(blocks),
@@ -261,7 +261,7 @@ def in_chunks(chunks: int, *, latency_s: float) -> tuple[Plan, float]:
     (configuration,) = (each for family in space.families() for each in space.members(family))
     plan = configuration.plan(configuration.split())
     assert plan is not None
-    return plan, configuration.most
+    return plan, configuration.most_of(configuration.split())
 
 
 @pytest.mark.parametrize(("chunks", "batch_s"), [(1, 108.0), (2, 102.0), (4, 99.0)])
