@@ -186,8 +186,12 @@ def _infeasible(
     ]
     if searched and not played and not reasons:
         count = searched.configurations
+        rule = "the stages of a rank must fit its device together, and the batch"
         detail = f"auto splits them nearly evenly and moves cuts; of {count} configurations none fits so"
-        played = [Reason(rule="the stages of a rank must fit its device together, and the batch", detail=detail)]
+        if not count:
+            rule = "every stage must have a block, every rank a device, and a pipeline the microbatches of its schedule"
+            detail = "no number of ranks, stages a rank, replicas and microbatches that the options allow has"
+        played = [Reason(rule=rule, detail=detail)]
     considered = asked.considered + (searched.configurations if searched else 0)
     return Infeasible(planner=name, reasons=(*played, *reasons, *left_out), configurations_considered=considered)
 

@@ -526,3 +526,11 @@ def test_what_is_too_long_to_be_played_is_no_answer_and_proves_nothing(monkeypat
     assert plan.depth != depth
     assert plan.certificate is not None
     assert 1 / plan.certificate.bound >= rate(whole)
+
+
+def test_more_stages_a_rank_than_blocks_are_not_called_a_lack_of_memory() -> None:
+    options = Options(schedule="1f1b-interleaved", stages=2, chunks=3)
+    problem = PlanningProblem(profile=profile([Cell()] * 4), cluster=cluster((2, 1.0)), batch_size=4, options=options)
+    answer = solve("auto", problem)
+    assert isinstance(answer, Infeasible)
+    assert answer.reasons[0].rule.startswith("every stage must have a block, every rank a device")
