@@ -13,8 +13,9 @@ With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
 7. With a flush, the first backward of a rank follows a forward through all stages, and after its last forward a
    microbatch comes back through all of them. What the rank computes between the two is added.
 
-With a flush all batches but the first are alike, and no play passes the bound. Without a flush batches may take more
-and less time in turn. A play's rate is their mean over a window, which may hold one short batch more than long ones.
+With a flush all batches but the first are mostly alike; where a rank of several stages is much busier than the first,
+two or three are shorter. Without a flush batches may take more and less time in turn. A rate is their mean over a
+window, which may hold one short batch more than long ones. So a price is cut at the bound (`complete`).
 """
 
 from collections import Counter, defaultdict

@@ -195,9 +195,12 @@ class _Played:
         played = total(_program(plan, batches, implied=implied), plan.costs, _devices(plan), implied=implied)
         if _laws(plan).flushes:
             batch_s = flushed_batch_s(played.batch_ends_s)
-        else:  # exchanges may fall behind for many batches before they slow the pipeline down: the bound knows that
+        else:
             batch_s = steady_batch_s(played.batch_ends_s, plan.optimal_in_flight)
-            batch_s = max(batch_s, least_batch_s(plan)) if plan.width is not None else batch_s
+        if plan.width is not None:
+            # Exchanges may fall behind for many batches before they slow the pipeline down, and under a flush a busy
+            # rank for two or three: the bound knows that.
+            batch_s = max(batch_s, least_batch_s(plan))
         return cls(
             batches=batches,
             batch_s=batch_s,

@@ -16,6 +16,7 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto import ranking
 from pipeplan.planners.auto.chunks import CHUNKED, MOST_SQUEEZED, ChunkedSpace
 from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.auto.planner import played_spaces
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import play
@@ -96,11 +97,12 @@ def test_the_answer_is_never_slower_when_played_than_any_planners(
     problem = PlanningProblem(profile=profile(blocks), cluster=replace(machines, levels=levels), batch_size=batch_size)
     best, answers = solve("auto", problem), single_answers(problem)
     plans = [a for a in answers if isinstance(a, Plan) and fits_the_batch(a, problem)]
-    assert isinstance(best, Plan) == bool(plans)
+    assert isinstance(best, Plan) or not plans  # PipeDream on some of the devices may be the only one that fits
     if isinstance(best, Plan):
         assert best.planner == "auto"
         # A short play without a flush may read a little more than any long one: none exceeds its bound.
-        assert rate(best) >= max(min(rate(plan), most_samples_per_s(plan)) for plan in plans) * (1 - 1e-6)
+        fastest = max((min(rate(plan), most_samples_per_s(plan)) for plan in plans), default=0.0)
+        assert rate(best) >= fastest * (1 - 1e-6)
         assert best.pareto[0].throughput_samples_per_s == rate(best)
         check(program_of(best, batches=2))
 
@@ -439,11 +441,23 @@ def test_a_schedule_in_a_v_is_kept_and_searched_where_the_backward_was_measured_
     assert (plan.schedule, plan.chunks, plan.depth) == (schedule, 2, 4)
     free = replace(problem, options=Options(stages=2))
     whole, halves = (
-        {family.shapes[0].schedule for family in chunked_space(each).families()}
+        {name for space in played_spaces(each, CHUNKED) if isinstance(space, ChunkedSpace) for name in counted(space)}
         for each in (free, replace(free, profile=split(free.profile)))
     )
     assert schedule not in whole
     assert schedule in halves
+
+
+def counted(space: ChunkedSpace) -> Sequence[str]:
+    """The schedules of which a certificate speaks."""
+    return space.schedules if space.counted_on else ()
+
+
+def test_schedules_in_a_v_are_tried_without_a_measured_split_and_promise_nothing() -> None:
+    beside = [each for each in played_spaces(in_chunks(stages=2), CHUNKED) if isinstance(each, ChunkedSpace)][-1]
+    assert set(beside.schedules) == V_SHAPED
+    assert list(beside.configurations())
+    assert (beside.considered, beside.beyond) == (0, 0.0)
 
 
 def test_stages_that_time_did_not_allow_to_fit_count_as_possible() -> None:

@@ -25,6 +25,7 @@ from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
+from tests.pipeplan.planners.auto.random_problems import random_problem
 from tests.pipeplan.planners.auto.test_auto import split
 from tests.properties import examples
 
@@ -295,3 +296,20 @@ def test_a_plan_that_is_too_long_to_be_played_stays_so() -> None:
     proposal = Proposal(plan=plan, proposer=Proposer("auto"), order=0)
     assert [ranking.add(proposal), ranking.add(proposal)] == [False, False]
     assert ranking.best_rate == 0.0
+
+
+def test_a_busy_rank_that_falls_behind_for_two_batches_is_priced_at_its_compute() -> None:
+    """The last of four ranks in a V computes for 2.539 s a batch; the first ended its second batch after 2.533 s."""
+    _, problem = random_problem(21564)
+    space = ChunkedSpace(model=SearchedModel(problem=problem), schedules=("zb-v",))
+    configuration = next(
+        each
+        for family in space.families()
+        for each in space.members(family)
+        if (each.terms.shape.ranks, each.terms.shape.width, each.terms.shape.microbatch_size) == (4, 1, 1)
+    )
+    plan = configuration.plan(tuple(range(1, 9)))
+    assert plan is not None
+    simulated = play(plan)
+    assert simulated is not None
+    assert 12 / simulated.throughput_samples_per_s == pytest.approx(2.5388, rel=1e-4)
