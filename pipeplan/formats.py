@@ -1,5 +1,6 @@
 """Formats: seconds, bytes, rates and moments, as people read them."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
@@ -22,6 +23,7 @@ PROVEN = 1e-9
 TermRow = tuple[str, str, str, str, str]
 """A term of a calibration: its name, its value in the profile, the corrected one, the spread, how many observations."""
 
+_POWER = re.compile(r"(\d(?:\.\d+)?e\+\d\d)(?= samples/s)")
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _RATES = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"))
 _AGES = ((31_557_600, "year"), (86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
@@ -67,6 +69,16 @@ def _in_one_unit(values: Sequence[float], units: Sequence[tuple[float, str]]) ->
 def rate(value: float | None) -> str:
     """`1,250 samples/s`."""
     return NONE if value is None else f"{_number(value)} samples/s"
+
+
+def four_digits(value: float) -> str:
+    """`76,885`, `7,253`, `86.13`: at least four digits, and no power of ten in what people read."""
+    return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:,.4g}"
+
+
+def spelled_out(reason: str) -> str:
+    """A reason as a plan holds it, with its rates written out: `slower: 75,890 samples/s` of `7.589e+04 samples/s`."""
+    return _POWER.sub(lambda found: four_digits(float(found[1])), reason)
 
 
 def price(value: float | None) -> str:
@@ -230,10 +242,13 @@ def clip(name: str, characters: int = 120) -> str:
 
 def proven(certificate: Certificate) -> str:
     """`proven optimal: ...`, or `within 2.1 % of the optimum: ...`, and of what."""
-    gap = certificate.gap
-    near = "proven optimal" if gap <= PROVEN else f"within {100 * gap:.2g} % of the optimum"
-    found = f"{certificate.quantity} {certificate.value:.6g}, bound {certificate.bound:.6g}"
-    return f"{near}: {found} ({certificate.method})"
+    gap, found = certificate.gap, f"{certificate.quantity} {certificate.value:.6g}"
+    if gap <= PROVEN:
+        return f"proven optimal: {found}, and no plan can have less ({certificate.method})"
+    return (
+        f"within {100 * gap:.2g} % of the optimum: {found}, and no plan can have less than {certificate.bound:.6g} "
+        f"({certificate.method})"
+    )
 
 
 def layout(plan: Plan) -> str:
@@ -277,6 +292,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "seconds": seconds,
     "size": size,
     "rate": rate,
+    "spelled_out": spelled_out,
     "price": price,
     "price_of": price_of,
     "percent": percent,

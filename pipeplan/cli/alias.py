@@ -73,7 +73,10 @@ def history(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows what an alias pointed at, the latest first, and who moved it."""
+    """Shows what an alias pointed at, the newest first.
+
+    It also shows who moved it.
+    """
     from pipeplan.cli.console import show_table
 
     with service_at(url, token) as service:

@@ -21,7 +21,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, read, require_place, write_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Profile
-from pipeplan.formats import TermRow, calibration_terms
+from pipeplan.formats import TermRow, calibration_terms, four_digits
 from pipeplan.protocol.runs import read_run
 
 
@@ -61,7 +61,7 @@ def show_calibration(found: Calibration, profile: Profile, cluster: Cluster) -> 
         (
             run.schedule,
             f"{run.depth} on {run.workers}, {run.microbatches} x {run.microbatch_size}",
-            f"{run.measured_samples_per_s:.4g}",
+            four_digits(run.measured_samples_per_s),
             f"{run.error_before:+.1%}",
             f"{run.error_after:+.1%}",
         )

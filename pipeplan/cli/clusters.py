@@ -44,11 +44,13 @@ def read_cluster(given: str) -> Cluster:
     for index, level in enumerate(cluster.levels):
         if level.bandwidth_bytes_per_s < LEAST_PLAUSIBLE:
             field, value = f"levels.{index}.bandwidth_bytes_per_s", level.bandwidth_bytes_per_s
-            typer.echo(f"warning: {given}: {field}: {value:g} bytes a second; GB/s are {value:g}e9", err=True)
+            typer.echo(
+                f"warning: {given}: {field}: {value:g} bytes a second; {value:g} GB/s would be {value:g}e9", err=True
+            )
     for device in cluster.types:
         if device.memory_bytes < LEAST_PLAUSIBLE:
             field, value = f"memory_bytes of {device.name}", device.memory_bytes
-            typer.echo(f"warning: {given}: {field}: {value} bytes; GB are {value}e9", err=True)
+            typer.echo(f"warning: {given}: {field}: {value} bytes; {value} GB would be {value}e9", err=True)
     return cluster
 
 

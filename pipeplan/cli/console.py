@@ -143,7 +143,8 @@ def run_command(command: Callable[[], object]) -> None:
     try:
         command()
     except PipeplanError as error:
-        _fail(str(error), next(status for kind, status in STATUSES.items() if isinstance(error, kind)))
+        missing = str(error).removesuffix(", got None")  # an option that was not given has no value to show
+        _fail(missing, next(status for kind, status in STATUSES.items() if isinstance(error, kind)))
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     except _UsageError as error:

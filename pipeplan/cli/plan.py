@@ -54,7 +54,10 @@ def create(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Asks a planner for the fastest plan that fits, and stores it. A long search shows its progress."""
+    """Stores the fastest plan that fits. The service's planner looks for it.
+
+    A long search shows its progress.
+    """
     from pipeplan.cli.plan_tables import show_reasons, show_solution
 
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype)

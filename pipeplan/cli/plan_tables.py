@@ -17,7 +17,18 @@ from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
-from pipeplan.formats import in_order, layout, memory_items, percent, proven, scheme, several, size
+from pipeplan.formats import (
+    four_digits,
+    in_order,
+    layout,
+    memory_items,
+    percent,
+    proven,
+    scheme,
+    several,
+    size,
+    spelled_out,
+)
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
@@ -64,14 +75,14 @@ def show_solution(plan: Plan) -> None:
                 *_configuration(each),
                 _rate_of(each),
                 size(each.memory_bytes),
-                each.reason,
+                spelled_out(each.reason),
             )
             for each in plan.pareto
         ]
         console.print(table_of(headings, front))
     if plan.alternatives:
         shown = list(dict.fromkeys(plan.alternatives))[:SHOWN_ALTERNATIVES]
-        others = [(*_configuration(other), _rate_of(other), other.reason) for other in shown]
+        others = [(*_configuration(other), _rate_of(other), spelled_out(other.reason)) for other in shown]
         console.print(table_of(("Considered", *CONFIGURATION, "Samples/s", "Why not"), others))
     if simulated is not None:
         console.print(picture(plan, simulated), soft_wrap=True)
@@ -117,8 +128,8 @@ def show_choices(plan: Plan) -> None:
             each.degree.replace("_", " "),
             each.value,
             each.instead,
-            "" if each.throughput_samples_per_s is None else f"{each.throughput_samples_per_s:,.4g}",
-            each.reason,
+            "" if each.throughput_samples_per_s is None else four_digits(each.throughput_samples_per_s),
+            spelled_out(each.reason),
         )
         for each in in_order(plan.choices)
     ]
@@ -254,7 +265,7 @@ def show_alternatives(found: Alternatives) -> None:
             "yes" if other.recompute else "no",
             _rate_of(other),
             "" if other.memory_bytes is None else size(other.memory_bytes),
-            other.reason,
+            spelled_out(other.reason),
         )
         for other in found.alternatives
     ]
@@ -276,21 +287,21 @@ def _mark(plan: Plan | PlanSummary) -> str:
 
 
 def _figures(of: Simulated | ClosedForm) -> str:
-    return f"{of.throughput_samples_per_s:,.4g} samples/s, bubble {percent(of.bubble_fraction)}"
+    return f"{four_digits(of.throughput_samples_per_s)} samples/s, bubble {percent(of.bubble_fraction)}"
 
 
 def _rates(played: float | None, closed_form: float, mark: str) -> tuple[str, str]:
     """The cells under Samples/s and Closed form."""
-    form = f"{closed_form:,.4g}"
-    return ("closed form only", form + mark) if played is None else (f"{played:,.4g}{mark}", form)
+    form = four_digits(closed_form)
+    return ("closed form only", form + mark) if played is None else (f"{four_digits(played)}{mark}", form)
 
 
 def _rate_of(other: Alternative) -> str:
     """The alternative's cell under Samples/s."""
     if other.throughput_samples_per_s is not None:
-        return f"{other.throughput_samples_per_s:,.4g}"
+        return four_digits(other.throughput_samples_per_s)
     form = other.closed_form_samples_per_s
-    return "" if form is None else f"{form:,.4g} in closed form"
+    return "" if form is None else f"{four_digits(form)} in closed form"
 
 
 def _speed(plan: Plan, first: Plan) -> float | None:

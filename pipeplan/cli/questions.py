@@ -23,7 +23,7 @@ from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.files import dump, plan_document, read
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require, require_count
-from pipeplan.formats import size
+from pipeplan.formats import four_digits, size
 from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.solve import PLANNERS, solve
 from pipeplan.planners.two_bw.planner import NAME
@@ -109,7 +109,7 @@ def smallest(
     problem = read_problem(profile, cluster, batch_size, options, calibration)
     with progress_bar("planning") as on_progress:
         found = ask_smallest(problem, planner_named(planner), throughput, on_progress)
-    wanted = f"{found.throughput_samples_per_s:,.4g} samples/s"
+    wanted = f"{four_digits(found.throughput_samples_per_s)} samples/s"
     if as_json:
         plan = plan_document(found.plan) if found.plan is not None else None
         answer = dataclasses.asdict(found) | {"feasible": found.plan is not None, "plan": plan}
@@ -132,9 +132,9 @@ def _step(step: SmallestStep) -> str:
     if step.closed_form_samples_per_s is None:
         gives = step.reason or ""
     elif step.throughput_samples_per_s is None:
-        gives = f"{step.closed_form_samples_per_s:,.4g} samples/s in closed form, not played"
+        gives = f"{four_digits(step.closed_form_samples_per_s)} samples/s in closed form, not played"
     else:
-        gives = f"{step.throughput_samples_per_s:,.4g} samples/s"
+        gives = f"{four_digits(step.throughput_samples_per_s)} samples/s"
     return f"{step.devices} devices, {gives}"
 
 
@@ -174,7 +174,7 @@ def largest(
                 each.schedule,
                 "yes" if each.recompute else "no",
                 f"{each.blocks:,}" if each.blocks else "none",
-                f"{each.parameters / 1e6:,.4g}",
+                four_digits(each.parameters / 1e6),
                 size(each.weight_bytes),
                 each.limit,
             )
@@ -261,8 +261,8 @@ def _cells(row: SweepRow) -> tuple[str, ...]:
     played = plan.throughput_samples_per_s
     return (
         value,
-        "–" if played is None else f"{played:,.4g}",
-        f"{plan.closed_form.throughput_samples_per_s:,.4g}",
+        "–" if played is None else four_digits(played),
+        four_digits(plan.closed_form.throughput_samples_per_s),
         plan.schedule,
         f"{plan.depth} x {plan.width or 'mixed'}",
         f"{plan.microbatches} x {plan.microbatch_size}",

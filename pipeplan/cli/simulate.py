@@ -48,9 +48,11 @@ def simulate(
     two_bp: Annotated[bool, typer.Option("--two-bp", help="Split the backward in two (2BP).")] = False,
     two_bp_half_way: Annotated[
         bool,
-        typer.Option("--two-bp-half-way", help="2BP, half of p2 half-way: less memory."),
+        typer.Option(
+            "--two-bp-half-way", help="2BP with less memory: half of the weight gradients half-way through a batch."
+        ),
     ] = False,
-    chunks: Annotated[int | None, typer.Option(help="1f1b-interleaved: parts of a stage; default 2.")] = None,
+    chunks: Annotated[int | None, typer.Option(help="1f1b-interleaved: parts of a stage; default: 2.")] = None,
     batches: Annotated[int, typer.Option(help="Batches one after the other.")] = 1,
     trace: Annotated[Path | None, typer.Option(help="Writes a Chrome trace, for Perfetto.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Writes the timeline as a picture.")] = None,

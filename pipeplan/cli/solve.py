@@ -26,6 +26,7 @@ from pipeplan.documents.files import answer_document, dump, read, require_place,
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
+from pipeplan.formats import four_digits
 from pipeplan.planners.problem import (
     ACCOUNTINGS,
     CUTS,
@@ -240,8 +241,8 @@ def waiting() -> Iterator[Callable[[Job], None]]:
 
 def sentence(progress: SearchProgress) -> str:
     """The best and the bound, as rates."""
-    best = "none yet" if progress.best_s is None else f"{1 / progress.best_s:,.4g} samples/s"
-    bound = f", no plan beyond {1 / progress.bound_s:,.4g}" if progress.bound_s > 0 else ""
+    best = "none yet" if progress.best_s is None else f"{four_digits(1 / progress.best_s)} samples/s"
+    bound = f", no plan beyond {four_digits(1 / progress.bound_s)}" if progress.bound_s > 0 else ""
     left = f"{progress.open_shapes} combinations open, {progress.spent:.1f} of {progress.limit:g} s"
     return f"best {best}{bound}; {left}"
 

@@ -45,6 +45,9 @@ _PLAYING = "auto"
 MAX_NESTING = 200
 """How deep pydantic's parser goes."""
 
+MOST_KEYS_SHOWN = 4
+"""Keys that an error about a document of another kind quotes."""
+
 _OWN_KEYS = {"profile": "blocks", "cluster": "levels", "plan": "stages", "calibration": "runs"}
 """For each kind of document, a required key that the others do not have."""
 
@@ -214,7 +217,7 @@ def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
     for other, key in _OWN_KEYS.items():
         if key in document:
             rule = f"must be a {wanted}, and this is a {other}: it has {key}"
-            raise InvalidInputError(f"{path}: document", rule, list(document))
+            raise InvalidInputError(f"{path}: document", rule, list(document)[:MOST_KEYS_SHOWN])
 
 
 def _validated(kind: type[T], text: str | bytes, *, repeated_keys: bool) -> T:

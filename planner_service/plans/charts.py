@@ -14,7 +14,7 @@ from typing import TypeAlias
 from pipeplan.costs.memory import rank_bytes, stages_by_rank
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import require
-from pipeplan.formats import scheme, several, shape, size
+from pipeplan.formats import four_digits, scheme, several, shape, size, spelled_out
 from planner_service.documents.chart_files import Row
 from planner_service.plans.drawings import items
 from planner_service.platform.axes import Tick, memory_ticks, ticks
@@ -232,7 +232,7 @@ def _dots(known: Sequence[Known], front: set[int], price: str, most_bytes: float
         label_y = _label_y(y, start, start + LETTER_WIDTH * len(text), boxes)
         if text:
             boxes.append((start, start + LETTER_WIDTH * len(text), label_y))
-        came_to = f"{rate:.4g} samples/s {price}, {size(held)} a device; {each.reason}"
+        came_to = f"{four_digits(rate)} samples/s {price}, {size(held)} a device; {spelled_out(each.reason)}"
         dots.append(
             Dot(
                 x=x,
@@ -354,14 +354,14 @@ def search_map(plan: Plan, across: str | None = None, down: str | None = None) -
             continue
         best = max(members, key=lambda each: (rate_of(each, price) or 0.0, each is every[0]))
         rate = rate_of(best, price)
-        told = f"{rate:.4g} samples/s {price}" if rate is not None else best.reason
+        told = f"{four_digits(rate)} samples/s {price}" if rate is not None else spelled_out(best.reason)
         without = "does not fit" if all(each.reason.startswith("memory") for each in members) else "not priced"
         cells.append(
             MapCell(
                 x=MAP_LEFT + place * column,
                 y=MAP_TOP + CELL_HEIGHT * line,
                 width=place,
-                text=f"{rate:.4g}" if rate is not None else without if place > LETTER_WIDTH * 13 else "×",
+                text=four_digits(rate) if rate is not None else without if place > LETTER_WIDTH * 13 else "×",
                 title=f"{across} {pair[0]}, {down} {pair[1]}: {told}; {several(len(members), 'configuration')}, "
                 f"best {best.schedule} {shape(best.depth, best.width)}, microbatches of {best.microbatch_size}",
                 share=rate / fastest if rate and fastest else 0.0,

@@ -21,6 +21,7 @@ from sqlalchemy import Connection
 from pipeplan.documents.identity import canonical_json
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import DeadlineError, LeaseLostError, PipeplanError, ServiceError, UnavailableError
+from pipeplan.formats import four_digits
 from pipeplan.planners.problem import SearchProgress as Search
 from pipeplan.protocol.jobs import Failure, Heartbeat, Job, Lease, LeaseRequest, PlanTask, Progress, Release
 from pipeplan.protocol.plans import PlanRequest
@@ -242,8 +243,8 @@ def _progress(search: Search | None) -> Progress | None:
     if search is None:
         return None
     done = int(100 * min(1.0, search.spent / search.limit)) if search.limit > 0 else 0
-    best = "no plan yet" if search.best_s is None else f"{1 / search.best_s:,.4g} samples/s"
-    bound = f", none beyond {1 / search.bound_s:,.4g}" if search.bound_s > 0 else ""
+    best = "no plan yet" if search.best_s is None else f"{four_digits(1 / search.best_s)} samples/s"
+    bound = f", none beyond {four_digits(1 / search.bound_s)}" if search.bound_s > 0 else ""
     return Progress(done=done, total=100, message=f"{best}{bound}; {search.open_shapes} combinations open")
 
 

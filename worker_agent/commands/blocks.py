@@ -12,7 +12,9 @@ from pipeplan.formats import NONE, size
 
 
 def blocks(
-    model: Annotated[str, typer.Argument(help="The model: hf:FAMILY?key=value&... or package.module:factory?...")],
+    model: Annotated[
+        str, typer.Argument(help="The model: hf:FAMILY?key=value&..., preset:NAME?... or package.module:factory?...")
+    ],
     data: Annotated[
         str | None, typer.Option(help="The data: preset:NAME?... or package.module:factory?...; default: random.")
     ] = None,

@@ -204,18 +204,21 @@ def _show(found: Profile, cluster: Cluster | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    size = found.microbatch_sizes[-1]
+    from pipeplan.formats import seconds, several, size
+
+    microbatch_size = found.microbatch_sizes[-1]
     how = " (estimated)" if found.estimated else ""
     arithmetic = numbers(found.dtype, found.autocast)
-    table = Table(title=f"{found.model.name} on {found.device.name}, {arithmetic}, microbatches of {size}{how}")
+    table = Table(
+        title=f"{found.model.name} on {found.device.name}, {arithmetic}, microbatches of {microbatch_size}{how}"
+    )
     table.add_column("block")
-    for heading in ("forward ms", "backward ms", "weights MiB", "kept MiB", "output MiB"):
+    for heading in ("forward", "backward", "weights", "kept", "output"):
         table.add_column(heading, justify="right")
     rows = []
-    for block, m in zip(found.blocks, found.at(size), strict=True):
-        times = (f"{m.forward_s * 1e3:.3f}", f"{m.backward_s * 1e3:.3f}")
-        sizes = (f"{b / 2**20:.2f}" for b in (block.weight_bytes, m.activation_bytes, m.output_bytes))
-        rows.append((*times, *sizes))
+    for block, m in zip(found.blocks, found.at(microbatch_size), strict=True):
+        held = (block.weight_bytes, m.activation_bytes, m.output_bytes)
+        rows.append((seconds(m.forward_s), seconds(m.backward_s), *map(size, held)))
     for start, _, name in alike([block.name for block in found.blocks], rows):
         table.add_row(name, *rows[start])
     console = Console()
@@ -225,7 +228,8 @@ def _show(found: Profile, cluster: Cluster | None) -> None:
     if cluster is None:
         return
     level = cluster.levels[0]
-    console.print(
-        f"{level.size} device(s) with {cluster.device.memory_bytes / 2**30:.1f} GiB each; between neighbours "
-        f"{level.bandwidth_bytes_per_s / 1e9:.2f} GB/s after {level.latency_s * 1e6:.0f} us"
-    )
+    devices = f"{several(level.size, 'device')} with {size(cluster.device.memory_bytes)}"
+    if level.size > 1:
+        link = f"{level.bandwidth_bytes_per_s / 1e9:.2f} GB/s after {seconds(level.latency_s)}"
+        devices = f"{devices} each; between neighbours {link}"
+    console.print(devices)

@@ -43,7 +43,10 @@ ROOM_FOR_A_BAR = 150
 def run(
     plan: Annotated[Path, typer.Option(help="The plan's document, as `pipeplan solve --json` prints it.")],
     model: Annotated[
-        str, typer.Option(help="The model: hf:FAMILY?key=value&..., hf:config.json or package.module:factory?...")
+        str,
+        typer.Option(
+            help="The model: hf:FAMILY?key=value&..., hf:config.json, preset:NAME?... or package.module:factory?..."
+        ),
     ],
     data: Annotated[str, typer.Option(help="The data: preset:NAME?... or package.module:factory?key=value&...")],
     steps: Annotated[int, typer.Option(help="Batches to train, including those before a resumed checkpoint.")],
@@ -269,21 +272,27 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from pipeplan.formats import why_missed
+    from pipeplan.formats import all_seconds, all_sizes, four_digits, percent, several, why_missed
+
+    def rates(*values: float) -> tuple[str, ...]:
+        return tuple(four_digits(value) for value in values)
 
     report = outcome.report
-    title = f"{report.schedule}, {job.plan.depth} stages, {report.steps} steps of {report.batch_size} samples"
+    stages, steps = several(job.plan.depth, "stage"), several(report.steps, "step")
+    title = f"{report.schedule}, {stages}, {steps} of {report.batch_size} samples"
     table = Table(title=title)
     for heading in ("", "predicted", "measured", "difference"):
         table.add_column(heading, justify="left" if not heading else "right")
-    _row(table, "samples/s", report.throughput_samples_per_s, 1.0)
+    _row(table, "samples/s", report.throughput_samples_per_s, rates)
     again = report.repredicted
     if again is not None:
-        _row(table, f"the same, from its first {again.elapsed_s:.1f} s", again.throughput_samples_per_s, 1.0)
-    _row(table, "bubble %", report.bubble_fraction, 100.0)
+        _row(table, f"the same, from its first {again.elapsed_s:.1f} s", again.throughput_samples_per_s, rates)
+    bubble = report.bubble_fraction
+    points = f"{100 * (bubble.measured - bubble.predicted):+.1f} points"
+    table.add_row("bubble", percent(bubble.predicted), percent(bubble.measured), points)
     for stage in report.stages:
-        _row(table, f"stage {stage.stage} busy ms a step", stage.busy_s_per_batch, 1e3)
-        _row(table, f"stage {stage.stage} peak MiB", stage.peak_memory_bytes, 2**-20)
+        _row(table, f"stage {stage.stage}, busy a step", stage.busy_s_per_batch, lambda *times: all_seconds(times))
+        _row(table, f"stage {stage.stage}, peak memory", stage.peak_memory_bytes, lambda *sizes: all_sizes(sizes))
     console = Console()
     console.print(table)
     if report.missed is not None:
@@ -292,6 +301,7 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     console.print(f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f}; everything in {job.out}")
 
 
-def _row(table: "Table", name: str, compared: Compared, scale: float) -> None:
+def _row(table: "Table", name: str, compared: Compared, shown: Callable[..., tuple[str, ...]]) -> None:
+    """A row of the two values, which `shown` formats together."""
     difference = f"{compared.error:+.1%}" if compared.predicted else ""
-    table.add_row(name, f"{compared.predicted * scale:.2f}", f"{compared.measured * scale:.2f}", difference)
+    table.add_row(name, *shown(compared.predicted, compared.measured), difference)

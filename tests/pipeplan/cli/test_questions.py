@@ -34,7 +34,7 @@ def test_smallest_says_what_is_needed_and_what_less_gives(files: list[str]) -> N
 def test_smallest_ends_with_3_where_no_part_reaches_it(files: list[str]) -> None:
     ended = asked("smallest", files, "--batch-size", "8", "--throughput", "1e6")
     assert ended.status == 3
-    assert ended.err.startswith("no part of the cluster reaches 1e+06 samples/s; nearest: 4 devices")
+    assert ended.err.startswith("no part of the cluster reaches 1,000,000 samples/s; nearest: 4 devices")
     assert ended.out == ""
 
 

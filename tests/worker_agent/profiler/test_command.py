@@ -13,7 +13,11 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
+from tests.pipeplan.builders import Cell
+from tests.pipeplan.builders import cluster as cluster_of
+from tests.pipeplan.builders import profile as profile_of
 from worker_agent.cli import app
+from worker_agent.commands.profile import _show
 
 ROOT = Path(__file__).parents[3]
 MLP = "worker_agent.models.presets:mlp?width=8&depth=3"
@@ -43,6 +47,21 @@ def processes_about(directory: Path) -> list[str]:
         if str(directory) in line:
             found.append(line)
     return found
+
+
+def test_a_tiny_model_is_shown_in_small_units_and_one_device_without_a_neighbour(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """All sizes of the quickstart's model were 0.00 MiB, and one device had a link to its neighbours."""
+    cell = Cell(forward_s=2e-5, weight_bytes=288, output_bytes=32, activation_bytes=64)
+    for devices, last in (
+        (1, "1 device with 1 GiB"),
+        (2, "2 devices with 1 GiB each; between neighbours 3 GB/s after "),
+    ):
+        _show(profile_of([cell]), cluster_of((devices, 3e9), memory_bytes=2**30))
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in ("20 µs", "288 B", "32 B", "64 B")), shown
+        assert shown.splitlines()[-1].startswith(last.replace("3 GB/s", "3.00 GB/s"))
 
 
 def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Formats: figures as people read them."""
+
+import pytest
+
+from pipeplan.documents.plan import Certificate
+from pipeplan.formats import four_digits, proven, spelled_out
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(86.127, "86.13"), (7253.4, "7,253"), (9999.6, "10,000"), (76_885.4, "76,885"), (1.2e7, "12,000,000")],
+)
+def test_no_power_of_ten_stands_in_a_rate(value: float, shown: str) -> None:
+    """A tiny model's plan was said to train 1.155e+04 samples/s, beside another's 7,253."""
+    assert four_digits(value) == shown
+
+
+def test_a_plans_reasons_are_shown_without_powers_of_ten() -> None:
+    reason = "other stages or places, slower when played: 7.589e+04 samples/s, 1.3 % less"
+    assert spelled_out(reason) == "other stages or places, slower when played: 75,890 samples/s, 1.3 % less"
+    assert spelled_out("not played: at most 1e+05 samples/s") == "not played: at most 100,000 samples/s"
+    assert spelled_out("memory: stage 1 misses 784 B") == "memory: stage 1 misses 784 B"
+
+
+def certificate(value: float, bound: float) -> Certificate:
+    return Certificate(method="cp-sat", quantity="seconds a sample", value=value, bound=bound, claim="")
+
+
+def test_a_proof_is_one_sentence_with_one_figure_and_a_gap_with_two() -> None:
+    assert proven(certificate(0.5, 0.5)) == "proven optimal: seconds a sample 0.5, and no plan can have less (cp-sat)"
+    near = "within 2.1 % of the optimum: seconds a sample 0.5, and no plan can have less than 0.48958 (cp-sat)"
+    assert proven(certificate(0.5, 0.48958)) == near
