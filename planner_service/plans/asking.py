@@ -68,6 +68,48 @@ WHEN_LEFT_OUT = {
 }
 """The defaults of the options that no planner chooses."""
 
+LABELS = {
+    "split_backward": "Split backward (2BP)",
+    "split_backward_half_way": "2BP half-way",
+    "time_limit_s": "Time limit, seconds",
+}
+"""The options whose name in words is not clear enough."""
+
+HINTS = {
+    "microbatch_size": "samples",
+    "schedule": "the order in which ranks compute",
+    "stages": "parts of the pipeline, one a rank",
+    "chunks": "stages a rank, in 1f1b-interleaved",
+    "recompute": "run the forward again instead of keeping activations",
+    "recompute_unit": "what is run again at a time",
+    "synchronisation": "how pipedream exchanges gradients",
+    "memory": "how memory is counted",
+    "optimizer": "what updates the weights",
+    "recompute_factor": "c_extra of PipeDream-2BW",
+    "safe_batch": "the batch may be smaller, but not larger",
+    "master_weights": "gradients, weights and states in float32",
+    "semantics": "what plans are compared by",
+    "compression_ratio": "of boundaries, with semantics release",
+    "straight": "pipedream: one replica a stage",
+    "fewer_machines": "pipedream: leave devices idle",
+    "cuts": "where a graph may be cut",
+    "forced_cuts": "a stage begins at these blocks",
+    "forbidden_cuts": "no stage begins at these blocks",
+    "split_backward": "inputs' gradients first, weights' gradients later",
+    "split_backward_half_way": "auto: where 2BP is used, its variant with less memory",
+    "time_limit_s": "exact: the best plan found by then",
+    "as_if": "take the cluster's devices for the profile's",
+    "engine": "what runs the plan",
+    "tensor": "devices that share a block's matrices",
+    "sequence_parallel": "with tensor: share tokens, too",
+    "context": "devices that share a sequence",
+    "expert": "replicas that share a block's experts",
+    "data": "replicas of the pipeline",
+    "sharding": "the states that replicas share",
+    "offload": "what is kept in the host's memory",
+}
+"""What each option is."""
+
 Kind = Literal["number", "text", "choice", "numbers"]
 
 
@@ -83,7 +125,12 @@ class Option:
     @property
     def label(self) -> str:
         """The name in words."""
-        return self.name.replace("_", " ").capitalize()
+        return LABELS.get(self.name) or self.name.replace("_", " ").capitalize()
+
+    @property
+    def hint(self) -> str:
+        """What the option is."""
+        return HINTS[self.name]
 
 
 @cache
@@ -103,7 +150,9 @@ def _option(name: str, hint: Any, default: Any) -> Option:
     elif kinds & {int, float}:
         kind = "numbers" if isinstance(default, tuple) else "number"
     shown = default if isinstance(default, str) else {False: "no", (): "none"}.get(default, "the best")
-    return Option(name=name, kind=kind, choices=choices, default=WHEN_LEFT_OUT.get(name, shown))
+    shown = WHEN_LEFT_OUT.get(name, shown)
+    others = tuple(choice for choice in choices if choice[1] != shown)  # the default is the empty choice
+    return Option(name=name, kind=kind, choices=others, default=shown)
 
 
 def document_of(given: Mapping[str, str]) -> dict[str, Any]:

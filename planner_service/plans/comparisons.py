@@ -19,7 +19,7 @@ from typing import Literal
 
 from pipeplan.costs.memory import rank_bytes, stages_by_rank
 from pipeplan.documents.plan import Plan
-from pipeplan.formats import clip, several
+from pipeplan.formats import clip, percent, several
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
 from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
@@ -29,8 +29,8 @@ _WHAT = {
     "workers": "workers",
     "compute": "compute a sample",
     "balance": "the slowest stage's compute a sample, all its replicas together",
-    "exchange": "its exchange and update a sample",
-    "waiting": "its waiting",
+    "exchange": "the slowest stage's exchange and update a sample",
+    "waiting": "the slowest stage's waiting",
 }
 """The factors of a speed, in words."""
 
@@ -137,7 +137,7 @@ def _shares(plan: PlanFacts, samples_per_s: float) -> tuple[dict[str, float], di
         "compute": f"{_ms(plan.device_s_per_sample)} in microbatches of {plan.microbatch_size}{again}",
         "balance": f"{_ms(slowest_s)} ({slowest}), {slowest_s / mean_s:.3g} x the mean,",
         "exchange": f"{_ms(exchange_s)}",
-        "waiting": f"{1 - shares['waiting']:.1%} of the time ({batch})",
+        "waiting": f"{percent(1 - shares['waiting'])} of the time ({batch})",
     }
     return shares, words
 

@@ -120,6 +120,14 @@ def test_no_list_is_wider_than_its_frame(service: httpx.Client, tab: Tab, width:
         assert tab.evaluate(OVERFLOWING) == [], address
 
 
+def test_a_lone_chart_of_the_overview_is_not_blown_up(service: httpx.Client, tab: Tab) -> None:
+    """With nothing failed beside it, the chart of the predictions was 1,300 points wide, its lines 5 thick."""
+    _measured_run(service)
+    tab.show(f"{service.base_url}/", width=1920)
+    widths = tab.evaluate("[...document.querySelectorAll('.spark')].map((each) => each.clientWidth)")
+    assert widths and max(widths) <= 560
+
+
 def test_a_narrow_list_labels_its_fields_and_can_still_be_sorted(service: httpx.Client, tab: Tab) -> None:
     tab.show(f"{service.base_url}/plans", width=375)
     label = "getComputedStyle(document.querySelector('.fits td:nth-child(5)'), '::before').content"

@@ -102,6 +102,15 @@ def test_every_option_of_a_request_is_a_field_with_a_label(http: TestClient, con
     assert not page.unlabelled
 
 
+def test_every_option_is_explained_and_offers_its_default_once() -> None:
+    """The form offered the engine pipeplan twice, and did not say what an option such as As if is."""
+    assert asking.HINTS.keys() == {field.name for field in fields(Options)}
+    assert asking.LABELS.keys() <= asking.HINTS.keys()
+    for option in asking.options():
+        texts = [option.default, *(text for _, text in option.choices)]
+        assert len(set(texts)) == len(texts), option.name
+
+
 def test_the_test_knows_every_option() -> None:
     assert GIVEN.keys() == {field.name for field in fields(Options)}
 
