@@ -143,7 +143,7 @@ def calibration_terms(found: Calibration, profile: Profile, cluster: Cluster) ->
     ):
         if factors is not None:
             values = f"{min(factors.values):.3f} to {max(factors.values):.3f}"
-            yield name, "1", values, f"{factors.spread:.1%}", str(factors.observations)
+            yield name, "1", values, percent(factors.spread), str(factors.observations)
     yield from _term("forward without a graph", known.forward_without_graph, found.forward_without_graph)
     yield from _term("recomputed forward", known.recompute, found.recompute)
     yield from _term("backward after its forward", known.backward_after_forward, found.backward_after_forward)
@@ -173,12 +173,12 @@ def _term(name: str, known: float, term: Term | None, scale: float = 1.0) -> Ite
 
 def percent(value: float | None) -> str:
     """`12.5 %` of a fraction."""
-    return NONE if value is None else f"{100 * value:.1f} %"
+    return NONE if value is None else f"{100 * value:,.1f} %"
 
 
 def change(value: float | None) -> str:
     """`+3.2 %`: a relative error with its sign."""
-    return NONE if value is None or value in (float("inf"), float("-inf")) else f"{100 * value:+.1f} %"
+    return NONE if value is None or value in (float("inf"), float("-inf")) else f"{100 * value:+,.1f} %"
 
 
 def times(factor: float) -> str:

@@ -21,7 +21,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, read, require_place, write_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.profile import Profile
-from pipeplan.formats import TermRow, calibration_terms, four_digits
+from pipeplan.formats import TermRow, calibration_terms, change, four_digits, percent
 from pipeplan.protocol.runs import read_run
 
 
@@ -62,15 +62,15 @@ def show_calibration(found: Calibration, profile: Profile, cluster: Cluster) -> 
             run.schedule,
             f"{run.depth} on {run.workers}, {run.microbatches} x {run.microbatch_size}",
             four_digits(run.measured_samples_per_s),
-            f"{run.error_before:+.1%}",
-            f"{run.error_after:+.1%}",
+            change(run.error_before),
+            change(run.error_after),
         )
         for run in found.runs
     ]
     console.print(_table(("Run", "Stages", "Measured samples/s", "Profile", "Calibrated"), runs))
     before = mean_absolute_error([run.error_before for run in found.runs])
     after = mean_absolute_error([run.error_after for run in found.runs])
-    console.print(f"mean absolute error of the throughput {before:.1%} -> {after:.1%}, on these runs")
+    console.print(f"mean absolute error of the throughput {percent(before)} -> {percent(after)}, on these runs")
 
 
 def _table(headings: TermRow, rows: Iterable[TermRow]) -> Table:

@@ -9,7 +9,7 @@ from rich.table import Table
 from pipeplan.cli.plan_tables import picture
 from pipeplan.documents.files import answer_document
 from pipeplan.documents.plan import Infeasible
-from pipeplan.formats import why_missed
+from pipeplan.formats import change, percent, why_missed
 from pipeplan.simulation.report import Compared
 from planner_service.demo.main_job import DemoOutcome
 
@@ -47,7 +47,7 @@ def show_candidates(console: Console, outcome: DemoOutcome) -> None:
             "-".join(str(s.replicas) for s in plan.stages),
             f"{plan.microbatches} x {plan.microbatch_size}",
             f"{candidate.throughput_samples_per_s:.1f}",
-            "" if plan.bubble_fraction is None else f"{plan.bubble_fraction:.1%}",
+            "" if plan.bubble_fraction is None else percent(plan.bubble_fraction),
             f"{memory_bytes / MIB:,.0f} MiB",
             style="bold green" if chosen else None,
         )
@@ -107,5 +107,5 @@ def outcome_document(outcome: DemoOutcome, url: str) -> dict[str, Any]:
 
 
 def _compared_row(table: Table, name: str, compared: Compared, scale: float) -> None:
-    difference = f"{compared.error:+.1%}" if compared.predicted else ""
+    difference = change(compared.error) if compared.predicted else ""
     table.add_row(name, f"{compared.predicted * scale:,.1f}", f"{compared.measured * scale:,.1f}", difference)

@@ -17,6 +17,7 @@ from pipeplan.documents.files import read
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.formats import change
 from pipeplan.protocol.training import DESCRIBED_RATES
 from pipeplan.schedules.registry import schedule_asked
 from pipeplan.simulation.report import Compared
@@ -303,5 +304,5 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
 
 def _row(table: "Table", name: str, compared: Compared, shown: Callable[..., tuple[str, ...]]) -> None:
     """A row of the two values, which `shown` formats together."""
-    difference = f"{compared.error:+.1%}" if compared.predicted else ""
+    difference = change(compared.error) if compared.predicted else ""
     table.add_row(name, *shown(compared.predicted, compared.measured), difference)

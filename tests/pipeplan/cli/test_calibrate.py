@@ -80,8 +80,8 @@ def test_terms_and_errors_before_and_after_are_shown(
     assert rows["µs an instruction"][:2] == ("100", "300")
     assert rows["network level 0"][:2] == ("0.001 GB/s, 100 µs", "0.0005 GB/s, 300 µs")
     assert rows["beside the tensors"][:2] == ("0 B", "1 MiB")
-    assert rows["gpipe"][-2:] == ("-1.8%", "-0.0%")
-    assert rows["1f1b"][-2:] == ("-2.5%", "-0.0%")
+    assert rows["gpipe"][-2:] == ("-1.8 %", "-0.0 %")
+    assert rows["1f1b"][-2:] == ("-2.5 %", "-0.0 %")
 
 
 def test_a_calibration_is_one_document_in_the_file_and_on_standard_output(

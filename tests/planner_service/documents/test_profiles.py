@@ -47,6 +47,19 @@ def test_the_same_content_is_stored_once_however_it_is_written(http: TestClient)
     assert len(http.get("/v1/profiles").json()["items"]) == 1
 
 
+def test_columns_of_what_no_block_has_are_left_out(http: TestClient) -> None:
+    """The packaged example's table had four empty columns, and went beyond the screen for them."""
+    plain = _block()
+    sizes = {"input_bytes": 4, "output_bytes": 4, "activation_bytes": 4}
+    plain["measurements"] = [{"microbatch_size": 1, "forward_s": 1.0, "backward_s": 2.0} | sizes]
+    halves = {"backward_input_s": 1.0, "backward_weight_s": 1.0, "forward_spread_s": 0.1, "backward_spread_s": 0.1}
+    full = plain | {"measurements": [plain["measurements"][0] | halves]}
+    for block, shown in ((plain, False), (full, True)):
+        stored = http.post("/v1/profiles", json=profile_document(blocks=[block]))
+        page = http.get(f"/profiles/{stored.json()['id']}", headers={"Accept": "text/html"}).text
+        assert ("Backward, input" in page, page.count(">Spread<")) == (shown, 2 if shown else 0)
+
+
 @pytest.mark.each_case
 @pytest.mark.parametrize(
     ("document", "field", "rule"),

@@ -69,3 +69,13 @@ MISNAMED = """(() => {
   return [...twice, ...hidden];
 })()"""
 """Landmarks that share a name, and controls whose names do not hold what they show (WCAG 2.5.3)."""
+
+UNREACHABLE = """(() => {
+  for (const each of document.querySelectorAll("details")) each.open = true;
+  return [...document.querySelectorAll("main *")]
+    .filter((each) => ["auto", "scroll"].includes(getComputedStyle(each).overflowX))
+    .filter((each) => each.scrollWidth > each.clientWidth && each.tabIndex < 0)
+    .filter((each) => !each.querySelector("a, button, input, select, [tabindex='0']"))
+    .map((each) => `${each.tagName}.${each.className}`);
+})()"""
+"""What can be scrolled sideways, but not with keys: no focus gets there."""

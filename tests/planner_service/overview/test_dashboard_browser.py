@@ -18,6 +18,7 @@ from tests.planner_service.overview.page_scripts import (
     LEGEND,
     MISNAMED,
     OVERFLOWING,
+    UNREACHABLE,
     UNTIL,
     VIEW,
     WORDS,
@@ -118,6 +119,14 @@ def test_no_list_is_wider_than_its_frame(service: httpx.Client, tab: Tab, width:
         tab.show(f"{service.base_url}{address}", width=width)
         assert tab.evaluate("document.querySelectorAll('.fits').length") > 0, address
         assert tab.evaluate(OVERFLOWING) == [], address
+
+
+def test_what_scrolls_sideways_on_a_narrow_screen_does_so_with_keys(service: httpx.Client, tab: Tab) -> None:
+    """The instructions of a plan's first batch could only be scrolled by hand."""
+    for address in _addresses(service):
+        tab.show(f"{service.base_url}{address}", width=375)
+        assert tab.evaluate(UNREACHABLE) == [], address
+        tab.complaints[:] = [each for each in tab.complaints if "404" not in each or address != "/nothing"]
 
 
 def test_a_lone_chart_of_the_overview_is_not_blown_up(service: httpx.Client, tab: Tab) -> None:
