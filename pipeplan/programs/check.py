@@ -28,7 +28,7 @@ _WORK: dict[type[Instruction], tuple[str, ...]] = {
     BackwardInput: ("backward",),
     BackwardWeight: ("backward of the weights",),
 }
-"""The parts of a microbatch's work, each done once on every stage, by the instructions that do them."""
+"""The parts of a microbatch's work that each instruction does. Every stage does each part once."""
 
 
 def check(program: Program) -> None:
@@ -85,7 +85,7 @@ def check(program: Program) -> None:
 def check_claims(program: Program) -> None:
     """Raises ScheduleError where a schedule claims less than its streams hold: planners would count too little memory.
 
-    `program` has equal replicas and a stage a rank, as the closed forms that go by these claims.
+    `program` must have equal replicas and one stage a rank, as the closed forms that use these claims assume.
     """
     schedule, pipeline = program.schedule, program.pipeline
     if len(set(pipeline.replicas)) > 1 or pipeline.chunks > 1:
@@ -150,7 +150,7 @@ def _check_way(pipeline: Pipeline, stream: Stream) -> None:
 
 
 def _check_meetings(pipeline: Pipeline, stream: Stream) -> None:
-    """A rank meets the others once for all of its stages: their gradients are complete, their updates come after."""
+    """A rank meets the others once for all of its stages: after their last gradient, before their first update."""
     updated: set[int] = set()
     met = False
     for instruction in stream.instructions:

@@ -105,9 +105,9 @@ def footprints(instructions: Sequence[Instruction], *, recompute: bool, by_block
 def held_counts(
     instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False, settled: bool = False
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """The same as plain (activations, inputs, versions, weight gradients, gradients), for long streams.
+    """The counts of `Held` as plain tuples (activations, inputs, versions, weight gradients, gradients).
 
-    `settled`: for a backward by block, what is held after its end.
+    Plain tuples are faster on long streams.     `settled`: for a backward by block, what is held after its end.
     """
     kinds = [type(instruction) for instruction in instructions]
     whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
@@ -175,4 +175,5 @@ _INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(For
 _INPUTS_KEPT = _changes(), _changes(Forward=1, Backward=-1)
 _DEFERRED = _changes(BackwardInput=1)
 _MADE = _changes(Update=1)
-"""Microbatches kept whole, those of which the input is kept, those that wait for p2, and weight versions."""
+"""By how much each kind of instruction changes a count: of microbatches kept whole, of those whose input is kept, of
+those that wait for p2, and of weight versions."""

@@ -11,15 +11,15 @@ from functools import lru_cache
 from typing import TypeAlias
 
 KEPT = 2**14
-"""So many instructions of a kind are kept for other streams. To make one takes seven times as long as to find it."""
+"""How many instructions of each kind are kept for other streams: making one takes seven times as long as finding it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
     """Computes the stage's output for a microbatch on a weight version.
 
-    Waits for nothing: its input was received before. Keeps what the backward needs; a stage that recomputes keeps
-    the input only, one that does so by block every block's input.
+    Waits for nothing: its input was received before. Keeps what the backward needs. A stage that recomputes keeps only
+    its input; a stage that recomputes by block keeps the input of every block.
     """
 
     microbatch: int
@@ -31,7 +31,7 @@ class Forward:
 class Recompute:
     """Runs the stage's forward again from the kept input, on the forward's version; keeps what the backward needs.
 
-    It needs no gradient: it runs while that is on its way.
+    It needs no gradient, so it can run while the gradient is still on its way.
     """
 
     microbatch: int

@@ -86,9 +86,9 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
 def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradients, stood: int, stands: int) -> int:
     """The latest place for the exchange and its update: the instruction before which they stand, or `end` to stay.
 
-    They stand before the first instruction that names the version, and before the exchange for the next version, which
-    now `stands` there. They also stand before the first backward of the version after that, which comes after the place
-    where the next exchange `stood`: its gradients would be a third set.
+    Three things limit the place: the first instruction that names the version; the exchange for the next version, which
+    has been moved to the place `stands`; and the first backward after the place where that exchange `stood` before.
+    That backward adds to the gradients of yet another version: they would be a third set.
     """
 
     def needs(i: int) -> bool:

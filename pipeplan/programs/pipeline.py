@@ -64,7 +64,7 @@ class Pipeline:
         return first_stage + chunk * self.span
 
     def place_of(self, stage: int) -> tuple[int, int]:
-        """For the rank that has this stage: the stage of its chunk 0, and the chunk as which it has this stage."""
+        """Of the rank that has this stage: the stage that is its chunk 0, and the chunk that is this stage."""
         chunk = stage // self.span
         if self.v_shaped and chunk == 1:
             return self.depth - 1 - stage, chunk

@@ -76,10 +76,10 @@ def checkpoint(
 
 
 def settled_batches(pipeline: Pipeline) -> int:
-    """How many batches fill the pipeline. Later batches equal the one before, except for as many at the end.
+    """How many batches fill the pipeline; as many at the end drain it. All batches between them are alike.
 
-    The microbatches in flight fill the pipeline; no stage has more of them than its replicas have in flight. Under
-    PipeDream as many microbatches run on version 0; under 2BW the first two batches do.
+    The pipeline is full when as many microbatches have begun as the stage with most of them, all its replicas together,
+    has in flight. Under PipeDream these microbatches run on version 0; under 2BW the first two batches do.
     """
     most = max(pipeline.in_flight_limit(stage) * pipeline.replicas[stage] for stage in range(pipeline.depth))
     return 2 - (-most // pipeline.batch_microbatches)

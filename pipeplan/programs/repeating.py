@@ -29,7 +29,7 @@ AddCheckpoints: TypeAlias = Callable[[Iterable[Instruction]], Iterable[Instructi
 """Puts checkpoints into a batch's block where they are due."""
 
 _Row: TypeAlias = tuple[Instruction, Callable[..., Instruction], tuple[tuple[int, int], ...] | None]
-"""An instruction of the settled block, its kind, and its numbers with how much each grows a batch."""
+"""An instruction of the settled block: its kind, and its numbers, each with its growth from batch to batch."""
 
 
 class Repeating(Sequence[Instruction]):
@@ -187,7 +187,7 @@ def by_chunk(instructions: Sequence[Instruction], chunks: int) -> Sequence[Seque
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
-    """Each instruction, and how often it occurs with other numbers; checkpoints of a repeating stream are left out."""
+    """Each instruction, and how often it occurs, whatever its numbers; without a repeating stream's checkpoints."""
     return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
 
 

@@ -35,7 +35,7 @@ class Schedule(ABC):
     """The pipeline is empty between batches: batch t runs on version t, the newest one, on every stage."""
 
     update: ClassVar[Literal["batch", "minibatch", "replica"]] = "batch"
-    """After what a stage makes a new version of its weights.
+    """When a stage makes a new version of its weights.
 
     - "batch": after all microbatches of a batch, on all stages and replicas together.
     - "minibatch": after one microbatch of each of the stage's replicas; stages may then have different numbers of

@@ -78,7 +78,7 @@ def with_half_way_weight_gradients(program: Program) -> Program:
 
 
 def with_weight_gradients(program: Program, idle_s: Sequence[Sequence[float]], weight_s: Sequence[float]) -> Program:
-    """Adds p2 to a program with p1 alone, with the blocks of the memory-saving variant, or with all of p2 at the end.
+    """Adds p2 to a program of p1. A program that has p2 half-way or at the end of a batch gets some of it earlier.
 
     `idle_s` says for every instruction of every rank how long the worker waits at it, `weight_s` how long a p2 takes on
     every rank. The pass puts p2 of microbatches whose p1 is done before an instruction that waits long enough, as many
