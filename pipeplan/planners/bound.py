@@ -41,8 +41,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Passage:
-    """What a microbatch takes on a stage: there and back, with the boundary after it; what the stage computes until the
-    way back is over; all that it computes; its forward; and its forward with the boundary after it.
+    """Seconds of a microbatch on a stage.
+
+    `there_and_back_s` and `there_s` are for both ways, and for the forward, each with the boundary after the stage.
+    `between_s` is what the stage computes until the way back is over, `compute_s` all that it computes.
     """
 
     there_and_back_s: float

@@ -49,9 +49,9 @@ _SHORTER = (2, 3)
 def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
     """The play of the plan's streams over enough batches for a steady state.
 
-    If a batch has too many instructions, the result is extrapolated from two shorter ones, cut at the bound, unless the
-    two together have as many. It is None if those have too many as well, and for stages of unequal replicas, whose
-    batches cannot be shortened.
+    If a batch has too many instructions, two shorter ones are played, and the result is extrapolated; no batch is then
+    shorter than the bound (`least_batch_s`). The result is None if the two shorter ones together have too many
+    instructions as well, and for stages of unequal replicas, whose batches cannot be shortened.
     """
     played, batches = _to_play(plan, instructions)
     if not batches:

@@ -78,7 +78,7 @@ def gpipe(problem: PlanningProblem) -> Answer:
 def _partitioned(
     evaluator: Evaluator, shapes: Sequence[PipelineShape]
 ) -> tuple[list[tuple[Candidate, tuple[int, ...]]], list[Miss]]:
-    """The shapes that fit with their cells' stops, the best first, and the others' misses, the nearest first.
+    """The shapes that fit, with their cells' stops, the best first; and the misses of the others, the nearest first.
 
     Of sizes that are as fast, those that were measured come first.
     """

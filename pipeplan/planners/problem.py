@@ -49,7 +49,7 @@ class Options:
     `recompute_unit`: what is run again at a time (None: the stage where that fits, else what holds less).
     `optimizer`: what updates the weights (None: what the engine's users train with, `optimizer_or_default`).
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
-    `safe_batch`: the batch size is the largest that is safe (2BW 2021, algorithm 1), not the one that must be.
+    `safe_batch`: the batch size is the largest that may be used (2BW 2021, algorithm 1), not the one that must be used.
     `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
     `semantics`: what plans are compared by: the play of their streams unless asked otherwise, the paper's closed form,
     or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
@@ -59,7 +59,7 @@ class Options:
     which the graph is cut, the same for all of its plans (`on_chain`).
     `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
     `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
-    `time_limit_s`: after which a solver returns the best that it has found.
+    `time_limit_s`: when a solver returns the best that it has found.
     `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
     `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). `tensor`, `context`,
     `expert` and `data` are degrees, `sharding` says what of the states replicas share, `offload` what is in the host's

@@ -36,8 +36,8 @@ PLANNERS: dict[str, Planner] = {
     "gpipe": on_chain(gpipe),
     "exact": exact,
 }
-"""By their closed forms. All plan graphs: pipedream among all of their cuts, the others among those of an order of the
-blocks (`on_chain`).
+"""The planners by their closed forms. All of them plan graphs: pipedream over all cuts, the others over the cuts of one
+order of the blocks (`on_chain`).
 """
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 
@@ -77,7 +77,7 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
 
 
 def asked_of(planner: str, problem: PlanningProblem) -> PlanningProblem:
-    """The problem as the planner is asked it (`for_engine`); takes no time, and finds what no search would change.
+    """The problem as the planner gets it (`for_engine`). This is quick, and refuses what no search could change.
 
     Raises InvalidInputError for a planner that does not exist, for devices of types that it cannot mix, and for
     semantics and engines that it does not know.

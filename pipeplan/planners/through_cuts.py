@@ -23,7 +23,7 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.schedules.registry import schedule_named
 
 CUTS_AT_MOST = 1000
-"""Cuts of a graph that are looked at, and fewer with so many stages that more than `ENTRIES_AT_MOST` would be."""
+"""The most cuts of a graph that are looked at; with many stages fewer: entries are at most `ENTRIES_AT_MOST`."""
 
 ENTRIES_AT_MOST = 3e7
 """Stages times cuts before and cuts after them: some tenths of a second."""

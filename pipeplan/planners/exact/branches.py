@@ -83,7 +83,10 @@ class Questions:
         self._tables.clear()
 
     def shared(self, kind: StageKind) -> StageKind:
-        """The kind as tables tell it apart: where replicas differ, by how many are in flight and not by its number."""
+        """The kind that stands for all that have the same tables.
+
+        Where replicas differ, tables depend on the microbatches in flight, not on the stage's number.
+        """
         if self.shape.width is not None:
             return kind
         held = -(-kind.workers // kind.replicas)

@@ -16,7 +16,7 @@ from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
 MOST_MISSES = 5
 MISS_S = 2.0
-"""Where nothing fits, of so many places the nearest miss is looked for, in so many deterministic seconds each."""
+"""If nothing fits: in how many places the nearest miss is looked for, and in how many deterministic seconds each."""
 
 
 def chunked(problem: PlanningProblem, schedule: str, limit: float, observe: Observer) -> Answer:

@@ -48,7 +48,7 @@ def least_step(
 ) -> ChunkVerdict:
     """The least step that is below a limit, with ranks that fit. Its bound is infinite where it is proven that none is.
 
-    `least_s`: none is below it, as is known before.
+    It is known beforehand that no step is below `least_s`.
     """
     unit_s = float(terms.chain.compute_s[-1]) / terms.shape.ranks / _UNITS
     model = _ChunkModel(terms)

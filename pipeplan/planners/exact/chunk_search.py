@@ -39,8 +39,8 @@ _EACH_ENTRY = 3e-8
 """Deterministic seconds for each entry of a table that the recurrence looks at: measured."""
 
 _EACH_RANK, _EACH_STAGE, _BY_MEMORY = 50_000, 10_000, 40
-"""Counting what a rank keeps takes as long as so many entries, and moving the cuts of a stage; by memory so many times
-as long."""
+"""Table entries that take as long as counting what a rank keeps, and as moving the cuts of a stage. Moving cuts by
+memory takes `_BY_MEMORY` times as long."""
 
 _FIRST_STEPS = (1.01, 1.02, 1.04, 1.08, 1.16, 1.32, inf)
 """Where to search for first stages of ranks that hardly fit, in multiples of an even share."""

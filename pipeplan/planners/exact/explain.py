@@ -136,7 +136,7 @@ def infeasible(planner: str, problem: PlanningProblem, search: ExactSearch) -> I
 
 
 def _nearest(search: ExactSearch, shape: StageShape) -> Reason | None:
-    """The stage that lacks the least where the worst stage lacks the least; None if the cuts leave no stages."""
+    """Of the cuts whose worst stage lacks the least memory, that stage; None if the cuts leave no stages."""
     questions = search.questions(shape)
     nearest: tuple[int, int, Placed] | None = None
     for placed in search.first_places(questions, "excess_bytes"):

@@ -176,12 +176,12 @@ def rows(tabulated: Tabulated, places: Places, *, straight: bool, fewer: bool) -
 
 
 def least_worst(tables: Sequence[FloatArray]) -> float:
-    """The largest entry of the split in which it is least; infinite where there is no split. O(stages n^2)."""
+    """The largest entry of the split whose largest entry is least; infinite where there is no split. O(stages n^2)."""
     return float(_fold(tables, np.maximum, -np.inf)[-1][-1])
 
 
 def balanced(tables: Sequence[FloatArray]) -> tuple[int, ...] | None:
-    """The stops of the split of the least largest entry; of those the one with the least sum of squares."""
+    """The stops of the split whose largest entry is least; of several, those with the least sum of squares."""
     worst = least_worst(tables)
     if not np.isfinite(worst):
         return None

@@ -10,7 +10,7 @@ from operator import mul
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 
 _POWER = 8
-"""Of the ranks' seconds: high enough that the slowest rank counts, low enough that others do as well."""
+"""The power of the ranks' seconds: high enough that the slowest rank decides, low enough that others count, too."""
 
 _STAGES = 0.01
 """The weight of the stages' own seconds: among ranks as even, even stages leave smaller bubbles."""
