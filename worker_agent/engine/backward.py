@@ -35,9 +35,9 @@ Added = Callable[[nn.Parameter], None]
 
 
 def _seen_inside(function: Any) -> Callable[..., Any] | None:
-    """One of torch's Python functions without its own search for subclasses: the calls inside it still search.
+    """One of torch's Python functions, without its own check whether an argument is of a subclass.
 
-    None if the function does not search for them in the way that this replaces.
+    The calls inside it still check, so a split sees them. None if the function does not check in this way.
     """
     code = getattr(function, "__code__", None)
     if code is None or "has_torch_function" not in code.co_names:
@@ -271,7 +271,10 @@ def leaves_of(value: Tensor) -> tuple[Tensor, ...]:
 
 
 def require_not_computed_of(args: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Raises RunFailedError if a forward differentiates by what a weight was computed of: no path leads there."""
+    """Raises RunFailedError if a forward differentiates by a parameter of which a weight was computed.
+
+    The graph has no path from the weight's stand-in to that parameter.
+    """
     inputs = named.get("inputs", args[1] if len(args) > 1 else ())
     for source in (inputs,) if isinstance(inputs, Tensor) else tuple(inputs):
         split = getattr(source, "active_split", None)

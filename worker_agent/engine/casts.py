@@ -52,7 +52,7 @@ class Casts:
         self._made = True
 
     def copy_of(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """A weight's copy for the calls that a split backward replaces: made at its first use, as autocast's own."""
+        """A weight's copy for the calls that a split backward replaces. It is made at first use, as autocast's is."""
         held = self._copies.get(id(weight))
         if held is None or held[0] is not weight or held[1] != weight._version or held[2].dtype is not dtype:
             held = self._copies[id(weight)] = weight, weight._version, weight.detach().to(dtype)

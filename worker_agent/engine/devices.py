@@ -18,9 +18,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """mallopt's parameters: how much free memory the heap keeps, and from which size memory is not taken from the heap."""
 
 _HARDWARE_QUEUES = 32
-"""As many as a GPU has. A stage's communicators have a stream each: one for each directed edge, one for its replicas
-and one for all ranks. With the default of 8 queues they share queues with the kernels, and whatever waits in a queue
-stops everything that comes after it there.
+"""As many queues as a GPU has. A stage's communicators have a stream each: one for each directed edge, one for its
+replicas and one for all ranks. With the default of 8 queues they share queues with the kernels, and whatever waits
+in a queue stops everything that comes after it there.
 """
 
 _MEMORY = Path("/proc/meminfo")

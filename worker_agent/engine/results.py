@@ -22,7 +22,7 @@ class RankResult:
     The lane of a long run holds only the first and the last batches. `first_instructions` is the index at which the
     last ones begin; 0 if the lane holds all batches. `busy_s` are seconds of compute, `processor_s` the processor time
     in them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
-    `first_processor_s` is the processor time until each of the first batches was through.
+    `first_processor_s` is the processor time from the start to the end of each of the first batches.
     The figures of each batch are in a file of their own (`batches`).
     """
 
