@@ -103,7 +103,7 @@ class Executor:
         self._after: Executor | None = None
 
     def hand_to(self, after: "Executor") -> None:
-        """The stage after this one is on this rank: what one of them makes the other has, and nothing is sent."""
+        """Connects the next stage, which is on this rank too: each has what the other makes, and nothing is sent."""
         self._after, after._before = after, self
 
     def run(self) -> None:
@@ -245,8 +245,9 @@ class Executor:
         return torch.stack(losses).mean() if losses else None
 
     def held_bytes(self) -> int:
-        """Bytes of weight versions, gradients and optimizer states, and of microbatches kept whole, by input, or for
-        p2.
+        """Bytes of weight versions, gradients and optimizer states, and of what microbatches keep.
+
+        A microbatch keeps everything, only its input, or what p2 needs.
 
         p2 is the second half of a split backward (`BackwardWeight`). After a backward by block the result is the most
         that was held while it ran. Ask after every instruction except transfers.

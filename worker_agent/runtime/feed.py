@@ -24,11 +24,11 @@ class FeedSource(Protocol):
 
 
 class TokenMeans:
-    """Microbatches whose token labels are parts of a batch's mean (`losses.default_loss`), as in the loss of a whole
-    batch.
+    """Microbatches with what their losses need to add up to the mean over all labels of the batch.
 
-    A batch has so many microbatches, of all replicas. Their labels are counted before the first microbatch is given,
-    and what was read is kept until the batch ends. Items without a label for every token by name pass unchanged.
+    Each comes with the number of labels in its batch, and of `microbatches` in it, of all replicas, for
+    `losses.default_loss`. A batch is read before its first microbatch is given, and is kept until it ends. Items
+    without a label for every token by name pass unchanged.
     """
 
     def __init__(self, source: MicrobatchSource, microbatches: int) -> None:

@@ -43,8 +43,8 @@ STARTING_S = 60.0
 """How long a rank may be silent before its first instruction, unless it is stopped: imports, on a busy disk."""
 
 PREDICTED_TIMES = 100.0
-"""A rank hangs that takes so many times what the plan predicts for its unfinished instructions, and longer than
-`SILENT_S`, to finish one of them."""
+"""A rank hangs that takes longer than `SILENT_S`, and than so many times what the plan predicts for its unfinished
+instructions, to finish one of them."""
 
 _INTERVAL_S, _LONGEST_LOOK_S = 0.25, 1.0
 

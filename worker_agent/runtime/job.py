@@ -186,7 +186,7 @@ class RunJob(TrainingOptions):
     def window(self, program: Program) -> int | None:
         """Of how many batches, at the start and at the end, every instruction is recorded; None: of all batches.
 
-        They are never fewer than fill the pipeline.
+        They are at least as many as fill the pipeline.
         """
         a_batch = sum(len(stream.instructions) for stream in program.streams) / self.batches
         asked = int(RECORDED_INSTRUCTIONS / a_batch) if self.recorded_batches is None else self.recorded_batches

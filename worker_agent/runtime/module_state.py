@@ -106,8 +106,7 @@ class Buffers:
 
 
 class _Moments:
-    """The statistics of a minibatch so far, of the batch norms whose statistics have one type, with their channels in a
-    row.
+    """The statistics so far of a minibatch, of all batch norms whose statistics have the same type, side by side.
 
     `means` are the means of the values, and `squares` the sums of their squared distances from these, both in float32
     or better. `counts` holds how many values each norm has had. The norms write a microbatch's statistics into `lent`.
@@ -249,6 +248,6 @@ class MinibatchStatistics:
 
 
 def _set(norm: _BatchNorm, buffers: dict[str, Tensor | None], momentum: float | None) -> None:
-    """Sets both past the module's own `__setattr__`, which takes longer than a small layer: it looks for parameters."""
+    """Sets both without the module's `__setattr__`, which looks for parameters and takes longer than a small layer."""
     object.__setattr__(norm, "_buffers", buffers)
     object.__setattr__(norm, "momentum", momentum)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 HEAD_BYTES = 16
-"""Of a notice: two whole numbers. What rides in it starts at multiples of as many bytes, as all types allow."""
+"""The head of a notice: two whole numbers. Tensors in it start at multiples of this size, which suits every type."""
 
 Sizes = tuple[int, ...]
 """The bytes of a message's tensors."""
@@ -41,8 +41,9 @@ def layouts_of(tensors: Iterable[Tensor]) -> Layouts:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a message may hold, under its number on an edge: the layouts, the bytes of each tensor, and those that all
-    take in a notice.
+    """What a message may hold: `layouts`, which have a `number` on the edge, and the `sizes` of its tensors in bytes.
+
+    `riding_bytes` are those that all of its tensors take in a notice.
     """
 
     number: int

@@ -61,7 +61,7 @@ def _with_copies(
 ) -> tuple[nn.Module, ...]:
     """The blocks with copies in place of some weights.
 
-    Of modules that `others` holds as well it takes copies too. All other tensors stay the same objects.
+    It also copies the modules that `others` holds as well. All other tensors stay the same objects.
     """
     tensors = {tensor for block in blocks for tensor in (*block.parameters(), *block.buffers())}
     memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors} | {id(p): copy for p, copy in copies.items()}

@@ -169,10 +169,9 @@ class StageBlocks:
         return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
 
     def _failing(self, microbatch: int, kept: Kept, gradients: Sequence[Tensor | None]) -> str:
-        """The block in which the backward that has just failed did so. It is found by a second backward, as the run is
-        ending.
+        """The block in which the backward failed. A second backward finds it.
 
-        To follow every backward would take a call into Python for each block.
+        The run is ending, so this costs nothing. To follow every backward would take a call into Python for each block.
         """
         first, last = self._titles[0], self._titles[-1]
         place = first if first == last else f"{first} to {last}"

@@ -42,7 +42,8 @@ _FORMAT = struct.Struct("<qdqdqdqddqqqq")
 """A Status, field by field."""
 
 _PLACE, _BATCH, _LOSS, _PULSE, _MEASURED, _ACTIVITY, _FINISHED = 0, 16, 24, 40, 48, 88, 96
-"""Where the instruction, the batch, its loss, the pulse, what was measured, the activity, and what is finished are."""
+"""The places in the file: of the instruction, the batch, its loss, the pulse, the measurements, the activity, and what
+is finished."""
 
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""

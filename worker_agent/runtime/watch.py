@@ -110,7 +110,7 @@ class Watcher:
 def watching(job: RunJob, on_progress: OnProgress, here: Sequence[int]) -> Iterator[None]:
     """Calls `on_progress` whenever more batches are done.
 
-    Only the node of the followed rank reports, and of its own ranks (`here`) only.
+    Only the node that has the followed rank reports, and only about its own ranks (`here`).
     """
     watcher = Watcher(job)
     if watcher.followed not in here:
