@@ -62,7 +62,7 @@ def show_solution(plan: Plan) -> None:
     if plan.split_backward:
         variant = ", its second part half-way through a batch and at the end" if plan.split_backward_half_way else ""
         console.print(f"the backward is split in two (2BP){variant}")
-    console.print(f"{plan.optimal_in_flight} in flight, {plan.configurations_considered} configurations considered")
+    console.print(f"{plan.optimal_in_flight} in flight, {plan.configurations_considered:,} configurations considered")
 
     if any(stage.memory is not None for stage in plan.stages):
         items = memory_items(plan)
@@ -275,7 +275,7 @@ def show_alternatives(found: Alternatives) -> None:
 def show_reasons(answer: Infeasible) -> None:
     """Why no plan fits, on standard error."""
     console = _console(on_error_stream=True)
-    console.print(f"no feasible plan: {answer.configurations_considered} configurations considered")
+    console.print(f"no feasible plan: {answer.configurations_considered:,} configurations considered")
     for reason in answer.reasons:
         where = "" if reason.stage is None else f" (nearest miss: stage {reason.stage}"
         by = "" if reason.missing_bytes is None else f", {reason.missing_bytes:,} bytes over"

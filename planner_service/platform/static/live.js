@@ -1,5 +1,6 @@
 // Live progress: where a page follows a job or a run, its events move the bar; a change of state shows the page anew.
 // A part of a page with `data-refresh` is read again every so many seconds, unless it has the focus or is not looked at.
+// How long ago something was grows while one looks at it.
 // A form with `data-checked` shows there, as one types, what the same form would show that was sent to be checked.
 "use strict";
 const KINDS = ["queued", "leased", "succeeded", "failed", "cancelled", "dead", "progress"];
@@ -66,6 +67,23 @@ function check(form) {
   });
 }
 
+// Writes how long ago the page's moments were, as `formats.age` did when the page was made, by the service's clock.
+const AGES = [[31557600, "year"], [86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+const AGE_MS = 1000;
+const AHEAD_MS = Date.parse(document.body.dataset.now) - Date.now();
+
+function grow() {
+  for (const age of document.querySelectorAll("time > .age")) {
+    const passed = (Date.now() + AHEAD_MS - Date.parse(age.parentElement.dateTime)) / 1000;
+    const [unit, name] = AGES.find(([seconds]) => Math.abs(passed) >= seconds) ?? [1, ""];
+    const units = Math.floor(Math.abs(passed) / unit);
+    const amount = `${units.toLocaleString("en")} ${name}${units === 1 ? "" : "s"}`;
+    const text = !name ? "just now" : passed > 0 ? `${amount} ago` : `in ${amount}`;
+    if (age.textContent !== text) age.textContent = text;
+  }
+}
+
+if (document.body.dataset.now) setInterval(grow, AGE_MS);
 document.querySelectorAll("[data-checked]").forEach(check);
 document.querySelectorAll("[data-events]").forEach(follow);
 document.querySelectorAll("[data-refresh]").forEach(refresh);

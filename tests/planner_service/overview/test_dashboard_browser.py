@@ -129,6 +129,13 @@ def test_what_scrolls_sideways_on_a_narrow_screen_does_so_with_keys(service: htt
         tab.complaints[:] = [each for each in tab.complaints if "404" not in each or address != "/nothing"]
 
 
+def test_how_long_ago_something_was_grows_while_one_looks(service: httpx.Client, tab: Tab) -> None:
+    """The page of a run that went on for a minute said all the time that it was asked for 2 seconds ago."""
+    tab.show(f"{service.base_url}/plans")
+    tab.evaluate("document.querySelector('.age').textContent = 'made'")
+    tab.evaluate(UNTIL % "/^(just now|\\d+ .* ago)$/.test(document.querySelector('.age').textContent)")
+
+
 def test_a_lone_chart_of_the_overview_is_not_blown_up(service: httpx.Client, tab: Tab) -> None:
     """With nothing failed beside it, the chart of the predictions was 1,300 points wide, its lines 5 thick."""
     _measured_run(service)

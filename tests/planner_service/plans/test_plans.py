@@ -1,6 +1,7 @@
 """Plans over HTTP: stored by content, played again, or no answer but reasons."""
 
 import gzip
+import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -174,3 +175,20 @@ def test_the_tests_planner_is_deterministic(context: Context) -> None:
     assert store_plan(context) == store_plan(context)
     assert context.solve is halve
     assert PROFILE.microbatch_sizes == (1, 2)
+
+
+def test_pages_name_every_type_of_a_mixed_cluster(http: TestClient) -> None:
+    """They named the first type only, as if all devices were of it."""
+    devices = [asdict(PROFILE.device) | {"name": name} for name in ("one", "other")]
+    profiles = [profile_document(device=device) for device in devices]
+    groups = [{"device": device, "count": 1} for device in devices]
+    cluster = {"groups": groups, "levels": [{"size": 2, "bandwidth_bytes_per_s": 1e9}]}
+    first, second = (http.post("/v1/profiles", json=each).json()["id"] for each in profiles)
+    asked = request_document(profile_id=first, other_profile_ids=[second], planner="exact")
+    asked["cluster_id"] = http.post("/v1/clusters", json=cluster).json()["id"]
+    answer = http.post("/v1/plans", json=asked)
+    assert answer.status_code == 201, answer.text
+    plan_id = answer.json()["id"]
+    for address in ("/", "/plans", f"/plans/{plan_id}"):
+        page = http.get(address, headers={"Accept": "text/html"}).text
+        assert "1 × one, 1 × other" in re.sub(r"<[^>]+>", "", page), address
