@@ -15,7 +15,7 @@ from rich.table import Table
 
 from pipeplan.calibration.calibrate import calibrate as fit
 from pipeplan.cli.clusters import ClusterName, read_cluster
-from pipeplan.cli.console import PIPED_WIDTH
+from pipeplan.cli.console import PIPED_WIDTH, working
 from pipeplan.documents.calibration import Calibration, mean_absolute_error
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, read, require_place, write_document
@@ -35,7 +35,8 @@ def calibrate(
     """Corrects a profile's and a cluster's terms from measured runs. The runs' plans were made from both."""
     require_place(output)
     measured, network = read(Profile, profile), read_cluster(cluster)
-    found = fit(measured, network, [read_run(folder) for folder in run])
+    with working("reading the runs, and fitting the costs to them"):
+        found = fit(measured, network, [read_run(folder) for folder in run])
     document = dump(asdict(found))
     if output is not None:
         write_document(output, document)

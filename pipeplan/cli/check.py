@@ -8,7 +8,7 @@ import typer
 
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import read_cluster
-from pipeplan.cli.console import CHANGED, show_table
+from pipeplan.cli.console import CHANGED, show_table, working
 from pipeplan.cli.lock import check_lock, is_lock
 from pipeplan.cli.service import Token, Url
 from pipeplan.cli.solve import takes_options
@@ -87,7 +87,8 @@ def check(
         calibration=read_calibration(calibration),
         other_profiles=tuple(load(Profile, other) for other in profile[1:]),
     )
-    findings = verify(held, problem)
+    with working("checking origin, costs, play and proof"):
+        findings = verify(held, problem)
     proven = all(finding.holds for finding in findings)
     if as_json:
         typer.echo(dump({"plan_id": content_id(held), "proven": proven, "findings": [asdict(one) for one in findings]}))

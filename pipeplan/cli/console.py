@@ -5,7 +5,8 @@ A command that needs more than the core names the extra before it imports anythi
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,6 +157,14 @@ def run_command(command: Callable[[], object]) -> None:
         if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
             sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
         _fail(f"{sentence} (`{command_path} --help` lists what there is)", INVALID_INPUT)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows what takes a while, and that it goes on, if standard error is a terminal."""
+    console = Console(stderr=True)
+    with console.status(what) if console.is_terminal else nullcontext():
+        yield
 
 
 def require_extra(extra: Literal["service", "worker"], what: str = "this command") -> None:

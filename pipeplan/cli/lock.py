@@ -11,7 +11,7 @@ import typer
 
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import read_cluster
-from pipeplan.cli.console import CHANGED, printable, show_table
+from pipeplan.cli.console import CHANGED, printable, show_table, working
 from pipeplan.cli.service import Token, Url, service_at
 from pipeplan.documents.files import dump, parse, parse_plan, plan_document, read, read_text, write_document
 from pipeplan.documents.identity import plain
@@ -163,7 +163,8 @@ def check_lock(
         now = replace(now, cluster=read_cluster(cluster))
     if calibration is not None:
         now = replace(now, calibration=read_calibration(calibration))
-    findings += moved_on(held, now, thresholds)
+    with working("checking the lock against what it was made from"):
+        findings += moved_on(held, now, thresholds)
     _show(held, findings, as_json=as_json)
 
 

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,7 +19,7 @@ from typing import Annotated
 import typer
 
 from pipeplan.cli import profile_cache
-from pipeplan.cli.console import require_extra, typed_spec
+from pipeplan.cli.console import require_extra, typed_spec, working
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.files import parse, read_text
@@ -156,11 +155,7 @@ def run_profiler(estimate: Estimate) -> str:
 
     If it writes none, the command ends with the profiler's message and status.
     """
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    sentence = f"estimating {estimate.model} on {estimate.analytic}"
-    shown = console.status(sentence) if console.is_terminal else nullcontext()
+    shown = working(f"estimating {estimate.model} on {estimate.analytic}")
     with shown, tempfile.TemporaryDirectory(prefix="pipeplan-model-") as folder:
         output = Path(folder) / "profile.json"
         # -P: nothing in the user's folder replaces a module; factories there are still found.

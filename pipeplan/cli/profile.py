@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from pipeplan.cli import completion
+from pipeplan.cli.console import working
 from pipeplan.documents.files import dump, read_text, require_place, write_document
 from pipeplan.documents.profile import DTYPE_BYTES, Device, Model
 from pipeplan.errors import InvalidInputError, require_count, require_one_of
@@ -55,14 +56,15 @@ def import_profile(
     require_place(output)
     text = read_text(file)
     try:
-        profile = import_pipedream_graph(
-            text,
-            microbatch_size=microbatch_size,
-            model=model,
-            device=device,
-            dtype=dtype,
-            single_tensor=cuts == "single-tensor",
-        )
+        with working("importing"):
+            profile = import_pipedream_graph(
+                text,
+                microbatch_size=microbatch_size,
+                model=model,
+                device=device,
+                dtype=dtype,
+                single_tensor=cuts == "single-tensor",
+            )
     except InvalidInputError as error:
         raise InvalidInputError(f"{file}, {error.field}", error.rule, error.value) from error
     write_document(output, dump(profile))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeplan.cli import completion
+from pipeplan.cli.console import working
 from pipeplan.documents.files import dump, write_document
 from pipeplan.documents.stage_costs import unit_costs
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_one_of
@@ -69,21 +70,21 @@ def simulate(
     else:
         require(chunks is None, "chunks", "is an option of 1f1b-interleaved", chunks)
         chunks = 1
-    program = _program(laws, stages, microbatches, batches, chunks)
-
-    forward_s, backward_input_s, backward_weight_s = forward / chunks, backward_input / chunks, backward_weight / chunks
-    require_amount("forward", forward_s)
-    require_amount("backward_input", backward_input_s)
-    require_amount("backward_weight", backward_weight_s)
-    total_s = forward_s + backward_input_s + backward_weight_s
-    require(total_s >= LEAST_AMOUNT, "forward", "must take some time if the backward takes none", total_s)
-    cost = unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
-    costs = [cost] * stages * chunks
-
-    if two_bp or two_bp_half_way:
-        program = split_backward(program, costs, half_way=two_bp_half_way)
-    check(program)
-    timeline = play(program, costs)
+    with working("playing the streams"):
+        program = _program(laws, stages, microbatches, batches, chunks)
+        given = (forward, backward_input, backward_weight)
+        forward_s, backward_input_s, backward_weight_s = (value / chunks for value in given)
+        require_amount("forward", forward_s)
+        require_amount("backward_input", backward_input_s)
+        require_amount("backward_weight", backward_weight_s)
+        total_s = forward_s + backward_input_s + backward_weight_s
+        require(total_s >= LEAST_AMOUNT, "forward", "must take some time if the backward takes none", total_s)
+        cost = unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
+        costs = [cost] * stages * chunks
+        if two_bp or two_bp_half_way:
+            program = split_backward(program, costs, half_way=two_bp_half_way)
+        check(program)
+        timeline = play(program, costs)
     if trace is not None:
         write_document(trace, chrome_trace({"predicted": timeline}), field="trace")
     if svg is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeplan.cli.console import require_extra
+from pipeplan.cli.console import require_extra, working
 from pipeplan.errors import InvalidInputError, require
 from planner_service.platform.rules import KEPT, UNASKED, Rule, age_s, parse_rules
 
@@ -36,7 +36,8 @@ def upgrade(database: DatabaseUrl = None, config: Config = None) -> None:
         from planner_service.platform import migrations
 
         before = migrations.revision_of(opened)
-        migrations.upgrade(opened)
+        with working("bringing the tables up to date"):
+            migrations.upgrade(opened)
         typer.echo(f"{opened.shown}: revision {before or 'none'} -> {migrations.head()}", err=True)
 
 
@@ -99,8 +100,9 @@ def prune(
         rules = given or parse_rules(load_settings(config=config, database_url=database).retention)
         rule = "must be given, or --keep, where the setting retention (PIPEPLAN_RETENTION) is empty"
         require(bool(rules), "older_than", rule, older_than)
-        migrations.upgrade(opened)
-        counts = retention.prune(Context(database=opened, solve=solve), rules, dry_run=dry_run)
+        with working("looking for what is old" if dry_run else "removing what is old"):
+            migrations.upgrade(opened)
+            counts = retention.prune(Context(database=opened, solve=solve), rules, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps({"dry_run": dry_run, "removed": counts}))
         return
@@ -129,7 +131,8 @@ def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
 
-        migrations.backup(opened, file)
+        with working("writing the backup"):
+            migrations.backup(opened, file)
         typer.echo(f"{opened.shown} -> {file} ({file.stat().st_size} bytes)", err=True)
 
 
@@ -139,7 +142,8 @@ def restore(file: BackupFile, database: DatabaseUrl = None, config: Config = Non
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
 
-        migrations.restore(opened, file)
+        with working("reading the backup into the database"):
+            migrations.restore(opened, file)
         typer.echo(f"{file} -> {opened.shown}", err=True)
 
 

@@ -1,8 +1,10 @@
 """A command line that cannot be read ends with status 2 and one sentence that says where the help is."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.pipeplan.cli.commands import pipeplan
+from tests.pipeplan.cli.commands import PROFILES, cluster_document, pipeplan, profile_document, write
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,23 @@ def test_a_command_that_lacks_everything_shows_its_help(arguments: tuple[str, ..
 
 def test_help_ends_well() -> None:
     assert pipeplan("solve", "--help").status == 0
+
+
+def test_what_may_take_long_says_on_a_terminal_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check, a calibration, a large simulation and an import were silent until they ended."""
+    files = ("--profile", write(tmp_path / "P.json", profile_document(4)))
+    files = (*files, "--cluster", write(tmp_path / "C.json", cluster_document()))
+    plan = tmp_path / "plan.json"
+    assert pipeplan("solve", *files, "--planner", "gpipe", "--batch-size", "4", "-o", plan).status == 0
+    graph, out = PROFILES / "vgg16.graph.txt", tmp_path / "vgg16.json"
+    commands = {
+        "checking origin, costs, play and proof": ("check", plan, *files),
+        "playing the streams": ("simulate", "--schedule", "gpipe", "--stages", "2", "--microbatches", "2"),
+        "importing": ("profile", "import", graph, "--format", "pipedream-graph", "-o", out),
+    }
+    for sentence, command in commands.items():
+        silent = pipeplan(*command)
+        with monkeypatch.context() as terminal:
+            terminal.setenv("FORCE_COLOR", "1")
+            shown = pipeplan(*command)
+        assert (sentence in silent.err, sentence in shown.err) == (False, True)

@@ -69,7 +69,9 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
 
 
 def test_it_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path) -> None:
-    answer = pipeplan_process("serve", "--host", "0.0.0.0", PIPEPLAN_DATABASE_URL=f"sqlite:///{tmp_path / 'x.sqlite3'}")
+    answer = pipeplan_process(
+        "serve", "--host", "0.0.0.0", "--port", "0", PIPEPLAN_DATABASE_URL=f"sqlite:///{tmp_path / 'x.sqlite3'}"
+    )
     assert answer.returncode == 1
     assert "`pipeplan token create --name admin --scope admin` makes the first" in answer.stderr
     assert answer.stderr.count("\n") == 1
