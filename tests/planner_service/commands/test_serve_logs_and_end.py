@@ -8,19 +8,17 @@ import subprocess
 from pathlib import Path
 
 import httpx
-import pytest
 
 from pipeplan.documents.files import dump
 from planner_service.overview.openapi import CLUSTER
-from tests.planner_service.servers import PIPEPLAN, announced_url, environment, served, serving
+from tests.planner_service.servers import PIPEPLAN, announced_url, environment, forked, served
 
 
 def test_every_request_is_a_line_of_json_where_nobody_looks(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3") as (url, process):
+    with forked(tmp_path / "service.sqlite3") as (url, service):
         httpx.get(f"{url}/v1/plans/nothing", headers={"X-Request-ID": "ci-17"})
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 0
+        status, stderr = service.terminated()
+    assert status == 0
     lines = [json.loads(line) for line in stderr.splitlines()]
     (request,) = [line for line in lines if line["event"] == "request"]
     assert (request["route"], request["status"], request["request_id"]) == ("/v1/plans/{plan_id}", 404, "ci-17")
@@ -28,53 +26,43 @@ def test_every_request_is_a_line_of_json_where_nobody_looks(tmp_path: Path) -> N
 
 
 def test_where_json_is_asked_for_every_line_is(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3", PIPEPLAN_LOG_FORMAT="json", PIPEPLAN_LOG_LEVEL="error") as (
-        url,
-        process,
-    ):
+    settings = {"PIPEPLAN_LOG_FORMAT": "json", "PIPEPLAN_LOG_LEVEL": "error"}
+    with forked(tmp_path / "service.sqlite3", **settings) as (url, service):
         assert httpx.get(f"{url}/healthz").status_code == 200
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert stderr == ""
+        assert service.terminated() == (0, "")
 
 
 def test_plain_text_says_who_asked_for_what(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3", "--log-format", "human") as (url, process):
+    with forked(tmp_path / "service.sqlite3", "--log-format", "human") as (url, service):
         httpx.get(f"{url}/healthz", headers={"X-Request-ID": "r-5"})
-        process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = service.terminated()
     assert "info    request request_id=r-5 method=GET route=/healthz status=200" in stderr
 
 
 def test_what_is_under_way_ends_before_the_service_does(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3") as (url, process):
+    with forked(tmp_path / "service.sqlite3") as (url, service):
         host, port = url.removeprefix("http://").split(":")
         body = dump(CLUSTER).encode()
         with socket.create_connection((host, int(port)), timeout=20) as connection:
             head = f"POST /v1/clusters HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
             httpx.get(f"{url}/healthz")  # by now the request above has been read, too
-            process.send_signal(signal.SIGTERM)
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.3)
+            assert service.terminated(0.3) == (None, "")
             connection.sendall(body[10:])
             answer = connection.recv(4096)
-        process.communicate(timeout=20)
+        service.process.join(20)
+        assert service.process.exitcode == 0
     assert answer.startswith(b"HTTP/1.1 201")
-    assert process.returncode == 0
 
 
 def test_what_takes_longer_than_it_may_is_cut_off(tmp_path: Path) -> None:
-    with serving(tmp_path / "service.sqlite3", PIPEPLAN_SHUTDOWN_S="1") as (url, process):
+    with forked(tmp_path / "service.sqlite3", PIPEPLAN_SHUTDOWN_S="1") as (url, service):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=20) as connection:
             head = f"POST /v1/clusters HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
             httpx.get(f"{url}/healthz")
-            process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=20)
-    assert process.returncode == 0
+            assert service.terminated()[0] == 0
 
 
 def test_a_log_that_nobody_reads_does_not_stop_the_service(tmp_path: Path) -> None:

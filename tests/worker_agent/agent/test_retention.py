@@ -5,13 +5,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeplan.cli.console import run_app
 from pipeplan.client.client import Client
 from pipeplan.errors import NotFoundError, ServiceError
 from pipeplan.protocol.jobs import JobState
@@ -22,6 +26,7 @@ from worker_agent.agent.child import Mark
 from worker_agent.agent.limits import folder_bytes
 from worker_agent.agent.retention import Bounds, JobFolder, Retention, finish, remove, surplus
 from worker_agent.agent.settings import AgentSettings
+from worker_agent.cli import app
 
 NOW_S = 1_000_000.0
 STATES: tuple[JobState | None, ...] = ("queued", "leased", "succeeded", "failed", "cancelled", "dead", None)
@@ -142,9 +147,21 @@ def test_a_removal_that_was_killed_in_the_middle_leaves_no_half_folder_and_is_en
     assert list(tmp_path.iterdir()) == [other]
 
 
+def _agent(*arguments: str) -> tuple[object, str]:
+    """The exit status of `pipeplan-agent`, without the start of a process, and what it wrote on standard error."""
+    with (
+        redirect_stderr(StringIO()) as said,
+        redirect_stdout(StringIO()),
+        patch.dict(os.environ, environment(), clear=True),
+        pytest.raises(SystemExit) as ended,
+    ):
+        run_app(app, arguments)
+    return ended.value.code, said.getvalue()
+
+
 def test_the_command_asks_the_service_and_keeps_what_waits(tmp_path: Path) -> None:
     work_dir = tmp_path / "work"
-    command = (sys.executable, "-c", "from worker_agent.cli import main; main()", "prune", "--work-dir", str(work_dir))
+    command = ("prune", "--work-dir", str(work_dir))
     with served(tmp_path / "service.sqlite3") as url, Client(url) as service:
         plan_id = store_plan(service)
         waits, over = (service.enqueue_job(run_task(plan_id)) for _ in range(2))
@@ -152,13 +169,12 @@ def test_the_command_asks_the_service_and_keeps_what_waits(tmp_path: Path) -> No
         for job in (waits, over):
             _made(work_dir, job.id)
         for options, left in ((["--dry-run"], {waits.id, over.id}), ([], {waits.id})):
-            asked = [*command, "--url", url, "--keep", "0", "--abandoned", *options]
-            done = subprocess.run(asked, capture_output=True, text=True, env=environment(), check=False)
-            assert done.returncode == 0, done.stderr
+            status, said = _agent(*command, "--url", url, "--keep", "0", "--abandoned", *options)
+            assert status == 0, said
             assert {path.name for path in work_dir.iterdir()} == left
-    unbounded = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert unbounded.returncode == 2
-    assert "--older-than-days" in unbounded.stderr
+    status, said = _agent(*command)
+    assert status == 2
+    assert "--older-than-days" in said
 
 
 def _settings(work_dir: Path, **chosen: Any) -> AgentSettings:
