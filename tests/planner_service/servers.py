@@ -49,6 +49,13 @@ class Fork:
     process: BaseProcess
     said: IO[str]
 
+    @property
+    def pid(self) -> int:
+        """Its process's id."""
+        if self.process.pid is None:
+            raise LookupError("it was not started")
+        return self.process.pid
+
     def terminated(self, timeout_s: float = 20.0) -> tuple[int | None, str]:
         """Its exit status after a SIGTERM (None: it goes on), and what it still wrote on standard error."""
         self.process.terminate()

@@ -37,8 +37,8 @@ def test_help_ends_well() -> None:
 
 def test_what_may_take_long_says_on_a_terminal_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check, a calibration, a large simulation and an import were silent until they ended."""
-    files = ("--profile", write(tmp_path / "P.json", profile_document(4)))
-    files = (*files, "--cluster", write(tmp_path / "C.json", cluster_document()))
+    profile = write(tmp_path / "P.json", profile_document(4))
+    files = ("--profile", profile, "--cluster", write(tmp_path / "C.json", cluster_document()))
     plan = tmp_path / "plan.json"
     assert pipeplan("solve", *files, "--planner", "gpipe", "--batch-size", "4", "-o", plan).status == 0
     graph, out = PROFILES / "vgg16.graph.txt", tmp_path / "vgg16.json"

@@ -18,7 +18,7 @@ from planner_service.plans.solver import FunctionSolver, solver_pool
 from planner_service.platform.context import Context
 from tests.planner_service.answers import halve
 from tests.planner_service.long_problem import stored_request
-from tests.planner_service.servers import served, serving
+from tests.planner_service.servers import forked, served, serving
 
 SHORT_LEASE = {"PIPEPLAN_LEASE_S": "1"}
 PATIENCE_S = 60.0
@@ -68,8 +68,8 @@ def _is_alive(pid: int) -> bool:
 def test_a_cancelled_plan_ends_its_process_through_whichever_service(database_url: str) -> None:
     one = {"PIPEPLAN_SOLVER_PROCESSES": "1"}
     with (
-        serving(database_url, **one) as (url, first),
-        serving(database_url, **one) as (other_url, second),
+        forked(database_url, **one) as (url, first),
+        forked(database_url, **one) as (other_url, second),
         Client(url) as service,
         Client(other_url) as other,
     ):
@@ -102,12 +102,12 @@ def test_an_interrupt_of_the_client_cancels_its_plan(sqlite_url: str) -> None:
     def interrupt(_job: Job) -> None:
         raise KeyboardInterrupt
 
-    with serving(sqlite_url) as (url, process), Client(url) as service:
+    with forked(sqlite_url) as (url, fork), Client(url) as service:
         with pytest.raises(KeyboardInterrupt):
             service.create_plan(stored_request(service, 60.0), wait_s=1, on_progress=interrupt)
         (job,) = service.jobs()
         assert job.state == "cancelled"
-        assert _within(lambda: _solvers(process.pid) == [])
+        assert _within(lambda: _solvers(fork.pid) == [])
 
 
 @pytest.mark.campaign
