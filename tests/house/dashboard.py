@@ -44,7 +44,11 @@ def main() -> None:
             )
             plan_id = service.create_plan(request, wait_s=60).plan_id
             options = [option for option in OPTIONS if option != "--remote-debugging-pipe"]
-            places = (f"--user-data-dir={folder}/browser", f"--screenshot={DOCS / 'dashboard.png'}")
+            places = (
+                "--hide-scrollbars",
+                f"--user-data-dir={folder}/browser",
+                f"--screenshot={DOCS / 'dashboard.png'}",
+            )
             command = [program, *options, *places, f"--window-size={SIZE}", f"{url}/plans/{plan_id}"]
             subprocess.run(command, check=True, timeout=60, capture_output=True)
 
