@@ -172,6 +172,9 @@ class Certificate:
 
     `value` is the plan's `quantity`, which should be small; `gap` is (value - bound) / bound, 0 for a
     proven optimum. `claim` says it in words. `witness` holds the numbers that prove it, named in the claim.
+
+    A search by play may compare few of the stages that a configuration can have. `bound` is then that of the stages
+    that it compared, and `bound_of_all` that of any.
     """
 
     method: str
@@ -180,13 +183,20 @@ class Certificate:
     bound: float
     claim: str
     witness: tuple[float, ...] = ()
+    bound_of_all: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     @property
     def gap(self) -> float:
-        """How far the plan may be from the optimum, as a share."""
+        """How far the plan may be from the optimum, as a share: from that of the stages that were compared."""
         return max(self.value - self.bound, 0.0) / self.bound if self.bound > 0 else 0.0
+
+    @property
+    def gap_of_all(self) -> float:
+        """How far the plan may be from the optimum, as a share, whatever the stages are."""
+        bound = self.bound if self.bound_of_all is None else self.bound_of_all
+        return max(self.value - bound, 0.0) / bound if bound > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Formats: figures as people read them."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipeplan.documents.plan import Certificate
@@ -30,3 +32,6 @@ def test_a_proof_is_one_sentence_with_one_figure_and_a_gap_with_two() -> None:
     assert proven(certificate(0.5, 0.5)) == "proven optimal: seconds a sample 0.5, and no plan can have less (cp-sat)"
     near = "within 2.1 % of the optimum: seconds a sample 0.5, and no plan can have less than 0.48958 (cp-sat)"
     assert proven(certificate(0.5, 0.48958)) == near
+    few = replace(certificate(0.5, 0.5), bound_of_all=0.48958)
+    assert proven(few) == f"the fastest of the stages that were compared, and {near}"
+    assert proven(replace(certificate(0.5, 0.495), bound_of_all=0.48958)) == near

@@ -1,12 +1,15 @@
 """Certificate of a search by play: checked by searching its space again, without what the first search found.
 
 The claim is that no configuration of the space, with the stages that its closed form finds best, plays more than 1 /
-`bound` samples a second. The check rules out each configuration by the first of these that holds:
+`bound` samples a second, and that none plays more than 1 / `bound_of_all`, whatever its stages are. The check rules out
+each configuration by the first of these that holds:
 
 1. The rate that no play of it exceeds (`space`) is not above that, or no stages of it that fit compute so fast.
 2. No split of it into stages fits.
 3. Of every plan of its stages, also with a split backward, the bound (`planners.bound`) is not above that.
 4. Its plans do not fit when they are played, or play no faster.
+
+Other stages of what was not ruled out by 1 are within the bound of any stages, or are few and ruled out by 3 and 4.
 
 `beyond` bounds everything that a space does not list.
 
@@ -16,11 +19,11 @@ The search rules configurations out in the same way. So the check of a true cert
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from pipeplan.documents.plan import Certificate, Simulated
+from pipeplan.documents.plan import Certificate, Plan, Simulated
 from pipeplan.errors import PipeplanError
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
-from pipeplan.planners.auto.search import ROUNDING, Configuration, Space
+from pipeplan.planners.auto.search import FEW_SPLITS, ROUNDING, Configuration, Space
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.problem import Options, PlanningProblem
 
@@ -50,8 +53,13 @@ def check_search(held: Certificate, simulated: Simulated | None, spaces: Sequenc
         )
     if not spaces:
         raise PipeplanError(f"{held.claim} With these options there is no space to search again")
-    ruled_out = _Elimination(spaces, replace(ranking, left=MOST_INSTRUCTIONS), 1 / held.bound).run()
-    gap = value / held.bound - 1
+    least = held.bound if held.bound_of_all is None else held.bound_of_all
+    if not 0 < least <= held.bound:
+        raise PipeplanError(f"the certificate's bound of any stages, {least:.6g} s a sample, is not below the other")
+    ruled_out = _Elimination(
+        spaces, replace(ranking, left=MOST_INSTRUCTIONS), most_per_s=1 / held.bound, most_of_all_per_s=1 / least
+    ).run()
+    gap = held.gap_of_all
     best = "none of the space plays faster" if gap <= ROUNDING else f"at most {gap:.2%} from the best of the space"
     return f"{best}: {ruled_out} ({_assumed(ranking.problem)})"
 
@@ -63,6 +71,7 @@ class _Elimination:
     spaces: Sequence[Space]
     ranking: Ranking
     most_per_s: float
+    most_of_all_per_s: float
     split: int = 0
     without_plan: int = 0
     plans_by_bound: int = 0
@@ -93,11 +102,26 @@ class _Elimination:
         stops = configuration.split()
         plan = None if stops is None else configuration.plan(stops)
         self.without_plan += plan is None
+        self._rule_out_plans(configuration, plan, self.most_per_s)
+        if stops and configuration.most_of_any() > self.most_of_all_per_s * (1 + ROUNDING):
+            self._rule_out_other_stages(configuration, stops)
+
+    def _rule_out_plans(self, configuration: Configuration, plan: Plan | None, most_per_s: float) -> None:
+        """The plan, and its variants with a split backward."""
         for variant in () if plan is None else self.ranking.variants(plan):
-            if self._within(min(configuration.most, most_samples_per_s(variant))):
+            if min(configuration.most, most_samples_per_s(variant)) <= most_per_s * (1 + ROUNDING):
                 self.plans_by_bound += 1
             else:
                 self._play(Proposal(plan=variant, proposer=Proposer("space"), order=self.played))
+
+    def _rule_out_other_stages(self, configuration: Configuration, split: tuple[int, ...]) -> None:
+        """All other stages that the configuration can have, which must be few."""
+        splits = configuration.splits_above(self.most_of_all_per_s, split)
+        if splits.count > FEW_SPLITS:
+            most = f"other stages than those compared could play up to {configuration.most_of_any():.6g} samples/s"
+            raise PipeplanError(f"{most}, more than {self.most_of_all_per_s:.6g}")
+        for stops in splits:
+            self._rule_out_plans(configuration, configuration.plan(stops), self.most_of_all_per_s)
 
     def _play(self, proposal: Proposal) -> None:
         self.played += 1

@@ -88,6 +88,7 @@ class ChunkedConfiguration:
     wiring: Wiring
     stops: tuple[int, ...]
     most: float
+    most_of_any_split: float
 
     def split(self) -> tuple[int, ...]:
         """Where its nearly even stages end."""
@@ -96,6 +97,10 @@ class ChunkedConfiguration:
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
         return min(self.space.most(self.terms.shape, self.wiring, stops), self.space.most_by_modes(self.terms, stops))
+
+    def most_of_any(self) -> float:
+        """Samples a second that no play exceeds, whatever its stages are."""
+        return self.most_of_any_split
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster."""
@@ -209,13 +214,15 @@ class ChunkedSpace:
                 continue
             for wiring in wirings:
                 others = comb(stops[-1] - 1, len(stops) - 1) <= FEW  # whose turn comes with their own bounds
-                most = self._most_on(shape, wiring) if others else self.most(shape, wiring, stops)
+                of_any = min(self._most_on(shape, wiring), family.most)
+                most = of_any if others else self.most(shape, wiring, stops)
                 yield ChunkedConfiguration(
                     space=self,
                     terms=replace(terms, links=wiring.links),
                     wiring=wiring,
                     stops=stops,
                     most=min(most, family.most),
+                    most_of_any_split=of_any,
                 )
 
     def plan(self, terms: ChunkedTerms, stops: tuple[int, ...]) -> Plan | None:

@@ -87,6 +87,9 @@ class Configuration(Protocol):
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
 
+    def most_of_any(self) -> float:
+        """Samples a second that no play of it exceeds, whatever its stages are."""
+
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster than so many samples a second, by these bounds; `split` is one of all."""
 
@@ -151,7 +154,7 @@ class PlayedSearch:
     splits: int = 0
     without_split: int = 0
     left: float = 0.0
-    every_split: bool = False
+    most_of_others: float = 0.0
     unplayed: list[Configuration] = field(default_factory=list)
     _waiting: list[tuple[float, int, "_Next | Proposal"]] = field(default_factory=list)
     _pushed: int = 0
@@ -203,9 +206,8 @@ class PlayedSearch:
         beyond = (space.beyond for space in spaces)
         self.left = max([self.left, *beyond, *(-most for most, _, _ in self._waiting)])
         self._move_cuts()
-        best = self.ranking.best_rate
-        self.every_split = self._play_other_splits()
-        if not self.every_split and self.ranking.best_rate > best:
+        best, every_split = self.ranking.best_rate, self._play_other_splits()
+        if not every_split and self.ranking.best_rate > best:
             self._move_cuts()
         return unsplit
 
@@ -230,14 +232,20 @@ class PlayedSearch:
             f"{self.ranking.plays} plans were played. By a bound on their streams the other plans, and those of what "
             f"was not split, play at most {reached:.6g} samples/s; this plan plays {rate:.6g}."
         )
-        if not self.every_split:
-            claim += " Other stages of the configurations that were split may play faster: few of them were tried."
+        of_all = max(reached, self.most_of_others)
+        few = of_all > reached * (1 + ROUNDING)
+        if few:
+            claim += (
+                " Of the stages that the split configurations can have few were compared: whatever they are, none "
+                f"plays more than {of_all:.6g} samples/s."
+            )
         proven = Certificate(
             method=METHOD,
             quantity="seconds a sample, played",
             value=1 / rate,
             bound=1 / reached,
             claim=claim,
+            bound_of_all=1 / of_all if few else None,
         )
         graph = next((space.graph for space in self.spaces if space.graph is not None), None)
         return proven if graph is None else graph.among_places(proven)
@@ -296,7 +304,7 @@ class PlayedSearch:
 
     def _play_other_splits(self) -> bool:
         """Plays all splits that may be faster than the best, of the configurations that have few. Returns whether that
-        were all.
+        were all; `most_of_others` is what the others may play.
         """
         enough, few, every = self.ranking.best_rate * (1 + CLOSE), FEW_SPLITS, True
         least = max(self.ranking.left - self.ranking.for_splits, 0)
@@ -307,6 +315,8 @@ class PlayedSearch:
             splits = configuration.splits_above(enough, tried) if index < COUNTED else None
             if splits is None or splits.count > few:
                 every = False
+                if configuration.most > self.most_of_others:
+                    self.most_of_others = max(self.most_of_others, configuration.most_of_any())
                 continue
             few -= int(splits.count)
             for stops in splits:
@@ -314,12 +324,15 @@ class PlayedSearch:
         while waiting and -waiting[0][0] > self.ranking.best_rate * (1 + CLOSE):
             most, _, item = heappop(waiting)
             if self.ranking.left <= least:
+                self.most_of_others = max(self.most_of_others, -most)
                 return False
             if isinstance(item, Proposal):
                 self.ranking.add(item)
                 continue
             for proposal in self._proposals(*item):
                 heappush(waiting, (max(most, -most_samples_per_s(proposal.plan)), next(numbers), proposal))
+        if open_to:  # what is left over is no faster by more than this
+            self.most_of_others = max(self.most_of_others, -waiting[0][0] if waiting else 0.0)
         return every
 
     def _move_cuts(self) -> None:

@@ -62,6 +62,13 @@ class PlacedShape:
         """Samples a second that no play with these stages exceeds, by what they compute."""
         return self.space.most_of(self, stops)
 
+    def most_of_any(self) -> float:
+        """Samples a second that no play exceeds, whatever its stages are."""
+        if self.space.evaluator.measured.blocks > SHORT:
+            return self.most
+        slowest_s = self._splits(0.0).slowest_s
+        return min(self.most, self.shape.batch_size / (slowest_s * (1 - _ROUNDING))) if slowest_s > 0 else self.most
+
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that fit, and may play faster by what they compute."""
         if self.space.evaluator.measured.blocks > SHORT:

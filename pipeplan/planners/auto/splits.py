@@ -53,18 +53,29 @@ class SplitsWithin:
             if self._ways[stage + 1, stop]:
                 yield from ((stop, *rest) for rest in self._after(stage + 1, stop))
 
+    @cached_property
+    def slowest_s(self) -> float:
+        """What the slowest stage takes of a batch at least, however the blocks are split; infinite if none fits."""
+        depth, blocks, _ = self.least_s.shape
+        onwards_s = np.append(np.full(blocks, inf), [0.0, inf])
+        for stage in range(depth - 1, -1, -1):
+            onwards_s[:blocks] = np.maximum(self.least_s[stage], onwards_s[self._stops]).min(axis=1)
+            onwards_s[blocks:] = inf
+        return float(onwards_s[0])
+
+    @cached_property
+    def _stops(self) -> IntArray:
+        """[start, length - 1]: where a stage ends; beyond the last block, one after it."""
+        _, blocks, reach = self.least_s.shape
+        return np.asarray(np.minimum(1 + np.arange(blocks)[:, None] + np.arange(reach), blocks + 1))
+
     def most_even(self) -> tuple[int, ...] | None:
         """The split whose slowest stage is the fastest; of several the one with the least squares. None if none fits.
 
         As if nothing were waited for: transfers and exchanges count beside the compute, not after it.
         """
-        depth, blocks, reach = self.least_s.shape
-        stops = np.minimum(1 + np.arange(blocks)[:, None] + np.arange(reach), blocks + 1)
-        onwards_s = np.append(np.full(blocks, inf), [0.0, inf])
-        for stage in range(depth - 1, -1, -1):
-            onwards_s[:blocks] = np.maximum(self.least_s[stage], onwards_s[stops]).min(axis=1)
-            onwards_s[blocks:] = inf
-        slowest_s = float(onwards_s[0])
+        slowest_s, stops = self.slowest_s, self._stops
+        depth, blocks, _ = self.least_s.shape
         if slowest_s == inf:
             return None
         squares = np.where(self.least_s <= slowest_s, np.square(self.least_s), inf)

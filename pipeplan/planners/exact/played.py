@@ -42,6 +42,10 @@ class PlayedShape:
         """That of the shape: what its stages compute is in its plan's bound."""
         return self.most
 
+    def most_of_any(self) -> float:
+        """The same."""
+        return self.most
+
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """All splits, where the shape's bound is above the rate."""
         return EverySplit(split, lambda stops: self.most > rate)

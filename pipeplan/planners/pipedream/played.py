@@ -51,6 +51,10 @@ class PlayedPartition:
         """By compute, spread evenly."""
         return self.most
 
+    def most_of_any(self) -> float:
+        """The same."""
+        return self.most
+
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """No others: no cut is moved."""
         return EverySplit((1,), lambda stops: False)
