@@ -18,7 +18,7 @@ from worker_agent.models.hugging_face import TokenInputs, build_family
 from worker_agent.models.keywords import KeywordForm, keyword_form
 from worker_agent.models.materialise import Contents
 from worker_agent.models.own import cut
-from worker_agent.models.recipe import Construction, WeightRecipe, require_stages
+from worker_agent.models.recipe import Construction, Constructors, WeightRecipe, require_stages
 from worker_agent.models.sharding import Sharding, joined
 from worker_agent.models.spec import Spec, call_factory, load_factory, parse_spec
 
@@ -133,7 +133,9 @@ def _from_family(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
         tokens=family.tokens,
         batches=family.batches,
         sharding=family.sharding,
-        contents=Contents(root=family.root, seed=seed, dtype=dtype, files=family.files),
+        contents=Contents(
+            root=family.root, seed=seed, dtype=dtype, files=family.files, constructors=Constructors(family.make, seed)
+        ),
     )
 
 

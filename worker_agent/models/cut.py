@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, require
-from worker_agent.models.flow import FACTORY
+from worker_agent.models.flow import FACTORY, is_called
 from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, replaced, tensor_of
 
 _MADE = "have arguments that its layers' blocks can make"
@@ -118,10 +118,10 @@ def _watched(root: Any, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> 
     def largest(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         for key, part in module.named_children():
             name = f"{prefix}{key}"
-            if any(layer.startswith(f"{name}.") for layer in layers):
-                yield from largest(f"{name}.", part)
-            else:
+            if is_called(part) and not any(layer.startswith(f"{name}.") for layer in layers):
                 yield name, part
+            else:
+                yield from largest(f"{name}.", part)
 
     found = dict(largest("", root))
     try:

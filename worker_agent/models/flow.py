@@ -16,6 +16,7 @@ A maker is a call whose result depends on no other call's, and that has no param
 What it makes is not carried: it is called again where it is used.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.draws import Draws
 from worker_agent.models.layers import replaced
 
 FACTORY = (
@@ -112,6 +114,7 @@ def rows_of(root: Any) -> tuple[tuple[str, ...], ...]:
     def outermost(names: Sequence[str]) -> list[str]:
         return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
 
+    lists = {name: row for name, row in lists.items() if all(map(is_called, row))}
     by_kind = [name for name, row in lists.items() if {type(layer).__name__ for layer in row} <= kinds]
     names = outermost(by_kind) or outermost(list(lists))
     return tuple(tuple(f"{name}.{i}" for i in range(len(lists[name]))) for name in names)
@@ -134,9 +137,10 @@ def find_flow(root: Any, inputs: Mapping[str, Tensor]) -> Flow:
     twice = next((name for name in layers if order.count(name) != 1), None)
     refuse_unless(twice is None, "call every layer once", str(twice))
     rows = tuple(sorted(rows, key=lambda row: order.index(row[0])))
-    layers = [name for row in rows for name in row]
-    wrong = next((seen for seen, due in zip(order, layers, strict=True) if seen != due), None)
-    refuse_unless(wrong is None, "call its layers one after the other, row by row", str(wrong))
+    if order != [name for row in rows for name in row]:  # rows take turns: they are one, without norms and the like
+        at = [n for n in at if any(p.dim() > 1 for p in root.get_submodule(names[n]).parameters())]
+        refuse_unless(len(at) > 0, "have layers with weights", place)
+        rows = (tuple(names[n] for n in at),)
 
     starts = [0] if at[0] > 0 else []
     position = 0
@@ -158,6 +162,7 @@ def find_flow(root: Any, inputs: Mapping[str, Tensor]) -> Flow:
     )
     for start in flow.starts[1:]:
         refuse_unless(bool(flow.carried(start)), "hand a tensor from layer to layer", names[start])
+    watch.require_same_in_parts(flow)
     return flow
 
 
@@ -173,19 +178,25 @@ class _Watch:
         self._kept: list[Tensor] = []  # the leaves are known by their ids
         self._held: dict[int, str] = {}
         self._held_by_call: list[frozenset[str]] = []
+        self._whole_numbers: set[str] = set()
+        self._results: list[tuple[Key, Tensor, int]] = []  # with their versions
+        self._draws = Draws()
+        self._drawn: dict[int, set[int]] = {}  # of every draw: the calls that use it
+        self._failed: tuple[str, Exception] | None = None
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The model's result."""
         forwards = {module: self._forward(name, module) for name, module in self._units.items()}
         try:
-            with torch.enable_grad(), self._own_tensors(), replaced(forwards):
+            with torch.enable_grad(), self._own_tensors(), replaced(forwards), self._draws:
                 found: Any = self._root(**inputs)
                 result: Tensor = tensor_in(found)
         except InvalidInputError:
             raise
         except Exception as error:  # the library's code may raise anything
-            last = self.calls[-1].module if self.calls else "its start"
-            reason = f"run without weights, and fails after {last} ({type(error).__name__}: {error})"
+            after = f"after {self.calls[-1].module if self.calls else 'its start'}"
+            where, cause = (f"in {self._failed[0]}", self._failed[1]) if self._failed else (after, error)
+            reason = f"run without weights, and fails {where} ({type(cause).__name__}: {cause})"
             raise InvalidInputError("model", f"must {reason}, {FACTORY}", type(self._root).__name__) from error
         return result
 
@@ -197,14 +208,31 @@ class _Watch:
             hidden = tensor.is_floating_point() and not leaves and bool(tensor.isnan().any())
             refuse_unless(not hidden, "use what its modules give in ways that autograd follows", place)
             found |= {id(leaf) for leaf in leaves} or {id(tensor)}
+        for draw in found & self._draws.leaves.keys():
+            self._drawn.setdefault(draw, set()).add(len(self.calls))
         keys = frozenset(self._leaves[leaf] for leaf in found if leaf in self._leaves)
         return keys, frozenset(self._held[leaf] for leaf in found if leaf in self._held)
 
     def held_by_part(self, starts: tuple[int, ...], last: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Which tensors of the modules around the layers each part uses."""
         stops = (*starts[1:], len(self.calls))
-        parts = [frozenset[str]().union(*self._held_by_call[a:b]) for a, b in zip(starts, stops, strict=True)]
+        followed = [frozenset[str]().union(*self._held_by_call[a:b]) for a, b in zip(starts, stops, strict=True)]
+        parts = [part | self._whole_numbers for part in followed]
         return (*parts[:-1], parts[-1] | last)
+
+    def require_same_in_parts(self, flow: Flow) -> None:
+        """Raises InvalidInputError where parts, which all run what is between the calls, would not do the same."""
+        calls = len(flow.calls)
+        for users in self._drawn.values():
+            parts = {bisect(flow.starts, min(user, calls - 1)) for user in users}
+            place = flow.calls[min(users)].module if min(users) < calls else "its result"
+            refuse_unless(len(parts) == 1, "use what it draws at random between its modules in one block", place)
+        for key, result, version in self._results:
+            users = {n for n, call in enumerate(flow.calls) if key in call.uses}
+            users |= {calls - 1} if key in flow.result_uses else set()
+            parts = {bisect(flow.starts, n) for n in (key[0], *users)}
+            same = result._version == version or len(parts) == 1
+            refuse_unless(same, "not change in place what crosses a cut", flow.calls[key[0]].module)
 
     @contextmanager
     def _own_tensors(self) -> Iterator[None]:
@@ -219,6 +247,8 @@ class _Watch:
                         leaf: Tensor = torch.zeros(tensor.shape, dtype=tensor.dtype)
                         leaf = nn.Parameter(leaf, requires_grad=leaf.is_floating_point())
                         self._held[id(leaf)] = prefix
+                        if not leaf.is_floating_point():  # autograd does not follow it: any part may use it
+                            self._whole_numbers.add(prefix)
                         stack.callback(held.__setitem__, name, tensor)
                         held[name] = leaf
             yield
@@ -232,24 +262,31 @@ class _Watch:
             stand_in = module.__dict__.pop("forward")
             try:
                 on_meta = mapped(given, _to_meta)
-                found = own(*on_meta[0], **on_meta[1])
-            except Exception:  # the library's code may raise anything; a layer's result is still known
+                with self._draws.aside() as drawn:
+                    found = own(*on_meta[0], **on_meta[1])
+            except Exception as error:  # the library's code may raise anything; a layer's result is still known
                 if name not in self._layers:
                     raise
+                self._failed = self._failed or (name, error)
                 found = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point()))
             finally:
                 module.__dict__["forward"] = stand_in
             given_gradient = any(t.requires_grad for t in tensors_in(found))
-            maker = not given_gradient and next(module.parameters(), None) is None
+            maker = not given_gradient and not drawn and next(module.parameters(), None) is None
             number = len(self.calls)
 
             def leaf(tensor: Tensor) -> Tensor:
                 value = 0.0 if maker or not tensor.is_floating_point() else torch.nan
                 made = torch.full(tensor.shape, value, dtype=tensor.dtype)
-                self._leaves[id(made)] = (number, len(shapes))
-                self._kept.append(made)
+                key = (number, len(shapes))
+                self._leaves[id(made)] = key
                 shapes.append(Shape(number=len(shapes), shape=tuple(tensor.shape), dtype=tensor.dtype))
-                return made.requires_grad_(made.is_floating_point())
+                self._kept.append(made)
+                if made.is_floating_point():  # the model may change a result in place, but not a leaf
+                    made = made.requires_grad_().clone()
+                if not maker:
+                    self._results.append((key, made, made._version))
+                return made
 
             shapes: list[Shape] = []
             output = mapped(found, leaf)
@@ -269,13 +306,18 @@ def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
     def visit(prefix: str, module: nn.Module) -> None:
         for key, part in module.named_children():
             name = f"{prefix}{key}"
-            if any(layer.startswith(f"{name}.") for layer in layers):
-                visit(f"{name}.", part)
-            else:
+            if is_called(part) and not any(layer.startswith(f"{name}.") for layer in layers):
                 found.setdefault(part, name)
+            else:
+                visit(f"{name}.", part)
 
     visit("", root)
     return {name: module for module, name in found.items()}
+
+
+def is_called(module: nn.Module) -> bool:
+    """Whether a module has a forward; a ModuleList or ModuleDict has none: the model calls its parts."""
+    return getattr(type(module), "forward", None) is not nn.Module.forward
 
 
 def leaves_of(tensor: Tensor) -> set[Tensor]:
@@ -332,4 +374,4 @@ def refuse_unless(condition: bool, rule: str, place: str) -> None:
 
 def _to_meta(tensor: Tensor) -> Tensor:
     made = tensor.detach().to("meta")
-    return made.requires_grad_(made.is_floating_point())
+    return made.requires_grad_().clone() if made.is_floating_point() else made  # a leaf may not change in place

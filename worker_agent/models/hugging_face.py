@@ -6,6 +6,7 @@ pixels. Layers are the library's own modules: a chain computes what the whole mo
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -95,7 +96,8 @@ class Family:
     """A model of a family, and its blocks: modules of it, or thin modules that call them.
 
     `spec` builds the same model without a file, where a SPEC can describe it. `sharding` is None where the family, or
-    its way to compute attention, has no plan. `files` hold the weights; without any they are random.
+    its way to compute attention, has no plan. `files` hold the weights; without any they are random. `make` builds the
+    model again.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Family:
     tokens: TokenInputs | None
     batches: BatchForm
     sharding: Sharding | None
+    make: Callable[[], nn.Module]
     files: tuple[Path, ...] = ()
 
 
@@ -173,14 +176,16 @@ def build_family(spec: Spec) -> Family:
         else None,
         batches=form,
         sharding=_sharding(name, root) if quick and config._attn_implementation == "sdpa" else None,
+        make=make,
         files=files,
     )
 
 
 def _quick(root: Any, form: BatchForm) -> Cuts | None:
     """Blocks that make masks and positions themselves, if only one tensor is to cross a cut."""
+    keys = root.config.to_dict()  # an attribute may be an error: a layer's own
     for key in _WINDOWS:
-        window = getattr(root.config, key, None)
+        window = keys.get(key)
         if isinstance(window, int) and window and window < form.positions:
             return None
     main = form.inputs[0]
@@ -219,8 +224,8 @@ def _sample(root: Any) -> tuple[int, ...]:
     """The shape of one sample of a model's main input; any for tokens."""
     config = root.config
     if root.main_input_name == "input_features":
-        length = config.max_source_positions * 2  # its two convolutions halve it
-        return config.num_mel_bins, length
+        length = _of_config(config, "max_source_positions") * 2  # its two convolutions halve it
+        return _of_config(config, "num_mel_bins"), length
     if root.main_input_name == "pixel_values":
         images = getattr(config, "vision_config", config)  # of a model with a part for texts as well
         size = getattr(images, "image_size", IMAGE_SIZE)

@@ -4,7 +4,8 @@ A model on the meta device has shapes alone, whatever its size. A rank materiali
 come from a folder that `save_pretrained` wrote, of which the stage's tensors alone are read, or they are random.
 
 Random weights are those of the library's own `_init_weights`. Every draw for a tensor starts from (seed, the tensor's
-name): the same seed gives the same weights whatever the cut.
+name): the same seed gives the same weights whatever the cut. What `_init_weights` leaves out has what its constructor
+gives it: the constructors are run once more, as those of presets are (`recipe`).
 """
 
 import json
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.recipe import Constructors, changed
 
 Place = tuple[dict[str, Tensor], str, str]
 """Where a module holds a tensor: its dictionary, the key in it, and the name in the whole model."""
@@ -41,6 +43,7 @@ class Contents:
     seed: int
     dtype: torch.dtype
     files: tuple[Path, ...]
+    constructors: Constructors
 
     def materialise(self, blocks: Iterable[nn.Module]) -> tuple[str, ...]:
         """Gives the blocks' tensors on the meta device their contents, on the CPU. Returns what was read, by name.
@@ -55,7 +58,6 @@ class Contents:
         read: tuple[str, ...] = ()
         if self.files:
             read = _read(self.root, self.files, {name for t in wanted for _, _, name in places[t]}, every)
-            _put_back({tensor: held for tensor, held in every.items() if not tensor.is_meta})
         fresh = {}
         for tensor, held in places.items():
             real = next((there[key] for there, key, _ in held if not there[key].is_meta), None)
@@ -70,19 +72,13 @@ class Contents:
             for there, key, _ in held:
                 there[key] = tensor if real is None else real
         with torch.random.fork_rng(devices=[]):
-            _initialise(self.root, self.seed, fresh)
+            left = _initialise(self.root, self.seed, fresh)
+        self.constructors.give({name: fresh[name] for name in left})
         for tensor in fresh.values():
             tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # the library's mark: it has its value
             if isinstance(tensor, nn.Parameter):
                 tensor.data = tensor.data.to(self.dtype) if tensor.is_floating_point() else tensor.data
         return read
-
-
-def _put_back(places: Mapping[Tensor, Sequence[Place]]) -> None:
-    """Puts tensors where they were: the library's loader empties all that it is not to read."""
-    for tensor, held in places.items():
-        for there, key, _ in held:
-            there[key] = tensor
 
 
 def build_empty(make: Callable[[], Any]) -> Any:
@@ -93,6 +89,10 @@ def build_empty(make: Callable[[], Any]) -> Any:
         return make()
     with no_init_weights(), torch.device("meta"), meta_device_safe_creation_ops():
         root = make()
+    real = {p: nn.Parameter(p.to("meta"), requires_grad=p.requires_grad) for p in root.parameters() if not p.is_meta}
+    for tensor, held in places_of(root).items():  # `torch.Tensor(sizes)` asks for no device
+        for there, key, _ in held if tensor in real else ():
+            there[key] = real[tensor]
     root.tie_weights()
     return root
 
@@ -148,8 +148,11 @@ def _without_value(tensor: Tensor) -> Tensor:
     return real
 
 
-def _initialise(root: Any, seed: int, fresh: Mapping[str, Tensor]) -> None:
-    """Gives fresh tensors the values that the library initialises them to. Tensors with its mark keep theirs."""
+def _initialise(root: Any, seed: int, fresh: Mapping[str, Tensor]) -> list[str]:
+    """Gives fresh tensors the values that the library initialises them to. Tensors with its mark keep theirs.
+
+    Returns the names of those to which it gives none.
+    """
     from transformers.initialization import guard_torch_init_functions
 
     own = set(fresh.values())
@@ -166,9 +169,7 @@ def _initialise(root: Any, seed: int, fresh: Mapping[str, Tensor]) -> None:
             return touched
 
         visit("", root, root)
-    rule = "must be a model whose _init_weights gives every tensor a value"
-    for name, tensor in fresh.items():
-        require(not tensor.isnan().any(), "model", rule, name)
+    return [name for name, tensor in fresh.items() if tensor.isnan().any() or tensor not in draws.written]
 
 
 class _DrawsByName(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -178,6 +179,8 @@ class _DrawsByName(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._seed = seed
         self._names = {tensor.untyped_storage()._cdata: name for name, tensor in tensors.items()}
+        self._tensors = {tensor.untyped_storage()._cdata: tensor for tensor in tensors.values()}
+        self.written: set[Tensor] = set()
         self._module = ""
         self._draws: Counter[str] = Counter()
 
@@ -193,6 +196,9 @@ class _DrawsByName(TorchDispatchMode):  # type: ignore[no-untyped-call]
             digest = blake2b(f"{self._seed} {key} {self._draws[key]}".encode(), digest_size=8).digest()
             self._draws[key] += 1
             torch.default_generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+        for tensor in changed(func, (args, kwargs or {})):
+            if tensor.untyped_storage()._cdata in self._tensors:
+                self.written.add(self._tensors[tensor.untyped_storage()._cdata])
         return func(*args, **(kwargs or {}))
 
 
@@ -242,9 +248,9 @@ def _read(
         tied = {name for _, _, name in held}
         found.missing_keys -= tied if tied - found.missing_keys else set()
     root._adjust_missing_and_unexpected_keys(found)
-    for name, there, expected in sorted(found.mismatched_keys):
+    for name, stored_shape, expected in sorted(found.mismatched_keys):
         rule = f"must have the weights of its config, of shape {tuple(expected)}"
-        raise InvalidInputError(f"model.{name}", rule, tuple(there))
+        raise InvalidInputError(f"model.{name}", rule, tuple(stored_shape))
     rule = "must have the weights of its config: this tensor"
     for name in sorted(found.conversion_errors):
         raise InvalidInputError("model", f"{rule} cannot be converted ({found.conversion_errors[name]})", name)
@@ -252,4 +258,7 @@ def _read(
         raise InvalidInputError("model", f"{rule} is missing", name)
     for name in sorted(found.unexpected_keys):
         raise InvalidInputError("model", f"{rule} has no place in {type(root).__name__}", name)
+    for tensor, held in places.items():  # the loader empties all that it is not to read
+        for there, key, _ in held if not tensor.is_meta else ():
+            there[key] = tensor
     return tuple(sorted(read))

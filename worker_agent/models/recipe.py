@@ -114,8 +114,8 @@ class WeightRecipe(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, func: Any, given: Any, tensors: list[Tensor], made: list[Tensor]) -> None:
         """Adds the operation, unless it only makes views."""
         fresh = [place for place, tensor in enumerate(made) if tensor.untyped_storage()._cdata not in self._numbers]
-        changed = [tensor for tensor in _changed(func, given) if _is_empty(tensor)]
-        if not fresh and not changed:
+        written = [tensor for tensor in changed(func, given) if _is_empty(tensor)]
+        if not fresh and not written:
             return
         rule = "must be built with torch's own random numbers, and without a torch.Generator, to be built by stages"
         require(given[1].get("generator") is None, "model", rule, func.name())
@@ -123,7 +123,7 @@ class WeightRecipe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rule = "must be built of operations whose results have memory of their own, to be built by stages"
         require(len({slot.storage for _, slot in makes}) == len(makes), "model", rule, func.name())
         number = len(self._operations)
-        for storage in {self._slot(tensor).storage for tensor in changed} | {slot.storage for _, slot in makes}:
+        for storage in {self._slot(tensor).storage for tensor in written} | {slot.storage for _, slot in makes}:
             self._writers[storage].append(number)
         random = torch.Tag.nondeterministic_seeded in func.tags
         self._operations.append(
@@ -143,7 +143,7 @@ class WeightRecipe(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*given[0], **given[1])
         except NotImplementedError as error:
             random = torch.Tag.nondeterministic_seeded in func.tags
-            if random or _changed(func, given):
+            if random or changed(func, given):
                 self._failed = f"{func.name()} has no form without contents"  # the code may catch the error
                 raise InvalidInputError("model", _RULE, self._failed) from error
             positional, named = tree_map(self._with_contents, given)
@@ -252,6 +252,30 @@ class Construction:
         return ()
 
 
+class Constructors:
+    """What a model's constructors give its tensors: they are run when the first tensor needs it."""
+
+    def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
+        self._make = make
+        self._recipe = WeightRecipe(seed)
+        self._built: dict[str, Tensor] = {}
+
+    def give(self, tensors: Mapping[str, Tensor]) -> None:
+        """Gives tensors of the model, by name, their values. Raises InvalidInputError for one that gets none."""
+        if tensors and not self._built:
+            with self._recipe.noting():
+                root = self._make()
+            self._built = dict((*root.named_parameters(), *root.named_buffers()))
+        rule = "must be a model whose constructors, or _init_weights, give every tensor a value"
+        for name, tensor in tensors.items():
+            empty = self._built.get(name, tensor)
+            require(_is_empty(empty), "model", rule, name)
+            found = self._recipe.contents(empty)
+            require(found.shape == tensor.shape and not found.isnan().any(), "model", rule, name)
+            with torch.no_grad():
+                tensor.copy_(found)
+
+
 def require_stages(root: nn.Module) -> None:
     """Raises InvalidInputError for a model whose tensors cannot be filled one by one."""
     owners: dict[int, str] = {}
@@ -320,7 +344,7 @@ def _reads(func: Any) -> bool:
     return bool(kinds) and not any("Tensor" in kind for kind in kinds)
 
 
-def _changed(func: Any, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
+def changed(func: Any, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:
     """The tensors among an operation's arguments that it writes."""
     positional, named = given
     found = []

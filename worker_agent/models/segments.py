@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from pipeplan.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.batches import BatchForm
 from worker_agent.models.flow import Flow, Key, Shape, find_flow, mapped, refuse_unless, tensor_in, tensors_in, units_of
 from worker_agent.models.layers import ReachedError, replaced
@@ -144,6 +144,9 @@ class Passage:
         call = self._flow.calls[number]
         if number not in self._made_again and (number < self._start or call.maker):
             return mapped(call.result, partial(self._stand_in, number))
+        rule = "must hold the tensors that it uses beside its modules in parameters and buffers"
+        there = self._like.is_meta or not any(t.is_meta for t in tensors_in((positional, named)))
+        require(there, "model", rule, name)
         drop = self._flows.drops.get(name, 0.0) if module.training else 0.0
         if drop and float(torch.rand((), device=self._like.device)) < drop:
             passed = next(t for t in tensors_in((positional, named)) if t.is_floating_point())

@@ -31,6 +31,13 @@ OTHERS = {
     "electra": f"hf:electra?{SMALL}&embedding_size=32&vocab_size=50&max_position_embeddings=20",
     "nanochat": f"hf:nanochat?{NARROW}",  # one norm is called before the layers and after them
     "xglm": "hf:xglm?d_model=32&ffn_dim=48&num_layers=3&attention_heads=2&vocab_size=50&max_position_embeddings=16",
+    "ctrl": "hf:ctrl?n_layer=3&n_embd=32&n_head=2&dff=48&vocab_size=50&n_positions=16",  # scales embeddings in place
+    "openai-gpt": "hf:openai-gpt?n_layer=3&n_embd=32&n_head=2&vocab_size=50&n_positions=16",  # holds positions
+    "apertus": f"hf:apertus?{NARROW}",  # its activations have weights that their constructors compute
+    "pvt": "hf:pvt?num_encoder_blocks=2&depths=[1,2]&hidden_sizes=[8,16]&patch_sizes=[4,2]&strides=[4,2]&image_size=8"
+    "&sequence_reduction_ratios=[2,1]&num_attention_heads=[1,2]&mlp_ratios=[2,2]&num_labels=7",  # its rows take turns
+    "convnextv2": "hf:convnextv2?hidden_sizes=[8,16]&depths=[1,2]&num_stages=2&num_labels=7&image_size=8&patch_size=2",
+    "mobilenet_v2": "hf:mobilenet_v2?depth_multiplier=0.1&image_size=8&num_labels=7",
     "squeezebert": f"hf:squeezebert?{SMALL}&embedding_size=32&vocab_size=50&max_position_embeddings=20",
     "clip": (
         'hf:clip?vision_config={"num_hidden_layers":3,"hidden_size":32,"num_attention_heads":2,"intermediate_size":48,'
@@ -133,6 +140,8 @@ def test_what_skips_layers_is_refused_and_not_cut_wrongly(where: str, sentence: 
             "hf:albert?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&embedding_size=8",
             "call every layer once",
         ),
+        ("hf:flaubert?n_layers=2&emb_dim=32&n_heads=2&n_words=50", "not change in place what crosses a cut"),
+        ("hf:cohere_asr", "have a whole number as max_source_positions in its config"),
     ],
 )
 def test_what_cannot_be_cut_says_where_and_why_and_shows_the_factory(spec: str, sentence: str) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipeplan.errors import InvalidInputError
+from tests.worker_agent.models.test_cut import OTHERS
 from tests.worker_agent.models.test_hugging_face import SPECS, in_order
 from worker_agent.models.chain import build_model
 
@@ -64,6 +65,28 @@ def test_other_blocks_stay_empty_and_what_is_filled_stays() -> None:
     chain.materialise()
     assert all(not p.any() for p in chain.blocks[1].parameters())
     assert chain.materialise() == ()
+
+
+def test_what_init_weights_leaves_out_has_what_its_constructor_gives_it() -> None:
+    """They had no value, and the models were refused."""
+    chain = build_model(OTHERS["apertus"], seed=0, dtype=torch.float64)
+    real: Any = type(chain.root)(chain.root.config)
+    computed = {name: tensor for name, tensor in real.state_dict().items() if "act_fn" in name}
+    assert len(computed) == 8
+    for name, tensor in computed.items():
+        assert torch.equal(chain.root.state_dict()[name], tensor.double()), name
+
+
+def test_what_a_constructor_draws_does_not_depend_on_the_cut() -> None:
+    whole = build_model(OTHERS["openai-gpt"], seed=3)
+    weights = [tensor for name, tensor in whole.root.state_dict().items() if name.endswith("c_attn.weight")]
+    assert all(0.017 < tensor.std() < 0.023 for tensor in weights) and not torch.equal(weights[0], weights[1])
+    chain = build_model(OTHERS["openai-gpt"], seed=3, empty=True)
+    for number in reversed(range(len(chain.blocks))):
+        chain.materialise(number, number + 1)
+    for name, tensor in whole.root.state_dict().items():
+        assert torch.equal(chain.root.state_dict()[name], tensor), name
+    assert not any(buffer.is_meta for buffer in chain.root.buffers())
 
 
 def test_weights_have_the_spread_that_the_library_gives_them() -> None:
