@@ -23,7 +23,8 @@ def blocks(
 ) -> None:
     """Lists a model's blocks, and what each passes to the next.
 
-    It builds the whole model here, and runs one microbatch forward on the processor.
+    One microbatch passes them. Presets and Hugging Face models need no weights for that, unless what a block gives
+    depends on contents. A factory builds its whole model here.
     """
     require_extra("worker")
     typed_spec(model, field="model")

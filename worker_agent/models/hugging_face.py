@@ -202,7 +202,8 @@ def _batch_form(name: str, root: Any) -> BatchForm:
     rule = f"must take input_ids, pixel_values or input_features, {FACTORY}"
     require(main in ("input_ids", "pixel_values", "input_features"), "model", rule, main)
     decodes = bool(getattr(config, "is_encoder_decoder", False))
-    positions = getattr(config, "max_position_embeddings", None) or MOST_POSITIONS
+    positions = getattr(config, "max_position_embeddings", None)
+    positions = MOST_POSITIONS if positions is None or positions < 1 else positions  # XLNet's is -1
     if decodes and main != "input_ids":
         positions = getattr(config, "max_target_positions", None) or positions
     task = next((task for task in _TASKS if type(root) in _kinds(task, type(config))), None)

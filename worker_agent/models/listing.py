@@ -1,14 +1,18 @@
 """Listing: the names of a model's blocks, their weights, and what they pass on, found by running them once."""
 
+import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import default_feed, in_blocks, open_data
-from worker_agent.models.spec import user_code
+from worker_agent.models.spec import UserCodeError, parse_spec, user_code
 from worker_agent.models.values import as_values
 
 
@@ -33,9 +37,28 @@ class BlockList:
 def list_blocks(model: str, data: str | None, *, microbatch_size: int) -> BlockList:
     """The blocks of the model that a SPEC names. Tensors without elements are left out.
 
+    Of presets and Hugging Face models no weights are made, unless what a block gives depends on the contents.
     Raises InvalidInputError for a model that cannot be cut, or data that it does not take.
     """
-    whole = build_model(model, seed=0)
+    spec = parse_spec(model, field="model")
+    if spec.is_preset or spec.is_hugging_face:
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        log.disabled = True  # it reports what is tried again below
+        try:
+            return _listed(model, data, microbatch_size, FakeTensorMode())
+        except InvalidInputError:
+            raise
+        except (UserCodeError, RuntimeError, TypeError, ValueError):  # it needs contents, or fails with them as well
+            pass
+        finally:
+            log.disabled = False
+    return _listed(model, data, microbatch_size, None)
+
+
+def _listed(model: str, data: str | None, microbatch_size: int, fake: FakeTensorMode | None) -> BlockList:
+    """The blocks; under `fake` nothing has contents."""
+    with fake or nullcontext():
+        whole = build_model(model, seed=0)
     data = default_feed(whole).data if data is None else data
     chain = in_blocks(whole, data, microbatch_size=microbatch_size, seed=0, dtype=torch.float32)
     source = open_data(data, microbatch_size=microbatch_size, seed=0, form=chain.batches)
@@ -43,7 +66,9 @@ def list_blocks(model: str, data: str | None, *, microbatch_size: int) -> BlockL
         inputs, _ = source.microbatch(0)
     values: Any = inputs if isinstance(inputs, tuple) else (inputs,)
     hands_on: list[tuple[OutputTensor, ...]] = []
-    with torch.no_grad():
+    with torch.no_grad(), fake or nullcontext():
+        if fake:
+            values = tuple(torch.empty(value.shape, dtype=value.dtype) for value in values)
         for name, block in zip(chain.block_names, chain.blocks, strict=True):
             with user_code(f"block {len(hands_on)} ({name})"):
                 values = as_values(block(*values))

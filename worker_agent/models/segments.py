@@ -185,8 +185,8 @@ def segments(flows: Flows, quick: Sequence[nn.Module] | None) -> tuple[nn.Module
     """
     flow = flows.of(frozenset(flows.form.required))
     parts = range(len(flow.starts))
-    if quick is not None and len(quick) != len(parts):
-        raise InvalidInputError("model", f"must have {len(quick)} parts", len(parts))
+    if quick is not None and len(quick) != len(parts):  # it counts other modules as layers
+        quick = None
     blocks = tuple(Segment(flows, flow, number, quick[number] if quick else None) for number in parts)
     owned = {tensor for block in blocks for tensor in (*block.parameters(), *block.buffers())}
     for name, unit in units_of(flows.root, [layer for row in flow.rows for layer in row]).items():

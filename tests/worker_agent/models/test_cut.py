@@ -37,6 +37,9 @@ OTHERS = {
     "pvt": "hf:pvt?num_encoder_blocks=2&depths=[1,2]&hidden_sizes=[8,16]&patch_sizes=[4,2]&strides=[4,2]&image_size=8"
     "&sequence_reduction_ratios=[2,1]&num_attention_heads=[1,2]&mlp_ratios=[2,2]&num_labels=7",  # its rows take turns
     "convnextv2": "hf:convnextv2?hidden_sizes=[8,16]&depths=[1,2]&num_stages=2&num_labels=7&image_size=8&patch_size=2",
+    "segformer": "hf:segformer?num_encoder_blocks=2&depths=[1,1]&hidden_sizes=[8,16]&patch_sizes=[4,2]&strides=[4,2]"
+    "&sr_ratios=[2,1]&num_attention_heads=[1,2]&mlp_ratios=[2,2]&num_labels=7",
+    "xlnet": "hf:xlnet?n_layer=3&d_model=32&n_head=2&d_inner=48&vocab_size=50",  # as long as you like: -1
     "mobilenet_v2": "hf:mobilenet_v2?depth_multiplier=0.1&image_size=8&num_labels=7",
     "squeezebert": f"hf:squeezebert?{SMALL}&embedding_size=32&vocab_size=50&max_position_embeddings=20",
     "clip": (

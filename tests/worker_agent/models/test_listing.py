@@ -58,6 +58,21 @@ def test_it_lists_the_blocks_of_every_other_model(spec: str) -> None:
     assert len(found["names"]) == len(found["hands_on"]) == len(found["weight_bytes"]) and not found["own"]
 
 
+def test_a_model_of_any_size_is_listed_without_its_weights() -> None:
+    """A model of 28 GB, whose weights this command once made."""
+    found = json.loads(listed("preset:llama_7b", "--json"))
+    assert sum(found["weight_bytes"]) > 26e9 and len(found["names"]) == 34
+    assert found["hands_on"][1] == [{"shape": [1, 512, 4096], "dtype": "float32"}]
+
+
+def test_blocks_that_need_contents_are_listed_with_them() -> None:
+    """Experts get as many tokens as are sent to them; meta tensors have no such number."""
+    spec = "hf:mixtral?num_hidden_layers=1&hidden_size=32&num_attention_heads=2&num_key_value_heads=1&vocab_size=50"
+    status, out, err = blocks(f"{spec}&intermediate_size=48", "--json")
+    assert status in (0, None) and err == ""
+    assert json.loads(out)["names"] == ["embedding", "layer.0", "head"]
+
+
 def test_a_model_whose_inputs_nobody_knows_needs_data() -> None:
     status, _, err = blocks(f"{PLACE}:Masked")
     assert status == 2 and "data: must be named (--data)" in err
