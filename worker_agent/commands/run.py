@@ -181,6 +181,8 @@ def run(
             root = job.directory.root
             used = (root / "run.json").exists() or job.directory.checkpoints.exists()
             require(not used, "out", "must be a new folder, or be given with --resume", str(root))
+            other = job.directory.of_others(plan)
+            require(other is None, "out", "must hold no other file by the name of a run's: move it", str(other))
         with shown(job, quiet=quiet) as on_progress:
             if place is not None:
                 outcome = execute(job, on_progress, place)

@@ -41,6 +41,7 @@ from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.program import Program, settled_batches
+from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.protocol.training import DEFAULT_RATES, FIRST_LOSS_SCALE, TrainingOptions, require_planned_autocast
 from pipeplan.schedules.registry import schedule_asked, schedule_named
 from pipeplan.simulation.predict import long_program_of
@@ -52,6 +53,7 @@ _log = logging.getLogger(__name__)
 RECORDED_INSTRUCTIONS = 100_000
 """The instructions recorded of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""
 
+STEPS, TRACE = "steps.csv", "trace.json"
 DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "host", "nccl")
 
@@ -226,6 +228,13 @@ class RunDirectory:
     def ranks(self) -> Path:
         """The files between launcher and ranks."""
         return self.root / "ranks"
+
+    def of_others(self, plan: Path) -> Path | None:
+        """A file that a run would overwrite, where none was begun here; the run's own plan may be there."""
+        if self.job.exists():
+            return None
+        there = (self.root / name for name in (PLAN, TIMELINE, REPORT, STEPS, TRACE))
+        return next((file for file in there if file.exists() and file.resolve() != plan.resolve()), None)
 
     def log(self, rank: int) -> Path:
         """A rank's output."""

@@ -184,8 +184,11 @@ class RunMeasurements:
         columns = [rows["loss"] for rows in self._rows if not np.isnan(rows["loss"][0])]
         return tuple(np.mean(columns, axis=0).tolist())
 
-    def write_steps(self, path: Path) -> None:
-        """One line for each step: its loss, its end, its samples a second, and by rank compute and memory."""
+    def write_steps(self, path: Path, *, before: Path) -> None:
+        """One line for each step: its loss, its end, its samples a second, and by rank compute and memory.
+
+        A resumed run begins with the lines of `before`, what the folder has of the steps that led to its checkpoint.
+        """
         ranks = [result.lane.rank for result in self._results]
         last_s = 0.0
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -195,6 +198,10 @@ class RunMeasurements:
                 + [f"busy_s_rank_{rank}" for rank in ranks]
                 + [f"peak_memory_bytes_rank_{rank}" for rank in ranks]
             )
+            if self._job.first_step and before.is_file():
+                with before.open(newline="", encoding="utf-8") as led:
+                    steps = (line for line in csv.reader(led) if line and line[0].isdecimal())
+                    writer.writerows(line for line in steps if int(line[0]) <= self._job.first_step)
             for index, rows in enumerate(zip(*self._rows, strict=True)):
                 end_s = max(float(row["end_s"]) for row in rows)
                 rate = self._job.plan.batch_size / (end_s - last_s) if end_s > last_s else ""

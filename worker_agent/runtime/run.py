@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pipeplan.calibration.missed import costs_as_measured, missed
@@ -18,15 +19,13 @@ from pipeplan.simulation.report import Compared, RankReport, Repredicted, RunRep
 from pipeplan.simulation.trace import chrome_trace
 from worker_agent.engine.processes import Place
 from worker_agent.models.spec import parse_spec
-from worker_agent.runtime.job import RunJob, read_job
+from worker_agent.runtime.job import STEPS, TRACE, RunJob, read_job
 from worker_agent.runtime.launch import join, launch
 from worker_agent.runtime.manifest import newest
 from worker_agent.runtime.measured import RunMeasurements
 from worker_agent.runtime.watch import OnProgress
 
 _log = logging.getLogger(__name__)
-
-STEPS, TRACE = "steps.csv", "trace.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     root = job.directory.root
     _write(root / PLAN, dump(plan_document(job.plan)))
     _write(root / TIMELINE, dump(timeline_document(timeline)))
-    _written(root / STEPS, measured.write_steps)
+    _written(root / STEPS, partial(measured.write_steps, before=root / STEPS))
     _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
     _write(root / REPORT, dump(document | asdict(report) | {"recorded": measured.recorded()}))
     return RunOutcome(report=report, timeline=timeline)

@@ -94,7 +94,8 @@ def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
     """The summary of a run of which little is recorded is that of all of its batches; its timeline is in one piece."""
     plan = make_plan("1f1b", (0, 2, 4))
     job = job_of(plan, tmp_path, steps=40)
-    measured = RunMeasurements(job, run_ranks(job))
+    results = run_ranks(job)
+    measured = RunMeasurements(job, results)
     window = measured.window
     assert window is not None
     assert measured.recorded() == {"first_batches": window, "last_batches": window, "left_out": 40 - 2 * window}
@@ -106,7 +107,15 @@ def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
     for of_all, recorded in zip(summary.lanes, ends.lanes, strict=True):
         assert of_all.busy_s > recorded.busy_s > 0
         assert of_all.peak_memory_bytes == recorded.peak_memory_bytes
-    measured.write_steps(tmp_path / "steps.csv")
+    measured.write_steps(tmp_path / "steps.csv", before=tmp_path / "none.csv")
     rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, 41))
     assert json.dumps([float(row["loss"]) for row in rows]) == json.dumps(list(measured.losses))
+
+    before = tmp_path / "before.csv"
+    before.write_text("step,loss\n1,0.5\n2,0.25\n3,0.125\n")
+    resumed = RunMeasurements(replace(job, first_step=2, steps=42), results)
+    resumed.write_steps(tmp_path / "resumed.csv", before=before)
+    lines = (tmp_path / "resumed.csv").read_text().splitlines()
+    assert lines[1:3] == ["1,0.5", "2,0.25"], "the steps that led to the checkpoint stay"
+    assert [line.split(",")[0] for line in lines[1:]] == [str(step) for step in range(1, 43)]

@@ -228,6 +228,16 @@ def test_a_folder_with_a_run_in_it_is_not_overwritten(tmp_path: Path) -> None:
     assert "out: must be a new folder, or be given with --resume" in result.stderr
 
 
+def test_a_file_of_ones_own_with_the_name_of_a_runs_is_not_overwritten(tmp_path: Path) -> None:
+    arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "steps.csv").write_text("mine")
+    result = finish(arguments)
+    assert result.returncode == 2
+    assert "out: must hold no other file by the name of a run's: move it, got" in result.stderr
+    assert (tmp_path / "out" / "steps.csv").read_text() == "mine"
+
+
 @pytest.mark.campaign
 def test_another_plan_cannot_resume_a_checkpoint(tmp_path: Path) -> None:
     assert finish(command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "3")).returncode == 0
