@@ -162,7 +162,8 @@ class _Judge:
             return "takes" if needs.nodes == 1 and named and self.request.instance is None else "cannot"
         if needs.lacks(agent) is not None:
             full = len(self._refused) == REFUSED_AT_ONCE
-            if not full and needs.refused(agent) is not None and nobody_allows(needs, self._heard()):
+            returning = self.context.absence.lasts(self.now)  # nobody has been heard while the service was away
+            if not full and not returning and needs.refused(agent) is not None and nobody_allows(needs, self._heard()):
                 self._refused[needs_id] = needs
             return "cannot"
         if needs.nodes == 1:

@@ -309,7 +309,7 @@ def _any_late(context: Context, connection: Connection, now: datetime) -> bool:
 def _in_grace(context: Context, now: datetime) -> bool:
     """Whether no lease may expire now, because the service was away."""
     context.absence.notice(now, time.monotonic(), context.lease_s)
-    return now < context.absence.until
+    return context.absence.lasts(now)
 
 
 def _settle(context: Context, connection: Connection, now: datetime) -> None:

@@ -50,6 +50,10 @@ class Absence:
         """Gives the owners of leases a lease's length from now on."""
         self.until = max(self.until, now + timedelta(seconds=lease_s))
 
+    def lasts(self, now: datetime) -> bool:
+        """Whether owners and agents may still be on their way back."""
+        return now < self.until
+
     def waited(self, now: datetime, waited_s: float, lease_s: float) -> None:
         """Checks whether a request waited for the database for a part of a lease: renewals may have done so, too."""
         if self._seen is not None and waited_s > lease_s * STOOD_STILL:

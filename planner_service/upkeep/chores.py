@@ -20,10 +20,11 @@ HELD_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoreClaim:
-    """A chore that this service holds, under a fence that no other claim of it has."""
+    """A chore that this service holds, under a fence that no other claim of it has. It was due `overdue_s` ago."""
 
     name: str
     fence: int
+    overdue_s: float
 
 
 def claim(context: Context, name: str, every_s: float, held_s: float = HELD_S) -> ChoreClaim | None:
@@ -44,13 +45,15 @@ def claim(context: Context, name: str, every_s: float, held_s: float = HELD_S) -
         update(chores)
         .where(chores.c.name == name, due, free)
         .values(fence=chores.c.fence + 1, held_until=now + timedelta(seconds=held_s))
-        .returning(chores.c.fence)
+        .returning(chores.c.fence, chores.c.due_at)
     )
     with context.database.write() as connection:
         if new:
             insert_once(connection, insert(chores).values(name=name, fence=0, due_at=now))
-        fence = connection.execute(claimed).scalar_one_or_none()
-    return None if fence is None else ChoreClaim(name=name, fence=fence)
+        row = connection.execute(claimed).one_or_none()
+    if row is None:
+        return None
+    return ChoreClaim(name=name, fence=row.fence, overdue_s=(now - row.due_at).total_seconds())
 
 
 def is_held(connection: Connection, held: ChoreClaim, now: datetime) -> bool:

@@ -37,6 +37,9 @@ FIRST_ROWS, MOST_ROWS = 20, 500
 CLOCKS_DIFFER = timedelta(minutes=5)
 """By how much the clocks of services on one database may differ."""
 
+OVERDUE_S = 86_400.0
+"""A turn that was due longer ago than this is put off once: a clock that is ahead would make everything old."""
+
 ATTEMPTS = 20
 """How often a write is tried if its rows are used again in the meantime."""
 
@@ -126,10 +129,20 @@ def _note(context: Context, outcome: Outcome, detail: str) -> None:
 
 
 def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop: threading.Event) -> Swept | None:
-    """Removes what the rules say if a turn is due and no other service has it; otherwise returns None."""
+    """Removes what the rules say if a turn is due and no other service has it; otherwise returns None.
+
+    After a clock was set forward, or the service was stopped for days, it removes nothing before one more interval has
+    passed: somebody may notice the clock meanwhile.
+    """
     claim = chores.claim(context, CHORE, every_s)
     if claim is None:
         return None
+    if claim.overdue_s > OVERDUE_S:
+        chores.end(context, claim, context.now() + timedelta(seconds=every_s))
+        context.metrics.count_chore(CHORE, "stopped")
+        late = f"retention was due {claim.overdue_s / 86_400:.1f} days ago"
+        LOG.warning("%s and waits for %g s: was the service stopped, or is its clock ahead?", late, every_s)
+        return Swept(removed={}, done=False)
     removed: dict[str, int] = {}
     done = False
     turn = Turn(context=context, claim=claim, ends_s=time.monotonic() + TURN_S, stop=stop)

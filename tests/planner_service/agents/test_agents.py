@@ -138,13 +138,29 @@ def test_an_agent_gets_only_what_it_can_do(
         assert _gets(context, "able").job.id == job.id
 
 
-def test_what_no_agent_allows_fails_with_the_rule_and_is_given_to_nobody(context: Context) -> None:
+def test_what_no_agent_allows_fails_with_the_rule_and_is_given_to_nobody(context: Context, clock: Clock) -> None:
+    clock.advance(LEASE_S)  # other agents had the time to return
     _register(context, "node-1", allow=["hf:*"])
     job = jobs.enqueue(context, ProfileTask(model="os:system?command=true", microbatch_sizes=(1,)))
     assert _asks(context, "node-1") is None
     ended = jobs.get(context, job.id)
     assert (ended.state, ended.attempts) == ("failed", 0)
     assert str(ended.error).startswith("model: must be a factory that this agent's operator allows")
+
+
+def test_no_job_fails_for_lack_of_an_agent_while_agents_return_after_days_away(context: Context, clock: Clock) -> None:
+    """The first agent that asked after a weekend without the service ended the jobs of those that asked a second later.
+
+    A clock that was set forward by a day did the same.
+    """
+    _register(context, "first", allow=["hf:*"])
+    _register(context, "second", allow=["mine:*"])
+    job = jobs.enqueue(context, ProfileTask(model="mine:gpt", microbatch_sizes=(1,)))
+    clock.advance(3 * 86400)
+    context.absence.back(clock(), LEASE_S)
+    assert _asks(context, "first") is None
+    assert jobs.get(context, job.id).state == "queued"
+    assert _gets(context, "second").job.id == job.id
 
 
 def test_an_answer_that_was_lost_is_given_again_and_the_first_token_counts_no_more(context: Context) -> None:

@@ -334,6 +334,34 @@ def test_a_service_whose_turn_was_taken_over_removes_nothing_more(context: Conte
     assert _is_there(runs.get, context, run_id)
 
 
+def test_a_clock_that_is_set_forward_and_back_makes_nothing_old(context: Context, clock: Clock) -> None:
+    """The first turn after the clock had jumped removed what was stored an hour before."""
+    run_id = _run(context, store_plan(context))
+    rules, stop = parse_rules(["runs=90d"]), threading.Event()
+    assert retention.take_turn(context, rules, 3600.0, stop) is not None
+    clock.advance(400 * DAY_S)
+    swept = retention.take_turn(context, rules, 3600.0, stop)
+    assert swept is not None
+    assert (swept.removed, swept.done) == ({}, False)
+    assert retention.take_turn(context, rules, 3600.0, stop) is None
+    clock.advance(-400 * DAY_S)
+    assert retention.take_turn(context, rules, 3600.0, stop) is not None
+    assert _is_there(runs.get, context, run_id)
+
+
+def test_a_turn_that_is_long_overdue_removes_one_interval_later(context: Context, clock: Clock) -> None:
+    run_id = _run(context, store_plan(context))
+    rules, stop = parse_rules(["runs=90d"]), threading.Event()
+    assert retention.take_turn(context, rules, 3600.0, stop) is not None
+    clock.advance(91 * DAY_S)
+    assert retention.take_turn(context, rules, 3600.0, stop) is not None
+    assert _is_there(runs.get, context, run_id)
+    clock.advance(3601)
+    swept = retention.take_turn(context, rules, 3600.0, stop)
+    assert swept is not None
+    assert swept.removed == {"runs": 1}
+
+
 def test_a_turn_that_is_stopped_goes_on_with_the_next_one(context: Context, clock: Clock) -> None:
     _run(context, store_plan(context))
     clock.advance(91 * DAY_S)
