@@ -22,8 +22,11 @@ MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
 LEGEND_WIDTH, LEGEND_ROW, LEGEND_CHIP, LEGEND_LETTER = 1160.0, 20.0, 38.0, 6.5
 """Sizes of a legend: its width, a row's height, the space of a colour and of the gap beside it, a letter's width."""
 
-FORMULAS = ("=", "+", "-", "@", "'")
-"""The characters that begin a formula in a spreadsheet, and the apostrophe, which prevents one."""
+FORMULAS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}", "\N{FULLWIDTH HYPHEN-MINUS}")
+FORMULAS += ("\N{FULLWIDTH COMMERCIAL AT}", "'")
+"""The characters that begin a formula in a spreadsheet, and the apostrophe, which prevents one. A spreadsheet may drop
+spaces before them, and some take full-width characters for the plain ones.
+"""
 
 CONTENT: dict[str, Any] = {media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
 ANSWERS: dict[int | str, dict[str, Any]] = UNCHANGED | {200: {"description": "The chart", "content": CONTENT}}
@@ -37,7 +40,7 @@ def csv_text(rows: Iterable[Row]) -> str:
     """
     text = io.StringIO()
     for row in rows:
-        opens_formula = [isinstance(cell, str) and cell.startswith(FORMULAS) for cell in row]
+        opens_formula = [isinstance(cell, str) and cell.lstrip().startswith(FORMULAS) for cell in row]
         cells = (f"'{cell}" if opens else cell for cell, opens in zip(row, opens_formula, strict=True))
         csv.writer(text).writerow(cells)
     return text.getvalue()

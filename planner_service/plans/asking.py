@@ -165,6 +165,8 @@ def document_of(given: Mapping[str, str]) -> dict[str, Any]:
             continue
         if name in by_name:
             chosen[name] = _value(text, by_name[name].kind, by_name[name].choices)
+        elif name == "options":  # no field of the form: it is refused among the options
+            chosen[name] = text
         elif name == "other_profile_ids":
             document[name] = text.replace(",", " ").split()
         else:
@@ -222,5 +224,6 @@ def command_of(document: Mapping[str, Any], origin: str) -> str:
             words.append(SWITCHES.get(name, (flag, f"--no-{flag[2:]}"))[0 if value else 1])
         else:
             words += [flag, str(value)]
-    pairs = " ".join(map(shlex.quote, words)).replace(" --", " \\\n  --")
-    return f"pipeplan plan create {pairs}"
+    first, *more = (shlex.quote(word) for word in words)
+    pairs = "".join(f" \\\n  {word}" if word.startswith("--") else f" {word}" for word in more)
+    return f"pipeplan plan create {first}{pairs}"

@@ -161,6 +161,7 @@ def test_a_sent_form_gives_the_plan_that_the_api_gives(http: TestClient, context
         ({"recompute": "perhaps"}, "recompute"),
         ({"forced_cuts": "1 x"}, "forced_cuts"),
         ({"bogus": "1"}, "bogus"),
+        ({"options": "schedule=gpipe"}, "options.options: "),
         ({"time_limit_s": "1e9"}, "options.time_limit_s: must be at most"),
     ],
 )
@@ -179,6 +180,20 @@ def test_a_form_is_refused_as_the_api_refuses_and_keeps_what_was_entered(
         for name, value in changes.items():
             if name in ("batch_size", "profile_id", "cluster_id", "forced_cuts", "time_limit_s"):
                 assert f'name="{name}" value="{value}"' in page
+
+
+def test_the_command_has_every_text_as_it_is() -> None:
+    """A line was broken before every pair of dashes, in the middle of a text as well."""
+    given = {"model": "a --b", "name --x": "--y --z", "options": " --o"}
+    command = asking.command_of(asking.document_of(given), "http://127.0.0.1")
+    assert shlex.split(command.replace("\\\n", ""))[5:] == [
+        "--model",
+        "a --b",
+        "--name --x",
+        "--y --z",
+        "--options",
+        "--o",
+    ]
 
 
 def test_what_does_not_go_together_shows_before_a_planner_is_asked(http: TestClient, context: Context) -> None:
