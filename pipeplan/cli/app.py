@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import typer
 
-from pipeplan.cli.console import EPILOG, GroupedCommand, VersionAsked, run_app
+from pipeplan.cli.console import EPILOG, GroupedCommand, VersionAsked, run_app, run_command
 from pipeplan.errors import MissingDependencyError
 
 COMMANDS = {
@@ -88,5 +88,5 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
 
 
 def main() -> None:
-    """The command's entry point."""
-    run_app(build_app(sys.argv[1] if len(sys.argv) > 1 else None))
+    """The command's entry point. It may be interrupted while it still loads its commands."""
+    run_command(lambda: run_app(build_app(sys.argv[1] if len(sys.argv) > 1 else None)))

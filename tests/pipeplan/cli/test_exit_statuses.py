@@ -1,6 +1,8 @@
 """One table of exit statuses: what errors end with, what --help says, and what the docs say."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +26,28 @@ def test_help_names_every_status(status: int) -> None:
     shown = " ".join(pipeplan("--help").out.split())
     assert f"{status} {MEANINGS[status].partition(':')[0]}" in shown
     assert EPILOG.startswith("Exit status: 0 done")
+
+
+INTERRUPTED_WHILE_LOADING = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "pipeplan.cli.simulate":
+            raise KeyboardInterrupt
+        return None
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["pipeplan", "simulate"]
+from pipeplan.cli.app import main
+main()
+"""
+
+
+def test_an_interrupt_while_a_command_is_loaded_is_a_sentence_and_130() -> None:
+    """It ended in a traceback: commands are loaded before they run."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_LOADING], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
