@@ -186,7 +186,7 @@ def _value(text: str, kind: Kind, choices: tuple[tuple[str, str], ...]) -> Any:
         number = json.loads(text)
     except ValueError:
         return text
-    return number if type(number) in (int, float) and math.isfinite(number) else text
+    return number if type(number) is int or (type(number) is float and math.isfinite(number)) else text
 
 
 def checked(context: Context, document: Mapping[str, Any]) -> PlanRequest | ModelPlanRequest:

@@ -154,6 +154,9 @@ def test_a_sent_form_gives_the_plan_that_the_api_gives(http: TestClient, context
     [
         ({"batch_size": "0"}, "batch_size: must be greater than or equal to 1, got 0"),
         ({"batch_size": "many"}, "batch_size: "),
+        ({"batch_size": "9" * 400}, "batch_size: "),
+        ({"batch_size": "9" * 5000}, "batch_size: "),
+        ({"microbatch_size": "9" * 400}, "microbatch_size: "),
         ({"batch_size": ""}, "batch_size: "),
         ({"profile_id": "f" * 32}, "profile_id: must be the id of a stored profile"),
         ({"cluster_id": "dgx-h2000"}, "cluster_id: "),
