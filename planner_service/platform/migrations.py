@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Table, false, func, insert, inspect, select
 from sqlalchemy.engine import URL
 
 import planner_service
-from pipeplan.errors import ConflictError, PipeplanError, ServiceError, require
+from pipeplan.errors import ConflictError, InvalidInputError, PipeplanError, ServiceError, require
 from pipeplan.protocol.audit import Action
 from planner_service.platform.database import Database
 from planner_service.platform.tables import audit, chores, metadata
@@ -33,6 +33,8 @@ UPGRADING = 0x70697065706C616E
 
 PARTIAL = ".partial"
 """The ending of a backup's name while it is being written."""
+
+BACKUP_RULE = "must be a whole file that `pipeplan db backup` wrote"
 
 ROWS = 500
 """How many rows are copied at once."""
@@ -72,11 +74,17 @@ def revision_of(database: Database) -> str | None:
 
 @cache
 def head() -> str:
-    """The newest revision, which this version's code expects. Files have their revisions' numbers as names."""
-    numbers = [path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py")]
+    """The newest revision, which this version's code expects."""
+    return max(_revisions())
+
+
+@cache
+def _revisions() -> frozenset[str]:
+    """All revisions. Files have their revisions' numbers as names."""
+    numbers = frozenset(path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py"))
     if not numbers:
         raise PipeplanError("the installation is broken: it holds no migrations")
-    return max(numbers)
+    return numbers
 
 
 def backup(database: Database, file: Path) -> None:
@@ -121,23 +129,39 @@ def backup(database: Database, file: Path) -> None:
 
 def _verify(file: Path, revision: str | None) -> None:
     """Raises ServiceError unless the file is a complete database, at the revision of its source."""
+    found, kept = _examine(file)
+    if found != ["ok"] or kept != revision:
+        raise ServiceError(f"the backup of revision {revision} is not whole ({kept}): {'; '.join(found)}")
+
+
+def _examine(file: Path) -> tuple[list[str], str]:
+    """What is wrong with a SQLite file, or "ok", and its revision. Raises sqlite3.Error if it has none."""
     with closing(sqlite3.connect(file)) as copied:
         found = [str(row[0]) for row in copied.execute("PRAGMA integrity_check(5)")]
         found += [
             f"a row of {row[0]} refers to a row that is missing" for row in copied.execute("PRAGMA foreign_key_check")
         ][:5]
-        (kept,) = copied.execute("SELECT version_num FROM alembic_version").fetchone()
-    if found != ["ok"] or kept != revision:
-        raise ServiceError(f"the backup of revision {revision} is not whole ({kept}): {'; '.join(found)}")
+        row = copied.execute("SELECT version_num FROM alembic_version").fetchone()
+    return found, "" if row is None else str(row[0])
 
 
 def restore(database: Database, file: Path) -> None:
-    """Restores a backup into an empty database, in one transaction. Raises ConflictError if it is not empty."""
-    require(file.is_file(), "file", "must be a file that `pipeplan db backup` wrote", str(file))
-    upgrade(database)
+    """Restores a backup into an empty database, in one transaction.
+
+    Raises InvalidInputError for a file that is no whole backup, ConflictError if the database is not empty.
+    """
+    require(file.is_file(), "file", BACKUP_RULE, str(file))
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder) / "backup.sqlite3"
         shutil.copyfile(file, copied)
+        try:
+            faults, revision = _examine(copied)
+        except sqlite3.Error as error:
+            raise InvalidInputError("file", f"{BACKUP_RULE} ({error})", str(file)) from error
+        require(faults == ["ok"], "file", f"{BACKUP_RULE} ({'; '.join(faults)})", str(file))
+        known = f"must be at a revision that this version knows, up to {head()}, and is at {revision or 'none'}"
+        require(revision in _revisions(), "file", known, str(file))
+        upgrade(database)
         with _opened(copied) as source:
             upgrade(source)  # the backup may be an older version's
             with source.read() as reading, database.write() as writing:

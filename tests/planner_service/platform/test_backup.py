@@ -1,9 +1,10 @@
 """Backups: one state of the database while real processes write, and back into an empty one of either kind."""
 
+import shutil
 import sqlite3
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,9 +143,49 @@ def test_what_is_no_backup_is_not_restored(empty_database_url: str, tmp_path: Pa
         restore(database, tmp_path / "missing.sqlite3")
     letter = tmp_path / "letter.sqlite3"
     letter.write_text("Dear all, this is no database, but it is long enough to be taken for one. " * 20)
-    with pytest.raises(ServiceError, match="not a database"):
+    with pytest.raises(InvalidInputError, match="not a database"):
         restore(database, letter)
     database.close()
+
+
+def test_what_is_damaged_or_somebody_elses_is_not_restored(
+    context: Context, empty_database_url: str, tmp_path: Path
+) -> None:
+    """An empty file, and another program's database, were restored as nothing, with success."""
+    _fill(context)
+    whole = tmp_path / "whole.sqlite3"
+    backup(context.database, whole)
+    content = whole.read_bytes()
+    database = Database(empty_database_url)
+
+    def refused(name: str, change: Callable[[Path], object]) -> str:
+        file = tmp_path / name
+        shutil.copyfile(whole, file)
+        change(file)
+        with pytest.raises(InvalidInputError) as caught:
+            restore(database, file)
+        assert caught.value.value == str(file)
+        return caught.value.rule
+
+    assert "no such table" in refused("empty", lambda file: file.write_bytes(b""))
+    assert "malformed" in refused("cut", lambda file: file.write_bytes(content[: len(content) // 2]))
+    torn = bytearray(content)
+    torn[len(content) // 2 : len(content) // 2 + 8192] = bytes(8192)
+    assert "whole file" in refused("torn", lambda file: file.write_bytes(torn))
+    assert "no such table" in refused("other", lambda file: _run_sql(file, "DROP TABLE alembic_version"))
+    assert "is at none" in refused("none", lambda file: _run_sql(file, "DELETE FROM alembic_version"))
+    newer = "UPDATE alembic_version SET version_num = '9999'"
+    assert "is at 9999" in refused("newer", lambda file: _run_sql(file, newer))
+    gone = "PRAGMA foreign_keys = off; DELETE FROM plans"
+    assert "a row that is missing" in refused("rows", lambda file: _run_sql(file, gone))
+    restore(database, whole)
+    assert _content(database) == _content(context.database)
+    database.close()
+
+
+def _run_sql(file: Path, script: str) -> None:
+    with closing(sqlite3.connect(file)) as opened:
+        opened.executescript(script)
 
 
 @pytest.mark.each_case
