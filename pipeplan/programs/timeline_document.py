@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
-from pipeplan.errors import require, require_count
+from pipeplan.errors import LARGEST_AMOUNT, require, require_count
 from pipeplan.programs.text import format_instruction, parse_instruction
 from pipeplan.programs.timeline import Lane, Timeline, require_equal_columns
 
@@ -26,6 +26,9 @@ class LaneDocument:
     def __post_init__(self) -> None:
         columns = {"start_s": self.start_s, "end_s": self.end_s, "memory_bytes": self.memory_bytes}
         require_equal_columns(self.instructions, **columns)
+        for field, moments in (("start_s", self.start_s), ("end_s", self.end_s)):
+            for moment_s in (min(moments, default=0.0), max(moments, default=0.0)):
+                require(abs(moment_s) <= LARGEST_AMOUNT, field, f"must be within {LARGEST_AMOUNT:g} s of 0", moment_s)
 
     def lane(self) -> Lane:
         """The lane. Raises InvalidInputError for a text that is no instruction."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, TypeAlias
 
-from pipeplan.documents.names import STRICT
+from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DeviceMemory
+from pipeplan.errors import LARGEST_AMOUNT, require, require_amount, require_count
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 
 Played: TypeAlias = Timeline | Summary
@@ -21,6 +22,10 @@ class Compared:
     measured: float
 
     __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field, value in (("predicted", self.predicted), ("measured", self.measured)):
+            require(abs(value) <= LARGEST_AMOUNT, field, f"must be within {LARGEST_AMOUNT:g} of 0", value)
 
     @property
     def error(self) -> float:
@@ -74,6 +79,9 @@ class KindReport:
     s_per_batch: Compared
 
     __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_line("kind", self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +137,16 @@ class RunReport:
     repredicted: Repredicted | None = None
 
     __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_line("schedule", self.schedule)
+        require_count("first_step", self.first_step, at_least=0)
+        require_count("steps", self.steps)
+        require_count("batch_size", self.batch_size)
+        require_amount("elapsed_s", self.elapsed_s)
+        rate = self.throughput_samples_per_s
+        require_amount("throughput_samples_per_s.predicted", rate.predicted, positive=True)
+        require_amount("throughput_samples_per_s.measured", rate.measured)
 
 
 def compare_stages(predicted: Played, measured: Played) -> tuple[StageReport, ...]:
