@@ -22,8 +22,13 @@ MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
 LEGEND_WIDTH, LEGEND_ROW, LEGEND_CHIP, LEGEND_LETTER = 1160.0, 20.0, 38.0, 6.5
 """Sizes of a legend: its width, a row's height, the space of a colour and of the gap beside it, a letter's width."""
 
-FORMULAS = ("=", "+", "-", "@", "\N{FULLWIDTH EQUALS SIGN}", "\N{FULLWIDTH PLUS SIGN}", "\N{FULLWIDTH HYPHEN-MINUS}")
-FORMULAS += ("\N{FULLWIDTH COMMERCIAL AT}", "'")
+FORMULAS = (
+    *("=", "+", "-", "@", "'"),
+    "\N{FULLWIDTH EQUALS SIGN}",
+    "\N{FULLWIDTH PLUS SIGN}",
+    "\N{FULLWIDTH HYPHEN-MINUS}",
+    "\N{FULLWIDTH COMMERCIAL AT}",
+)
 """The characters that begin a formula in a spreadsheet, and the apostrophe, which prevents one. A spreadsheet may drop
 spaces before them, and some take full-width characters for the plain ones.
 """
