@@ -232,7 +232,7 @@ def promised(what: str) -> Iterator[None]:
     """Raises ServiceError if the block finds that an answer is not what the service promises."""
     try:
         yield
-    except (ValueError, KeyError, TypeError) as error:  # InvalidInputError is a ValueError
+    except (ValueError, KeyError, TypeError, RecursionError) as error:  # InvalidInputError is a ValueError
         advice = "does another program, or another version of it, answer at this address?"
         cause = " ".join(str(error).split())
         raise ServiceError(f"the service's answer is no {what} ({cause}); {advice}") from error

@@ -150,9 +150,10 @@ def parse_plan(content: str | bytes | dict[str, Any]) -> Plan:
     """A plan from its document, of any release; the derived keys that `plan_document` adds are ignored."""
     try:
         document = content if isinstance(content, dict) else json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         text = content.decode(errors="replace") if isinstance(content, bytes) else str(content)
-        raise InvalidInputError("plan", "must be a JSON document", text[:60]) from error
+        deep = f" that is nested at most {MAX_NESTING} levels deep" if isinstance(error, RecursionError) else ""
+        raise InvalidInputError("plan", f"must be a JSON document{deep}", text[:60]) from error
     if not isinstance(document, dict):
         raise InvalidInputError("plan", "must be a JSON object", document)
     if document.get("feasible") is False:

@@ -184,3 +184,10 @@ def test_an_earlier_releases_document_that_lacks_a_figure_is_refused_by_name() -
 def test_a_schedule_whose_ranks_have_one_stage_is_refused_for_a_plan_with_several() -> None:
     with pytest.raises(InvalidInputError, match="chunks: must be 1 for 1f1b, in which a rank has one stage, got 2"):
         program_of(replace(interleaved(), schedule="1f1b"), batches=1)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"stages": ' + "[" * 100_000, "{", '{"a": %s}' % ("9" * 5000)])
+def test_a_text_that_is_no_plan_is_refused_however_deep(content: str) -> None:
+    """A deeply nested file ended `pipeplan check` and `pipeplan-agent run` in a traceback."""
+    with pytest.raises(InvalidInputError, match="plan: must be a JSON document"):
+        parse_plan(content)

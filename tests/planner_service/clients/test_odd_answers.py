@@ -44,7 +44,9 @@ def test_what_is_no_answer_of_the_service_is_the_services_failure(kind: Any, ans
 
 
 @BOTH
-@pytest.mark.parametrize("content", ["[]", "5", "{}", '{"feasible": true}', '{"feasible": true, "solve_time_s": "x"}'])
+@pytest.mark.parametrize(
+    "content", ["[]", "[" * 100_000, "5", "{}", '{"feasible": true}', '{"feasible": true, "solve_time_s": "x"}']
+)
 def test_what_is_no_plan_is_told_as_that(kind: Any, content: str) -> None:
     service = Scripted(httpx.Response(201, text=content, headers=JSON))
     with pytest.raises(ServiceError, match="no plan or job"):
