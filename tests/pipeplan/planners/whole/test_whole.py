@@ -219,6 +219,39 @@ def test_the_certificate_holds_when_the_space_is_searched_again() -> None:
     assert not all(finding.holds for finding in verify(lie, asked))
 
 
+def test_optimal_is_said_of_all_stages_alone() -> None:
+    """Few of the stages were compared that many layers on a slow network can have: others are bounded, not excluded."""
+    held = model(layers=22)
+    asked = problem(held, cluster(held, network=1e9), stages=4, chunks=1)
+    plan = answered(asked)
+    assert plan.certificate is not None and plan.certificate.bound_of_all is not None
+    assert plan.certificate.bound_of_all < plan.certificate.bound
+    assert plan.certificate.gap < plan.certificate.gap_of_all
+    assert "whatever they are, none plays more than" in plan.certificate.claim
+    assert all(finding.holds for finding in verify(plan, asked))
+    for lie in (None, plan.certificate.bound * 0.9999, plan.certificate.bound * 1.1):
+        claimed = replace(plan, certificate=replace(plan.certificate, bound_of_all=lie))
+        (finding,) = (each for each in verify(claimed, asked) if each.what == "optimality")
+        assert not finding.holds
+
+
+@examples(6)
+@given(problems, st.integers(0, 30))
+def test_no_stages_play_faster_than_a_certificate_says(asked: PlanningProblem, first: int) -> None:
+    answer = solve("auto", asked)
+    if isinstance(answer, Infeasible) or answer.certificate is None:
+        return
+    held, blocks = answer.certificate, len(asked.profile.blocks)
+    most = 1 / (held.bound if held.bound_of_all is None else held.bound_of_all)
+    space, _ = whole_space(asked)
+    for placed in islice(space.configurations(), first, first + 4):
+        for cuts in islice(combinations(range(1, blocks), placed.degrees.depth - 1), 40):
+            plan = placed.plan((*cuts, blocks))
+            simulated = None if plan is None else play(plan)
+            if simulated is not None and max(simulated.peak_memory_bytes) <= asked.cluster.device.memory_bytes:
+                assert simulated.throughput_samples_per_s <= most * (1 + 1e-6)
+
+
 def test_memory_and_seconds_that_the_profile_does_not_give_are_named() -> None:
     held = model()
     asked = problem(held, cluster(held))
