@@ -15,11 +15,11 @@ from pipeplan.planners.auto.planner import NAME as AUTO
 from pipeplan.planners.auto.planner import fastest, played_spaces, searched_schedules, with_whole_backwards
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
 from pipeplan.planners.auto.ranking import Ranking
-from pipeplan.planners.auto.search import Space
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Planner, PlanningProblem
+from pipeplan.planners.spaces import Space
 from pipeplan.planners.two_bw.shapes import UNLESS_ASKED
 from pipeplan.schedules.registry import schedule_named
 

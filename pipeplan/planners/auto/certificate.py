@@ -23,9 +23,10 @@ from pipeplan.documents.plan import Certificate, Plan, Simulated
 from pipeplan.errors import PipeplanError
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
-from pipeplan.planners.auto.search import FEW_SPLITS, ROUNDING, Configuration, Space
+from pipeplan.planners.auto.search import FEW_SPLITS, ROUNDING
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.spaces import Configuration, Space
 
 MOST_SPLITS = 6_000
 """Ten times the splits of a search: half a minute."""

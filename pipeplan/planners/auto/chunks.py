@@ -21,12 +21,12 @@ from pipeplan.planners.auto.chunk_memory import ChunkMemory
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import Decision, complete
-from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.interleaved.even import even_by_time, squeezed
 from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import CutGraph, PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import unpriced
+from pipeplan.planners.spaces import EverySplit, Splits
 from pipeplan.schedules.registry import schedule_named
 
 CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")

@@ -22,12 +22,13 @@ from pipeplan.errors import InvalidInputError, PipeplanError, require
 from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace, asks_for_chunks
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer, ask_all, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking, has_split_backward
-from pipeplan.planners.auto.search import PlayedSearch, Space
+from pipeplan.planners.auto.search import PlayedSearch
 from pipeplan.planners.auto.space import SEARCHED, PlayedSpace
 from pipeplan.planners.on_chain import better_order, chains, may_be_reordered, reordered
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.reasons import readable
+from pipeplan.planners.spaces import Space
 from pipeplan.schedules.registry import schedule_named, with_whole_backward
 
 NAME = "auto"

@@ -18,15 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
 from itertools import chain, count, islice
-from typing import Protocol
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
-from pipeplan.planners.every_split import Splits
-from pipeplan.planners.problem import CutGraph
+from pipeplan.planners.spaces import Configuration, Space
 
 METHOD = "best bound first"
 """The search's name in a certificate."""
@@ -72,63 +70,6 @@ SHOWN_UNPLAYED = 12
 
 ROUNDING = 1e-6
 """Rates that differ by no more are equal: bounds are slightly above the exact values."""
-
-
-class Configuration(Protocol):
-    """A plan without its stages."""
-
-    @property
-    def most(self) -> float:
-        """Samples a second that no play of it exceeds."""
-
-    def split(self) -> tuple[int, ...] | None:
-        """The stops of its split's stages; empty if cuts cannot be moved, None if no split fits."""
-
-    def most_of(self, stops: tuple[int, ...]) -> float:
-        """Samples a second that no play with these stages exceeds."""
-
-    def most_of_any(self) -> float:
-        """Samples a second that no play of it exceeds, whatever its stages are."""
-
-    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
-        """The splits that may play faster than so many samples a second, by these bounds; `split` is one of all."""
-
-    def most_even(self) -> tuple[int, ...] | None:
-        """The split whose bound is the highest; None where that is not found quickly, or none fits."""
-
-    def plan(self, stops: tuple[int, ...]) -> Plan | None:
-        """The plan with these stages, not played; None if they do not fit."""
-
-    def alternative(self, reason: str) -> Alternative:
-        """Its entry among a plan's alternatives, without a price."""
-
-
-class Space(Protocol):
-    """The possible answers of a planner."""
-
-    @property
-    def planner(self) -> str:
-        """The planner's name."""
-
-    @property
-    def graph(self) -> CutGraph | None:
-        """The graph, if the plans' stages end at places of one order; None if all of its cuts count."""
-
-    @property
-    def beyond(self) -> float:
-        """Samples a second that no plan outside the configurations exceeds; 0 if there is no such plan.
-
-        It is asked when the configurations have been taken.
-        """
-
-    @property
-    def considered(self) -> int:
-        """The number of configurations, without placements."""
-
-    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[Configuration]:
-        """All of them, the highest bound first; where it is said what rate is `needed`, those may be left out of which
-        it is known, when their turn comes, that they play no faster.
-        """
 
 
 @dataclass(frozen=True, slots=True)

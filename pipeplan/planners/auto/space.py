@@ -21,9 +21,9 @@ from pipeplan.planners.auto.splits import SplitsWithin, splits_above
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.auto.within_memory import MemoryBounds
 from pipeplan.planners.complete import complete
-from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.problem import CutGraph, PlanningProblem, recompute_units
 from pipeplan.planners.reasons import unpriced
+from pipeplan.planners.spaces import EverySplit, Splits
 from pipeplan.planners.two_bw.bounds import Configurations, RateBounds
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, candidate, decision
 from pipeplan.planners.two_bw.chosen import chosen

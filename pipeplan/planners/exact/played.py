@@ -10,13 +10,13 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.exact.kinds import StageShape
 from pipeplan.planners.exact.places import Placed
 from pipeplan.planners.exact.planner import NAME, decided, shapes_of
 from pipeplan.planners.exact.search import ExactSearch, Solution, slowest, solution
 from pipeplan.planners.problem import CutGraph, PlanningProblem, unobserved
 from pipeplan.planners.reasons import unpriced
+from pipeplan.planners.spaces import EverySplit, Splits
 
 MOST_SHAPES = 400
 """The most shapes that are split, the highest bounds first."""

@@ -21,12 +21,12 @@ from math import inf, prod
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import complete
-from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.pipedream.partition import Partition, PartitionSearch, data_parallel, fits, partition, priced
 from pipeplan.planners.pipedream.planner import NAME, CutModel, cut_model, decided
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.terms import network, search, synchronised
 from pipeplan.planners.problem import CutGraph, PlanningProblem
+from pipeplan.planners.spaces import EverySplit, Splits
 
 FEW = 8
 """The most devices that count as a small number."""

@@ -4,7 +4,7 @@ The search is that of `auto`: configurations by their bounds, the highest first;
 fast, to have a rate early that rules others out. What is compared is played, on the cluster whose devices are groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
@@ -14,8 +14,9 @@ from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
-from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
+from pipeplan.planners.auto.proposals import PlannersAsked, Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
@@ -47,8 +48,14 @@ LIKELY = 24
 MOVED = 20_000
 """Instructions of plans whose cuts were moved."""
 
-PLAYED_FIRST = 8
-"""So many of these are played before bounds decide on the order: on slow networks bounds are far from plays."""
+PLAYED_FIRST = 12
+"""So many of different degrees are played before bounds decide on the order: on slow networks these are far off."""
+
+AMONG = 400
+"""Among so many that are likely to be fast."""
+
+NEAR = 0.95
+"""It is enough when a play comes so near the highest of their bounds."""
 
 PLAYED_INSTRUCTIONS = 600_000
 """Of all plans together: two seconds."""
@@ -78,10 +85,28 @@ def whole(problem: PlanningProblem) -> Answer:
         if plan is None:
             return _infeasible(space)
         asked.propose(plan, Proposer(NAME))
-    for proposal in asked.proposals[:PLAYED_FIRST]:
+    highest = max(most_samples_per_s(proposal.plan) for proposal in asked.proposals)
+    for proposal in _different(space):
+        if ranking.best_rate >= highest * NEAR:
+            break
         ranking.add(proposal, longest=LONGEST_PLAYED)
     answer = fastest(NAME, asked, [space], ranking)
     return replace(answer, choices=choices(space, answer)) if isinstance(answer, Plan) else answer
+
+
+def _different(space: WholeSpace) -> Iterator[Proposal]:
+    """Plans that are likely to be fast, one for each number of tensor devices, ranks, and one stage or several."""
+    seen = set[object]()
+    for placed in islice(space.likely(), AMONG):
+        degrees = placed.degrees
+        kind = degrees.recipe.form, degrees.pipeline, degrees.chunks > 1
+        stops = None if kind in seen else placed.split()
+        plan = None if stops is None else placed.plan(stops)
+        if plan is not None:
+            seen.add(kind)
+            yield Proposal(plan=plan, proposer=Proposer(NAME), order=len(seen))
+        if len(seen) == PLAYED_FIRST:
+            return
 
 
 def offloading(problem: PlanningProblem) -> PlanningProblem:

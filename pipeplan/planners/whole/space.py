@@ -20,9 +20,9 @@ from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import ModelForm
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.every_split import EverySplit, Splits
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
+from pipeplan.planners.spaces import EverySplit, Splits
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes
 from pipeplan.planners.whole.exchanged import least_with_exchange_s, placed_batch
 from pipeplan.planners.whole.made import PlanMaker

@@ -13,8 +13,8 @@ from pipeplan.planners.auto.space import SEARCHED, PlacedShape, PlayedSpace
 from pipeplan.planners.auto.splits import SplitsWithin, splits_above
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import play
-from pipeplan.planners.every_split import EverySplit
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.spaces import EverySplit
 from tests.pipeplan.planners.auto.random_problems import random_problem
 from tests.properties import examples
 

@@ -1,0 +1,96 @@
+"""Spaces: what a search by play asks of the planners: configurations, what each may reach, and its splits."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import Protocol
+
+from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.planners.problem import CutGraph
+
+
+class Splits(Protocol):
+    """Splits of a configuration into stages."""
+
+    @property
+    def count(self) -> float:
+        """How many they are."""
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """The stops of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EverySplit:
+    """All splits into as many stages as one of them has; listed are those of which `may` says that they may be fast."""
+
+    one: tuple[int, ...]
+    may: Callable[[tuple[int, ...]], bool]
+
+    @property
+    def count(self) -> float:
+        """All, those that are not listed among them."""
+        return comb(self.one[-1] - 1, len(self.one) - 1)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        blocks = self.one[-1]
+        every = ((*cuts, blocks) for cuts in combinations(range(1, blocks), len(self.one) - 1))
+        return filter(self.may, every)
+
+
+class Configuration(Protocol):
+    """A plan without its stages."""
+
+    @property
+    def most(self) -> float:
+        """Samples a second that no play of it exceeds."""
+
+    def split(self) -> tuple[int, ...] | None:
+        """The stops of its split's stages; empty if cuts cannot be moved, None if no split fits."""
+
+    def most_of(self, stops: tuple[int, ...]) -> float:
+        """Samples a second that no play with these stages exceeds."""
+
+    def most_of_any(self) -> float:
+        """Samples a second that no play of it exceeds, whatever its stages are."""
+
+    def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
+        """The splits that may play faster than so many samples a second, by these bounds; `split` is one of all."""
+
+    def most_even(self) -> tuple[int, ...] | None:
+        """The split whose bound is the highest; None where that is not found quickly, or none fits."""
+
+    def plan(self, stops: tuple[int, ...]) -> Plan | None:
+        """The plan with these stages, not played; None if they do not fit."""
+
+    def alternative(self, reason: str) -> Alternative:
+        """Its entry among a plan's alternatives, without a price."""
+
+
+class Space(Protocol):
+    """The possible answers of a planner."""
+
+    @property
+    def planner(self) -> str:
+        """The planner's name."""
+
+    @property
+    def graph(self) -> CutGraph | None:
+        """The graph, if the plans' stages end at places of one order; None if all of its cuts count."""
+
+    @property
+    def beyond(self) -> float:
+        """Samples a second that no plan outside the configurations exceeds; 0 if there is no such plan.
+
+        It is asked when the configurations have been taken.
+        """
+
+    @property
+    def considered(self) -> int:
+        """The number of configurations, without placements."""
+
+    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[Configuration]:
+        """All of them, the highest bound first; where it is said what rate is `needed`, those may be left out of which
+        it is known, when their turn comes, that they play no faster.
+        """
