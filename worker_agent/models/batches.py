@@ -65,6 +65,17 @@ class BatchForm:
         given = dict(zip(self.required, values, strict=True))
         return tuple(given.get(name, values[0].new_empty(0)) for name in self.inputs)
 
+    def require_tokens(self, field: str, inputs: Tensor | tuple[Tensor, ...]) -> None:
+        """Raises InvalidInputError for a pair's tokens of a wrong kind, shape or length; of how many inputs it may have
+        says `completed`.
+        """
+        values = (inputs,) if isinstance(inputs, Tensor) else inputs
+        names = next((each for each in (self.inputs, self.required) if len(each) == len(values)), ())
+        given = {name: value for name, value in zip(names, values, strict=False) if value.numel()}
+        for name in ("input_ids", "decoder_input_ids"):
+            if name in given:
+                self._require_tokens(f"{field}.{name}", name, given)
+
     def pair(self, field: str, batch: Mapping[str, Any], microbatch_size: int) -> tuple[Any, Tensor]:
         """A batch's inputs and targets. Raises InvalidInputError with the name of the input that breaks a rule."""
         labels = batch.get("labels")

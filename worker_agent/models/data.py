@@ -113,7 +113,10 @@ class MicrobatchSource:
         self.labels_tokens, self.names = False, ()
         named = self._form.names if isinstance(self._form, KeywordForm) else None
         require(not named, field, f"must be a mapping, as the first microbatch: {', '.join(named or ())}", "a pair")
-        return self._tensors(f"{field}.inputs", item[0]), targets
+        inputs = self._tensors(f"{field}.inputs", item[0])
+        if isinstance(self._form, BatchForm):
+            self._form.require_tokens(field, inputs)
+        return inputs, targets
 
     def _named(self, field: str, given: Mapping[Any, Any]) -> BatchForm | KeywordForm:
         """What the model takes by name. Raises InvalidInputError for a model that takes nothing so."""

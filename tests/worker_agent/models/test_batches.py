@@ -184,6 +184,23 @@ def test_a_batch_that_breaks_a_rule_is_refused_by_name(key: str, sentence: str) 
         source.microbatch(0)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "sentence"),
+    [
+        (torch.zeros(2, 17, dtype=torch.int64), r"data.0.input_ids: must have at most 16 tokens, the positions .* 17"),
+        (torch.zeros(2, 9), "data.0.input_ids: must be whole numbers, got torch.float32"),
+        (torch.zeros(2, dtype=torch.int64), r"data.0.input_ids: must be of shape \(samples, tokens\), got \(2,\)"),
+    ],
+)
+def test_a_pairs_tokens_that_break_a_rule_are_refused_by_name(tokens: Tensor, sentence: str) -> None:
+    """Pairs longer than the model's positions ended in an IndexError of its first block."""
+    form = build_model(SPECS["llama"], seed=0, empty=True).batches
+    targets = torch.zeros(2, 17, dtype=torch.int64)
+    source = MicrobatchSource(lambda: [(tokens, targets)], microbatch_size=2, name="mydata:pairs", form=form)
+    with pytest.raises(InvalidInputError, match=sentence):
+        source.microbatch(0)
+
+
 def test_a_model_that_takes_no_mask_or_nothing_by_name_refuses_it() -> None:
     form = build_model(OTHERS["resnet"], seed=0, empty=True).batches
     assert form is not None
