@@ -100,7 +100,9 @@ _FLAGS: dict[str, Any] = {
     "cuts": Annotated[str | None, typer.Option(help="Cuts of a graph: any (default), or single-tensor.")],
     "forced_cuts": Annotated[list[int], typer.Option("--force-cut", help="A stage begins at this block (place).")],
     "forbidden_cuts": Annotated[list[int], typer.Option("--forbid-cut", help="No stage begins at this block (place).")],
-    "split_backward": Annotated[bool | None, typer.Option("--two-bp/--no-two-bp", help="Split the backward (2BP).")],
+    "split_backward": Annotated[
+        bool | None, typer.Option("--two-bp/--no-two-bp", help="auto: a split backward (2BP) where it is faster.")
+    ],
     "split_backward_half_way": Annotated[
         bool, typer.Option("--two-bp-half-way", help="auto: where 2BP is used, its memory-saving variant.")
     ],
