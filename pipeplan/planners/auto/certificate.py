@@ -90,9 +90,9 @@ class _Elimination:
                 raise PipeplanError(f"{beyond}, more than {self.most_per_s:.6g}")
         shapes = sum(space.considered for space in self.spaces)
         return (
-            f"of {shapes} shapes on their placements {self.split} configurations were not ruled out by their bound; "
-            f"{self.without_plan} of these have no plan that fits; of the plans of the others {self.plans_by_bound} "
-            f"were ruled out by their bound, and {self.played} were played"
+            f"of {shapes} shapes, bounds left {self.split} configurations open (shapes on a placement): "
+            f"{self.without_plan} have no plan that fits, and of the plans of the others {self.plans_by_bound} "
+            f"were ruled out by their bound and {self.played} were played"
         )
 
     def _rule_out(self, configuration: Configuration) -> None:
