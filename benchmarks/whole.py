@@ -49,7 +49,8 @@ def main() -> None:
         rate = plan.throughput_samples_per_s or 0.0
         print(
             f"| {name} | {batch} | {plan.configurations_considered:,} | {taken_s:.1f} | {rate:.4g} "
-            f"| {plan.certificate.gap:.2%} | {plan.certificate.gap_of_all:.2%} | {degrees}, {plan.sharding} sharded, recompute {plan.recomputes} |"
+            f"| {plan.certificate.gap:.2%} | {plan.certificate.gap_of_all:.2%} "
+            f"| {degrees}, {plan.sharding} sharded, recompute {plan.recomputes} |"
         )
 
 
