@@ -41,7 +41,6 @@ from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.program import Program, settled_batches
-from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.protocol.training import DEFAULT_RATES, FIRST_LOSS_SCALE, TrainingOptions, require_planned_autocast
 from pipeplan.schedules.registry import schedule_asked, schedule_named
 from pipeplan.simulation.predict import long_program_of
@@ -231,6 +230,8 @@ class RunDirectory:
 
     def of_others(self, plan: Path) -> Path | None:
         """A file that a run would overwrite, where none was begun here; the run's own plan may be there."""
+        from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE  # and pydantic, which ranks do without
+
         if self.job.exists():
             return None
         there = (self.root / name for name in (PLAN, TIMELINE, REPORT, STEPS, TRACE))
