@@ -272,8 +272,9 @@ class PlayedSearch:
                 continue
             for proposal in self._proposals(*item):
                 heappush(waiting, (max(most, -most_samples_per_s(proposal.plan)), next(numbers), proposal))
-        if open_to:  # what is left over is no faster by more than this
-            self.most_of_others = max(self.most_of_others, -waiting[0][0] if waiting else 0.0)
+        for _, configuration, _ in self._tried:  # of what was played to the end, and of what is too close to be played
+            if min(configuration.most, enough) > self.most_of_others:
+                self.most_of_others = max(self.most_of_others, min(configuration.most_of_any(), enough))
         return every
 
     def _move_cuts(self) -> None:

@@ -62,13 +62,12 @@ def least_with_exchange_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> F
     if at.terms.engine.overlaps:
         return np.asarray((m * step_s + update_s) / p)
     exchange = least_exchange(at, cluster)
-    left = m - np.minimum(m, _in_flight(some))
+    left = m - np.minimum(m, _in_flight(p, some.chunks))
     return np.maximum((m * step_s + update_s + exchange.ranks_s) / p, left * step_s / p + exchange.port_s)
 
 
-def _in_flight(some: Shapes) -> IntArray:
-    """Microbatches that a rank has in flight at most; of several stages, at most so many of each."""
-    p, v = some.pipeline, some.chunks
+def _in_flight(p: IntArray | int, v: IntArray | int) -> IntArray:
+    """Microbatches that one of p ranks has in flight at most; of v stages, if it holds several, at most so many of each."""
     return np.asarray(np.where(v > 1, 2 * (p - 1) + (v - 1) * p + 1, p))
 
 
@@ -109,7 +108,7 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
         return PlacedBatch(least_s=least_s, likely_s=likely_s)
     exchanged = placed_exchange(groups, p, degrees.data, inside=inside)
     size_bytes, inside_s = exchanged_bytes(at)
-    left = m - min(m, (2 * (p - 1) + (v - 1) * p + 1) if v > 1 else p)
+    left = m - min(m, int(_in_flight(p, v)))
     return PlacedBatch(
         least_s=max(
             least_s,

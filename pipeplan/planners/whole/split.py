@@ -50,7 +50,7 @@ class Splitter:
     host_bytes: float = inf
 
     def stops(self) -> tuple[int, ...] | None:
-        """Where the stages end; None where none fit."""
+        """Where the stages end; None where none fit. Of ranks with several stages none may have been found that fit."""
         return self._found[0]
 
     @property
@@ -72,7 +72,10 @@ class Splitter:
         if self.degrees.chunks == 1:
             return self._quickest()
         found = self._least(inf)
-        return None if found is None else self._squeezed(self._evened(found)), 0.0
+        if found is None:
+            return None, inf
+        even = self._evened(found)
+        return self._squeezed(even) or even, 0.0
 
     def _quickest(self) -> tuple[tuple[int, ...] | None, float]:
         """The stages of the shortest batch, by its bound, among those that fit; and seconds at which none fit."""
