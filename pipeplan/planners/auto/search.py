@@ -272,10 +272,14 @@ class PlayedSearch:
                 continue
             for proposal in self._proposals(*item):
                 heappush(waiting, (max(most, -most_samples_per_s(proposal.plan)), next(numbers), proposal))
-        for _, configuration, _ in self._tried:  # of what was played to the end, and of what is too close to be played
+        self._bound_close_splits(enough)
+        return every
+
+    def _bound_close_splits(self, enough: float) -> None:
+        """Splits up to this rate are not played, also of configurations whose faster splits all were."""
+        for _, configuration, _ in self._tried:
             if min(configuration.most, enough) > self.most_of_others:
                 self.most_of_others = max(self.most_of_others, min(configuration.most_of_any(), enough))
-        return every
 
     def _move_cuts(self) -> None:
         """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""

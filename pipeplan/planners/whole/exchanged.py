@@ -67,7 +67,7 @@ def least_with_exchange_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> F
 
 
 def _in_flight(p: IntArray | int, v: IntArray | int) -> IntArray:
-    """Microbatches that one of p ranks has in flight at most; of v stages, if it holds several, at most so many of each."""
+    """Microbatches that a rank has in flight at most; of each of its stages, where it holds several."""
     return np.asarray(np.where(v > 1, 2 * (p - 1) + (v - 1) * p + 1, p))
 
 
