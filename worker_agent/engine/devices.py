@@ -6,6 +6,7 @@ CUDA's context, the loaded kernels and NCCL's buffers lie outside the allocator:
 import ctypes
 import os
 import platform
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ replicas and one for all ranks. With the default of 8 queues they share queues w
 in a queue stops everything that comes after it there.
 """
 
+_TASKS = Path("/proc/self/task")
 _MEMORY = Path("/proc/meminfo")
 _PROCESSORS = Path("/proc/cpuinfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -60,6 +62,20 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         mallopt(_MMAP_THRESHOLD, 32 * 2**20)
+
+
+def let_gloo_wait() -> None:
+    """Has gloo's present threads take a core only when the thread that computes leaves it, or has had its share.
+
+    A gloo thread that wakes up on the same core stops the other thread, often inside a call that holds a connection's
+    lock. It then polls for the lock until the kernel gives the core back, some milliseconds later. Under Linux's
+    SCHED_BATCH a thread that wakes up stops no other. Other systems are left as they are.
+    """
+    for task in _TASKS.iterdir() if _TASKS.exists() else ():
+        with suppress(OSError):  # a thread that has just ended, or a system that does not allow it
+            number = int(task.name)
+            if (task / "comm").read_text().startswith("gloo") and os.sched_getscheduler(number) == os.SCHED_OTHER:
+                os.sched_setscheduler(number, os.SCHED_BATCH, os.sched_param(0))
 
 
 def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:

@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from worker_agent.engine.devices import let_gloo_wait
 from worker_agent.runtime.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
 
 RECEIVES_AHEAD = 2
@@ -122,6 +123,7 @@ def open_lines(edges: Iterable[ChannelEdge], rank: int) -> Lines:
     first use of an NCCL group waits for the other rank. Therefore all edges meet here, before any instruction.
     """
     if dist.get_backend() != "nccl":
+        let_gloo_wait()
         world = GroupWire(_made(dist.group.WORLD))
         lines = ChannelLines(world, world, riding_bytes=RIDING_BYTES)
         return {edge: lines for edge in edges if rank in (edge.source, edge.target)}
