@@ -43,7 +43,7 @@ def test_a_gpu_has_a_queue_for_every_communicator_unless_its_user_says_otherwise
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the scheduler's policies are Linux's")
 def test_gloos_threads_do_not_stop_the_thread_that_computes(tmp_path: Path) -> None:
-    process = fork_server().Process(target=_look_at_threads, args=(tmp_path,))
+    process = fork_server().Process(target=_look_at_threads, args=(tmp_path,), daemon=True)
     process.start()
     process.join(30)
     assert process.exitcode == 0
