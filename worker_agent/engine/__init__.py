@@ -1,1 +1,1 @@
-"""The engine room that profiler and runtime share: ranks and devices, clocks, the split backward, exchanges."""
+"""The engine room that profiler and runtime share: devices, clocks, channels, the split backward, exchanges."""

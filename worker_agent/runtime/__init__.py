@@ -4,7 +4,7 @@ run, launch, watch, hung      the launcher: from a plan to a report, over proces
 start, rank                   the process of one rank, from its start to its last word
 executor                      the loop: one instruction after the other
 stage, weights, module_state  what a stage holds: blocks and graphs, weight versions (weight stashing), buffers
-mail, channel, among_stages   what stages send each other, and what they agree on before an update
+mail, among_stages            what stages send each other, and what they agree on before an update
 checkpoint, manifest          what a run leaves to be resumed from
 job, status, recorder, measured, feed    what ranks need to know, report, measure, and read
 """

@@ -26,6 +26,7 @@ from pipeplan.programs.repeating import shortened
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline_document import lane_document
 from worker_agent.engine import results
+from worker_agent.engine.channel import Lines, open_lines
 from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
 from worker_agent.engine.devices import device_memory, place_process
 from worker_agent.engine.optimizers import build_optimizer
@@ -46,7 +47,6 @@ from worker_agent.runtime.among_stages import (
     stages_of,
     tied_groups,
 )
-from worker_agent.runtime.channel import Lines, open_lines
 from worker_agent.runtime.executor import Executor, Hooks, run_together
 from worker_agent.runtime.feed import FeedSource, MicrobatchFeed, TokenMeans
 from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write_job

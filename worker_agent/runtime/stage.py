@@ -22,10 +22,10 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.engine.backward import Added, Computed, Deferred, Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.casts import Casts
+from worker_agent.engine.notice import Layouts, layouts_of
 from worker_agent.models.spec import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.module_state import Buffers, MinibatchStatistics, Snapshot
-from worker_agent.runtime.notice import Layouts, layouts_of
 
 Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]

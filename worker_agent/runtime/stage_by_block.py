@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from pipeplan.errors import RunFailedError
 from worker_agent.engine.backward import Added
+from worker_agent.engine.notice import Layouts, layouts_of
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.module_state import MinibatchStatistics
-from worker_agent.runtime.notice import Layouts, layouts_of
 from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors, required
 
 

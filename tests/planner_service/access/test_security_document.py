@@ -29,7 +29,7 @@ RUNNING = {
 OWN_PROCESSES = {
     "planner_service/platform/processes/child.py",
     "planner_service/platform/processes/pool.py",
-    "worker_agent/runtime/channel.py",
+    "worker_agent/engine/channel.py",
 }
 """Where processes of ours exchange pickles with each other: the last lines of docs/security.md."""
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.forked import fork_server
 from worker_agent.engine import devices as placement
-from worker_agent.runtime.channel import open_lines
+from worker_agent.engine.channel import open_lines
 
 
 @pytest.fixture(autouse=True)

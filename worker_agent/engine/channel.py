@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from worker_agent.engine.devices import let_gloo_wait
-from worker_agent.runtime.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
+from worker_agent.engine.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
 
 RECEIVES_AHEAD = 2
 
