@@ -1,14 +1,17 @@
-"""Predicted against measured throughput, without and with calibration: `python -m benchmarks.prediction [DIR]`.
+"""Predicted against measured throughput: `python -m benchmarks.prediction [MODEL...] [--folder DIR]`.
 
-The demo's model is profiled once; every case is planned and run on 2 processes. A calibration is then made from some of
-the runs, and from all but one in turn, and predicts the others. Runs whose ranks hold several stages teach none: what
-each of the stages costs cannot be told apart. A run during which other programs took more than a
-tenth of a core is repeated, a few times at most; what was taken in the end stands in the table.
+The demo's model is profiled once; plans of every schedule are run on 2 processes. A calibration is then made from some
+of the runs, and from all but one in turn, and predicts the others. Runs whose ranks hold several stages teach none:
+what each of the stages costs cannot be told apart.
 
-The cores' own speed (`benchmarks.speed`) is taken before and after the profile and every run: what a run measured is
-stated at the speed that the cores had for the profile.
+With models (of `MODELS`, or `all`) each of these is profiled, and some plans are predicted from that alone.
+
+A run during which other programs took more than a tenth of a core is repeated, a few times at most; what was taken in
+the end stands in the table. The cores' own speed (`benchmarks.speed`) is taken before and after the profile and every
+run: what a run measured is stated at the speed that the cores had for the profile.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -35,22 +39,69 @@ from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.runs import PLAN, TIMELINE, read_run
 from planner_service.demo.main_job import SMALL_GPT2
 
-SAMPLES = 480
-"""The training of every case: 15 batches of 32."""
+BATCHES, RUN_S = 15, 8.0
+"""The training of every case: at least so many batches, and as many as are predicted to take so long."""
 
 TRIES, PATIENCE_S, QUIET_CORES = 3, 20.0, 0.1
 """How often a disturbed run is repeated, how long to wait for a quiet moment, and what counts as quiet."""
 
-MICROBATCH_SIZE, BLOCKS, OPTIMIZER = 4, 8, "adam"
+OPTIMIZER = "adam"
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A model, its data, and the samples of a microbatch."""
+
+    model: str
+    data: str
+    microbatch_size: int = 4
+
+
+def _tokens(length: int) -> str:
+    return f"worker_agent.models.text:random_tokens?sequence_length={length}"
+
+
+def _layers(hidden: int, layers: int) -> str:
+    sizes = f"num_hidden_layers={layers}&hidden_size={hidden}&intermediate_size={3 * hidden}"
+    return f"{sizes}&num_attention_heads=4&vocab_size=256&max_position_embeddings=128"
+
+
+def _resnet(scale: float, image: int, samples: int) -> Trained:
+    data = f"preset:random_images?size={image}&samples={samples}"
+    return Trained(f"preset:resnet50?scale={scale}&image_size={image}", data, samples)
+
+
+def _lstm(hidden: int, layers: int) -> Trained:
+    model = f"preset:gnmt?layers={layers}&hidden={hidden}&vocabulary=512"
+    return Trained(model, "preset:random_translations?vocabulary=512", 8)
+
+
+DEMO = Trained(SMALL_GPT2.model, SMALL_GPT2.data)
+MODELS = {
+    "gpt2": Trained("hf:gpt2?n_layer=6&n_embd=192&n_head=6&vocab_size=256&n_positions=128", _tokens(128)),
+    "gpt2-small": Trained("hf:gpt2?n_layer=4&n_embd=64&n_head=4&vocab_size=256&n_positions=64", _tokens(64)),
+    "llama": Trained(f"hf:llama?{_layers(192, 6)}&num_key_value_heads=4", _tokens(128)),
+    "llama-small": Trained(f"hf:llama?{_layers(64, 4)}&num_key_value_heads=4", _tokens(64)),
+    "bert": Trained(f"hf:bert?{_layers(192, 6)}", _tokens(128)),
+    "bert-small": Trained(f"hf:bert?{_layers(64, 4)}", _tokens(64)),
+    "resnet": _resnet(0.5, 96, 4),
+    "resnet-small": _resnet(0.25, 64, 2),
+    "lstm": _lstm(128, 6),
+    "lstm-small": _lstm(32, 4),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan that is specified directly: where its stages end, and how a batch passes them."""
+    """A plan that is specified directly: where its stages end, and how a batch passes them.
+
+    Without `stops` there are so many `stages` that the slowest is as fast as possible.
+    """
 
     name: str
     schedule: str
-    stops: tuple[int, ...] = (4, BLOCKS)
+    stages: int = 2
+    stops: tuple[int, ...] = ()
     replicas: int = 1
     microbatches: int = 8
     recompute: bool = False
@@ -73,66 +124,77 @@ class Timed:
         return throughput_samples_per_s(self.timeline) / self.speed
 
 
-QUARTERS = (2, 4, 6, BLOCKS)
-
 CASES = (
-    Case("data-parallel", "data-parallel", stops=(BLOCKS,), replicas=2, microbatches=4),
+    Case("data-parallel", "data-parallel", stages=1, replicas=2, microbatches=4),
     Case("naive", "naive"),
     Case("gpipe", "gpipe", recompute=True),
     Case("1f1b", "1f1b"),
     Case("pipedream-2bw", "pipedream-2bw"),
     Case("pipedream", "pipedream", microbatches=1),
-    Case("pipedream, replicated", "pipedream", stops=(BLOCKS,), replicas=2, microbatches=1),
+    Case("pipedream, replicated", "pipedream", stages=1, replicas=2, microbatches=1),
     Case("gpipe, nothing recomputed", "gpipe"),
     Case("1f1b, 4 microbatches", "1f1b", microbatches=4),
-    Case("1f1b, 5 and 3 blocks", "1f1b", stops=(5, BLOCKS)),
-    Case("pipedream-2bw, 3 and 5 blocks", "pipedream-2bw", stops=(3, BLOCKS)),
+    Case("1f1b, 5 and 3 blocks", "1f1b", stops=(5, 8)),
+    Case("pipedream-2bw, 3 and 5 blocks", "pipedream-2bw", stops=(3, 8)),
     Case("zb-h1", "zb-h1"),
     Case("gpipe, 2BP", "gpipe", two_bp=True),
     Case("1f1b, 2BP", "1f1b", two_bp=True),
-    Case("1f1b-interleaved", "1f1b-interleaved", stops=QUARTERS, chunks=2),
-    Case("zb-v", "zb-v", stops=QUARTERS, chunks=2),
-    Case("v-half", "v-half", stops=QUARTERS, chunks=2),
-    Case("dual-pipe-v", "dual-pipe-v", stops=QUARTERS, chunks=2),
+    Case("1f1b-interleaved", "1f1b-interleaved", stages=4, chunks=2),
+    Case("zb-v", "zb-v", stages=4, chunks=2),
+    Case("v-half", "v-half", stages=4, chunks=2),
+    Case("dual-pipe-v", "dual-pipe-v", stages=4, chunks=2),
 )
+FEW = ("data-parallel", "gpipe", "1f1b", "pipedream-2bw", "pipedream", "zb-h1", "1f1b, 2BP", "1f1b-interleaved")
+"""The cases for each of several models."""
+
 TEACHERS = (("gpipe", "naive"), ("gpipe", "1f1b", "data-parallel"))
 """The cases from which a calibration is made that predicts all others."""
 
 Errors = Mapping[str, float]
 
 
-def main() -> None:
+def main(models: Sequence[str], folder: Path) -> None:
     """Measures, and prints the tables."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(sys.argv[1] if len(sys.argv) > 1 else name)
-        folder.mkdir(parents=True, exist_ok=True)
-        print(f"{busy_cores():.2f} cores were busy before")
-        profile, cluster, profiled_at = _profiled(folder)
-        runs, others = {}, {}
-        for case in CASES:
-            runs[case.name], others[case.name] = _measured(case, profile, cluster, folder, profiled_at)
-        _print_tables(profile, cluster, runs, others)
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{busy_cores():.2f} cores were busy before")
+    if not models:
+        _print_tables(*_measure_all(DEMO, CASES, folder))
+        return
+    few = [case for case in CASES if case.name in FEW]
+    print(f"\n| | {' | '.join(FEW)} | mean | worst | regret | others' cores |")
+    print(f"|---|{'---|' * (len(FEW) + 4)}")
+    every = []
+    for name in models:
+        profile, cluster, runs, others = _measure_all(MODELS[name], few, folder / name)
+        errors = _errors(runs, profile, cluster)
+        sizes = [abs(error) for error in errors.values()]
+        figures = (f"{fmean(sizes):.1%}", f"{max(sizes):.1%}", f"{_regret(runs, errors):.1%}")
+        cells = (*(f"{errors[case]:+.1%}" for case in FEW), *figures, f"{max(others.values()):.2f}")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        every += sizes
+    print(f"mean {fmean(every):.1%}, worst {max(every):.1%}")
 
 
-def _profiled(folder: Path) -> tuple[Profile, Cluster, float]:
+def _measure_all(
+    trained: Trained, cases: Sequence[Case], folder: Path
+) -> tuple[Profile, Cluster, dict[str, Timed], dict[str, float]]:
+    """Profile, cluster, and by case its run and how many cores others used meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    profile, cluster, profiled_at = _profiled(trained, folder)
+    found = {case.name: _measured(case, trained, profile, cluster, folder, profiled_at) for case in cases}
+    runs = {name: run for name, (run, _) in found.items()}
+    return profile, cluster, runs, {name: busy for name, (_, busy) in found.items()}
+
+
+def _profiled(trained: Trained, folder: Path) -> tuple[Profile, Cluster, float]:
     """The profile, the cluster, and the cores' speed meanwhile."""
     profile, cluster = folder / "profile.json", folder / "cluster.json"
     if not profile.exists():
         _wait_for_quiet()
-        sizes = ("--devices", "2", "--microbatch-sizes", str(MICROBATCH_SIZE), "--rounds", "10")
-        files = ("-o", str(profile), "--cluster-output", str(cluster), "--json")
+        sizes = ("--devices", "2", "--microbatch-sizes", str(trained.microbatch_size))
+        files = ("--optimizer", OPTIMIZER, "-o", str(profile), "--cluster-output", str(cluster), "--json")
         with _at_speed(folder / "speed.txt"):
-            _call(
-                "profile",
-                "--model",
-                SMALL_GPT2.model,
-                "--data",
-                SMALL_GPT2.data,
-                "--optimizer",
-                OPTIMIZER,
-                *sizes,
-                *files,
-            )
+            _call("profile", "--model", trained.model, "--data", trained.data, *sizes, *files)
     return read(Profile, profile), read(Cluster, cluster), float((folder / "speed.txt").read_text())
 
 
@@ -144,29 +206,24 @@ def _at_speed(path: Path) -> Iterator[None]:
     path.write_text(str((before + passes_per_s()) / 2))
 
 
-def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path, profiled_at: float) -> tuple[Timed, float]:
+def _measured(
+    case: Case, trained: Trained, profile: Profile, cluster: Cluster, folder: Path, profiled_at: float
+) -> tuple[Timed, float]:
     """The run that was disturbed the least, and how many cores others used meanwhile."""
-    plan = plan_for(case, profile, cluster)
+    plan = plan_for(case, trained.microbatch_size, profile, cluster)
+    predicted = predicted_samples_per_s(plan, profile, cluster, batches=BATCHES)
+    steps = max(BATCHES, round(RUN_S * predicted / plan.batch_size))
     out = folder / case.name.replace(", ", "-").replace(" ", "-")
     found: list[tuple[float, Timed]] = []
     while len(found) < TRIES and not any(busy <= QUIET_CORES for busy, _ in found):
         attempt = out.with_name(f"{out.name}-{len(found)}")
         if not (attempt / "run.json").exists():
-            (folder / "plan.json").write_text(dump(plan_document(plan)))
+            asked = out.with_suffix(".plan.json")
+            asked.write_text(dump(plan_document(plan)))
             _wait_for_quiet()
             with _at_speed(attempt.with_suffix(".speed")), watched_others() as others:
-                steps = str(SAMPLES // plan.batch_size)
-                chosen = (
-                    "--plan",
-                    str(folder / "plan.json"),
-                    "--model",
-                    SMALL_GPT2.model,
-                    "--data",
-                    SMALL_GPT2.data,
-                    "--steps",
-                    steps,
-                )
-                _call("run", *chosen, "--lr", "0.001", "--checkpoint-every", "0", "--out", str(attempt), "--json")
+                work = ("--plan", str(asked), "--model", trained.model, "--data", trained.data, "--steps", str(steps))
+                _call("run", *work, "--lr", "0.001", "--checkpoint-every", "0", "--out", str(attempt), "--json")
             (attempt / "others.txt").write_text(str(others[0]))
         timeline = read(TimelineDocument, attempt / TIMELINE).timeline()
         speed = float(attempt.with_suffix(".speed").read_text()) / profiled_at
@@ -176,20 +233,21 @@ def _measured(case: Case, profile: Profile, cluster: Cluster, folder: Path, prof
     return run, busy
 
 
-def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
+def plan_for(case: Case, microbatch_size: int, profile: Profile, cluster: Cluster) -> Plan:
     """The case's plan, with the costs that the profile gives it."""
+    stops = case.stops or _even_stops(profile, microbatch_size, case.stages)
     stages = tuple(
         Stage(start=start, stop=stop, replicas=case.replicas, recompute=case.recompute)
-        for start, stop in zip((0, *case.stops), case.stops, strict=False)
+        for start, stop in pairwise((0, *stops))
     )
-    batch_size = MICROBATCH_SIZE * case.microbatches * case.replicas
+    batch_size = microbatch_size * case.microbatches * case.replicas
     decision = Decision(
         planner="benchmark",
         cost_model="simulated",
         stages=stages,
         placement=pipelines_in_a_row((case.replicas,) * (len(stages) // case.chunks)),
         schedule=case.schedule,
-        microbatch_size=MICROBATCH_SIZE,
+        microbatch_size=microbatch_size,
         microbatches=case.microbatches,
         batch_size=batch_size,
         closed_form=ClosedForm(time_per_microbatch_s=1.0, throughput_samples_per_s=1.0, bubble_fraction=0.0),
@@ -201,6 +259,15 @@ def plan_for(case: Case, profile: Profile, cluster: Cluster) -> Plan:
         profile=profile, cluster=cluster, batch_size=batch_size, options=Options(optimizer=OPTIMIZER)
     )
     return replace(complete(problem, decision), split_backward=case.two_bp)
+
+
+def _even_stops(profile: Profile, microbatch_size: int, stages: int) -> tuple[int, ...]:
+    """Where stages end of which the slowest is as fast as possible."""
+    measured = [block.at(microbatch_size) for block in profile.blocks]
+    seconds = [each.forward_s + each.backward_s for each in measured]
+    count = len(seconds)
+    cuts = ((*inner, count) for inner in combinations(range(1, count), stages - 1))
+    return min(cuts, key=lambda stops: max(sum(seconds[i:j]) for i, j in pairwise((0, *stops))))
 
 
 def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], others: Mapping[str, float]) -> None:
@@ -269,4 +336,9 @@ def _call(command: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", choices=[*MODELS, "all", []], metavar="MODEL")
+    parser.add_argument("--folder", type=Path, help="keeps the runs there, and does not repeat those that are there")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        main(list(MODELS) if "all" in asked.models else asked.models, asked.folder or Path(temporary))
