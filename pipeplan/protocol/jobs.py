@@ -134,6 +134,9 @@ class ProfileTask(WireModel):
     devices: int = Field(default=1, ge=1, le=64, description="devices of the node to measure on, and to register")
     warm_up_rounds: int = Field(default=2, ge=0, le=1000)
     rounds: int = Field(default=5, ge=1, le=10000)
+    seconds: float = Field(
+        default=1.0, ge=0, le=3600, description="measure each size for so long, even if that takes more rounds"
+    )
     agents: Agents = ()
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # they need torch, which the command imports when it is calle
 
 Spec = "preset:NAME?... or package.module:factory?key=value&..."
 
-MEASURING = ("autocast", "device", "clock", "warm_up_rounds", "rounds")
+MEASURING = ("autocast", "device", "clock", "warm_up_rounds", "rounds", "seconds")
 """Options that say how to measure."""
 
 OF_FORMS = (
@@ -62,7 +62,10 @@ def profile(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     clock: Annotated[str, typer.Option(help="auto, processor, or wall for blocks that only wait.")] = "auto",
     warm_up_rounds: Annotated[int, typer.Option(help="Rounds that are not counted.")] = 2,
-    rounds: Annotated[int, typer.Option(help="Rounds that are counted: medians over them.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds that are counted, at least.")] = 5,
+    seconds: Annotated[
+        float, typer.Option(help="Measure each size for so long, even if that takes more rounds.")
+    ] = 1.0,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
     sequence_length: Annotated[
         int | None, typer.Option(help="Tokens a sequence of hf: models' random data; default: at most 512.")
@@ -115,6 +118,7 @@ def profile(
             "devices": devices,
             "warm_up_rounds": warm_up_rounds,
             "rounds": rounds,
+            "seconds": seconds,
         },
     )
     _require_used(context)

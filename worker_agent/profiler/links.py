@@ -6,7 +6,7 @@ those above it waited for a core, which is not the link's fault.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from worker_agent.engine.channel import ChannelEdge, Inbox, Outbox, open_lines
 from worker_agent.engine.replicas import average
 
 TINY_BYTES = 1024
@@ -41,10 +42,10 @@ def measure_links(device: torch.device, *, repeats: int = 10) -> Link | None:
         target = torch.zeros_like(source)
         copies_s = []
         for _ in range(repeats):
-            _settle(device)
+            settle(device)
             start_s = time.perf_counter()
             target.copy_(source)
-            _settle(device)
+            settle(device)
             copies_s.append(time.perf_counter() - start_s)
         return Link(bandwidth_bytes_per_s=COPIED_BYTES / _typical_s(copies_s), latency_s=0.0)
 
@@ -62,33 +63,38 @@ def measure_links(device: torch.device, *, repeats: int = 10) -> Link | None:
     return found
 
 
-def measure_handing_over(size_bytes: int, device: torch.device, *, repeats: int = 20) -> float | None:
-    """Seconds that it costs the rank itself to hand a message over, or to take one that has arrived.
+def measure_handing_over(
+    size_bytes: int, device: torch.device, *, before_each: Callable[[int], None], rounds: int = 10
+) -> float | None:
+    """Seconds that it costs the rank itself to hand a message over, or to take one that has arrived: the median.
 
-    The first two ranks measure: one sends, the other takes. None on all others. Collective.
+    The first two ranks measure, through the channel of a run: one sends, the other takes. None on all others.
+    Collective. `before_each` is called untimed with the number of the round, to compute as a run does in between:
+    what comes next finds neither code nor data in the caches. The first round does not count.
     """
-    rank = dist.get_rank()
+    rank, edge = dist.get_rank(), ChannelEdge(0, 1, gradients=False)
+    hosts = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", group_desc="hosts")
+    lines = open_lines([edge], rank)
     message = torch.zeros(max(size_bytes, 1), dtype=torch.uint8, device=device)
-    sending_s, taking_s = [], []
-    for _ in range(repeats + 1):
-        # the receive is posted before the send, and waited for after the message has arrived
-        expected = dist.irecv(message, 0) if rank == 1 else None
-        _settle(message.device)
-        dist.barrier()
-        start_s = time.perf_counter()
-        sent = dist.isend(message, 1) if rank == 0 else None
-        sending_s.append(time.perf_counter() - start_s)
-        if sent is not None:
-            sent.wait()
-        dist.barrier()
-        start_s = time.perf_counter()
-        if expected is not None:
-            expected.wait()
-        taking_s.append(time.perf_counter() - start_s)
-        dist.barrier()
-
-    found_s = {0: sending_s[1:], 1: taking_s[1:]}.get(rank)
-    return median(found_s) if found_s else None
+    outbox = Outbox(edge, lines[edge], messages=rounds + 1, window=1) if rank == 0 else None
+    inbox = Inbox(edge, lines[edge], messages=rounds + 1, device=device) if rank == 1 else None
+    own_s = []
+    for number in range(rounds + 1):
+        before_each(number)
+        settle(device)
+        if outbox:
+            start_s = time.perf_counter()
+            outbox.send([message])
+            own_s.append(time.perf_counter() - start_s)
+        dist.barrier(hosts)
+        if inbox:
+            start_s = time.perf_counter()
+            taken = inbox.receive()
+            own_s.append(time.perf_counter() - start_s)
+            inbox.release(taken)
+    if outbox:
+        outbox.flush()
+    return median(own_s[1:]) if own_s else None
 
 
 def measure_exchange(tensors: Sequence[Tensor], device: torch.device, *, repeats: int = 5) -> float:
@@ -96,11 +102,11 @@ def measure_exchange(tensors: Sequence[Tensor], device: torch.device, *, repeats
     everybody = dist.new_group(group_desc="all ranks")
     seconds = []
     for _ in range(repeats + 1):
-        _settle(device)
+        settle(device)
         dist.barrier()
         start_s = time.perf_counter()
         average(tensors, everybody)
-        _settle(device)
+        settle(device)
         seconds.append(time.perf_counter() - start_s)
     return _typical_s(seconds[1:])
 
@@ -110,7 +116,7 @@ def _one_way_s(size_bytes: int, left: int, right: int, device: torch.device, rep
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     trips_s = []
     for _ in range(repeats + 1):
-        _settle(device)
+        settle(device)
         start_s = time.perf_counter()
         if dist.get_rank() == left:
             dist.send(message, right)
@@ -118,7 +124,7 @@ def _one_way_s(size_bytes: int, left: int, right: int, device: torch.device, rep
         else:
             dist.recv(message, left)
             dist.send(message, left)
-        _settle(device)
+        settle(device)
         trips_s.append(time.perf_counter() - start_s)
     return _typical_s(trips_s[1:]) / 2
 
@@ -127,6 +133,7 @@ def _typical_s(repetitions_s: list[float]) -> float:
     return quantiles(repetitions_s, n=4, method="inclusive")[0]
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
+    """Waits until the device has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -2,10 +2,13 @@
 
 import os
 import sys
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import TypedDict
@@ -35,7 +38,7 @@ from worker_agent.models.spec import user_code
 from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, read_job
-from worker_agent.profiler.links import measure_exchange, measure_handing_over, measure_links
+from worker_agent.profiler.links import measure_exchange, measure_handing_over, measure_links, settle
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
 from worker_agent.profiler.times import (
     measure_split,
@@ -61,6 +64,12 @@ class _How(TypedDict):
 
 _SEED = 0
 
+MOST_ROUNDS = 1000
+"""However short a round is."""
+
+MOST_PASSAGES = 50
+"""Of updates and of messages no more are measured: each comes after a passage of the whole chain."""
+
 
 class ProfilingRank:
     """One device's part of a profile. All ranks do the same at the same time, and start every round together."""
@@ -85,6 +94,7 @@ class ProfilingRank:
         named_autocast = job.task.autocast
         self.autocast = Autocast(self.blocks, device, getattr(torch, named_autocast)) if named_autocast else None
         self.without_graph: list[float] = []
+        self.passages = job.task.rounds
 
     def measure(self) -> RankFigures:
         """Everything, in the order in which progress counts it."""
@@ -101,7 +111,9 @@ class ProfilingRank:
         handing_over_s, exchanged_bytes, exchange_s = None, 0, None
         if dist.get_world_size() > 1:
             message_bytes = int(median(block.output_bytes for block in sizes[0]))
-            handing_over_s = measure_handing_over(message_bytes, self.device)
+            handing_over_s = measure_handing_over(
+                message_bytes, self.device, before_each=self._passage(), rounds=self.passages
+            )
             gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
             if gradients:
                 exchanged_bytes = sum(gradient.nbytes for gradient in gradients)
@@ -131,11 +143,14 @@ class ProfilingRank:
         """Every block's figures at one microbatch size. Adds an entry to `without_graph`."""
         source = self._open(microbatch_size)
         microbatch = partial(self._microbatch, source)
-        rounds = self.job.task.rounds
-        all_rounds = self.job.task.warm_up_rounds + rounds
+        rounds = self._rounds_after_warming_up(microbatch)
+        self.passages = max(self.passages, min(rounds, MOST_PASSAGES))
+        counted, all_rounds = (self.job.task.warm_up_rounds + count for count in (self.job.task.rounds, rounds))
 
         def start_together(number: int) -> None:
-            self.progress.step(f"microbatches of {microbatch_size}: round {number + 1} of {all_rounds}")
+            message = f"microbatches of {microbatch_size}: round {number + 1} of {all_rounds}"
+            tell = self.progress.step if number < counted else self.progress.say
+            tell(message)
             dist.barrier()
 
         times = measure_times(
@@ -157,6 +172,26 @@ class ProfilingRank:
         columns = zip(times, split, memory, strict=True)
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
+    def _rounds_after_warming_up(self, microbatch: Callable[[int], Microbatch]) -> int:
+        """How many rounds take the task's seconds; the same on all ranks, whose passages keep all devices busy.
+
+        A device that has just begun to work is faster than one that goes on: its clock falls, and few rounds may meet
+        a moment that is not usual. Half of these seconds pass before anything counts.
+        """
+        task = self.job.task
+        if task.seconds == 0:
+            return task.rounds
+        start_s, passed = time.perf_counter(), 0
+        while passed < 2 or time.perf_counter() - start_s < task.seconds / 2:  # the first one takes longer
+            before_s = time.perf_counter()
+            self._pass(microbatch(passed))
+            settle(self.device)
+            passed += 1
+        wanted = ceil(task.seconds / (time.perf_counter() - before_s))
+        agreed = torch.tensor(max(task.rounds, min(wanted, MOST_ROUNDS)), device=self.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        return int(agreed)
+
     def _open(self, microbatch_size: int) -> MicrobatchSource:
         return open_data(self.feed.data, microbatch_size=microbatch_size, seed=_SEED, form=self.chain.batches)
 
@@ -165,24 +200,27 @@ class ProfilingRank:
             inputs, targets = source.microbatch(index)
         return moved(inputs, self.device, self.dtype), moved(targets, self.device, self.dtype)
 
+    def _passage(self) -> Callable[[int], None]:
+        """Passes a microbatch of the smallest size, by its number."""
+        source = self._open(min(self.job.task.microbatch_sizes))
+        return lambda number: self._pass(self._microbatch(source, number))
+
+    def _pass(self, microbatch: Microbatch) -> None:
+        crossings = pass_forward(self.blocks, self.loss, *microbatch, nothing_around, self.autocast)
+        pass_backward(crossings, nothing_around, self.autocast)
+
     def _updates(self) -> tuple[UpdateTimes, float]:
         """What an update takes, and seconds for each byte of a weight version's copy.
 
         Each update and copy comes after a passage of the smallest microbatch.
         """
         parameters, task, autocast = prepare_gradients(self.blocks), self.job.task, self.autocast
-        source = self._open(min(task.microbatch_sizes))
-
-        def pass_one(number: int) -> None:
-            microbatch = self._microbatch(source, number)
-            crossings = pass_forward(self.blocks, self.loss, *microbatch, nothing_around, autocast)
-            pass_backward(crossings, nothing_around, autocast)
-
+        pass_one = self._passage()
         unscaled = None if autocast is None else torch.tensor(1.0 / autocast.loss_scale, dtype=torch.float64)
         how = Updating(
             optimizer=task.optimizer,
             dtype=task.dtype,
-            rounds=task.rounds,
+            rounds=self.passages,
             make_clock=self.make_clock,
             before_step=pass_one,
             afterwards=autocast.cast_anew if autocast else lambda blocks: None,
@@ -190,7 +228,7 @@ class ProfilingRank:
         )
         updates = measure_updates(self.blocks, how)
         version_s_per_byte = measure_version_s_per_byte(
-            parameters, rounds=task.rounds, make_clock=self.make_clock, before_copy=pass_one
+            parameters, rounds=self.passages, make_clock=self.make_clock, before_copy=pass_one
         )
         return updates, version_s_per_byte
 

@@ -84,8 +84,8 @@ def read_figures(path: Path) -> RankFigures | None:
 def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     """The profile that all ranks measured together.
 
-    Times are medians over the rounds of all ranks, bytes are the largest of any rank, and overheads are medians over
-    the ranks and the microbatch sizes.
+    Blocks' times are means over the rounds of all ranks without the extremes (`trimmed_mean`), bytes are the largest of
+    any rank, and overheads are medians over the ranks and the microbatch sizes.
     """
     first = ranks[0]
     updates_s = [median(figures.updates_s[index] for figures in ranks) for index in range(len(first.block_names))]
@@ -119,7 +119,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
         ),
         method=Method(
             warm_up_rounds=job.task.warm_up_rounds,
-            rounds=job.task.rounds,
+            rounds=min(len(block.forward_s) for figures in ranks for size in figures.sizes for block in size),
             clock=first.clock,
             concurrent_devices=len(ranks),
             torch_version=first.torch_version,
@@ -165,19 +165,19 @@ def device_of(ranks: Sequence[RankFigures]) -> Device:
 def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measurement:
     forward_s = [seconds for block in figures for seconds in block.forward_s]
     backward_s = [seconds for block in figures for seconds in block.backward_s]
-    input_s = median(seconds for block in figures for seconds in block.backward_input_s)
-    weight_s = median(seconds for block in figures for seconds in block.backward_weight_s)
+    input_s = trimmed_mean([seconds for block in figures for seconds in block.backward_input_s])
+    weight_s = trimmed_mean([seconds for block in figures for seconds in block.backward_weight_s])
     if not any(block.defers for block in figures):
         weight_s = 0.0  # what the clock took: a plan must not think that there is something to move
     # A forward whose backward is split replaces calls: what that takes is a cost of the split, and counts in p1.
     replacing_s = 0.0
     if any(block.defers for block in figures):
-        split_forward_s = median(seconds for block in figures for seconds in block.split_forward_s)
-        replacing_s = max(split_forward_s - median(forward_s), 0.0)
+        split_forward_s = trimmed_mean([seconds for block in figures for seconds in block.split_forward_s])
+        replacing_s = max(split_forward_s - trimmed_mean(forward_s), 0.0)
     return Measurement(
         microbatch_size=microbatch_size,
-        forward_s=median(forward_s),
-        backward_s=median(backward_s),
+        forward_s=trimmed_mean(forward_s),
+        backward_s=trimmed_mean(backward_s),
         backward_input_s=input_s + replacing_s,
         backward_weight_s=weight_s,
         deferred_share=weight_s / (input_s + weight_s) if weight_s else 0.0,
@@ -190,6 +190,15 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
         forward_spread_s=spread(forward_s),
         backward_spread_s=spread(backward_s),
     )
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean without the lowest and the highest tenth; of three values or more, without at least one at each end.
+
+    A run pays for its slow microbatches, so a median is too low, but not for a pause that comes once.
+    """
+    cut = max(len(values) // 10, 1) if len(values) > 2 else 0
+    return fmean(sorted(values)[cut : len(values) - cut])
 
 
 def spread(values: Sequence[float]) -> float:

@@ -72,7 +72,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.mark.campaign  # the demo does it as well
 def test_an_agent_profiles_a_model_and_runs_the_plan_that_is_made_from_it(site: Site) -> None:
     service, told = site.service, list[Progress | None]()
-    task = ProfileTask(model=MLP, data=DATA, microbatch_sizes=(2,), devices=2, warm_up_rounds=1, rounds=1)
+    task = ProfileTask(model=MLP, data=DATA, microbatch_sizes=(2,), devices=2, warm_up_rounds=1, rounds=1, seconds=0)
     job = service.enqueue_job(task)
     profiled = service.wait_for_job(job.id, on_progress=lambda job: told.append(job.progress), timeout_s=TIMEOUT_S)
     assert profiled.state == "succeeded", profiled.error
@@ -173,7 +173,7 @@ def test_an_agent_that_cannot_write_its_folder_says_so_to_the_job_and_goes_on(tm
         working(url, tmp_path / "work") as (agent, _),
     ):
         for _ in range(2):
-            job = service.enqueue_job(ProfileTask(model=MLP, microbatch_sizes=(1,)))
+            job = service.enqueue_job(ProfileTask(model=MLP, microbatch_sizes=(1,), seconds=0))
             ended = service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
             assert ended.state == "failed"
             assert str(ended.error).startswith("the agent failed: NotADirectoryError: ")

@@ -183,6 +183,7 @@ def test_json_is_the_profile_alone() -> None:
     ("arguments", "field"),
     [
         (("--rounds", "5"), "rounds"),
+        (("--seconds", "5"), "seconds"),
         (("--clock", "wall"), "clock"),
         (("--device", "cuda"), "device"),
         (("--warm-up-rounds", "0"), "warm_up_rounds"),

@@ -66,6 +66,7 @@ def test_a_tiny_model_is_shown_in_small_units_and_one_device_without_a_neighbour
 
 def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2,4", "--rounds", "3")
+    wanted += ("--seconds", "0")
     files = ("-o", "P.json", "--cluster-output", "C.json")
     done = agent("profile", *wanted, *files, "--optimizer", "adam", "--json", directory=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -77,6 +78,7 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     assert [m.output_bytes for m in profile.at(4)] == [4 * 8 * 4] * 3
     assert all(m.forward_s > 0 and m.backward_s > 0 for m in profile.at(2))
     assert profile.method is not None and profile.method.concurrent_devices == 2
+    assert profile.method.rounds == 3
     assert profile.method.clock == "processor time of the process"
     assert profile.overheads.update_s_per_byte > 0 and profile.overheads.version_s_per_byte > 0
     assert profile.overheads.instruction_s > 0 and profile.overheads.exchange_factor > 0
@@ -88,10 +90,19 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     assert processes_about(tmp_path) == []
 
 
+def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path: Path) -> None:
+    wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2")
+    done = agent("profile", *wanted, "--rounds", "1", "--seconds", "0.2", "--json", directory=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    method = parse(Profile, done.stdout).method
+    assert method is not None and method.rounds > 10  # a passage of three tiny layers takes far less than 20 ms
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.campaign)])
 def test_weights_of_16_bits_are_updated_and_exchanged_as_in_a_run(tmp_path: Path, dtype: str) -> None:
     # their gradients add up in float32, which a gradient of 16 bits from an earlier measurement would refuse
     wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2", "--rounds", "2")
+    wanted += ("--seconds", "0")
     done = agent("profile", *wanted, "--dtype", dtype, "--optimizer", "adam", "--json", directory=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     overheads = parse(Profile, done.stdout).overheads

@@ -18,6 +18,7 @@ from worker_agent.profiler.results import (
     profile_of,
     read_figures,
     spread,
+    trimmed_mean,
     write_figures,
 )
 
@@ -63,11 +64,20 @@ RANKS = (
 )
 
 
-def test_times_are_medians_over_all_rounds_of_all_ranks() -> None:
+def test_times_are_means_over_the_rounds_of_all_ranks_without_the_extremes() -> None:
     (measured,) = profile_of(JOB, RANKS).blocks[0].measurements
-    assert (measured.forward_s, measured.backward_s) == (2.5, 5.0)  # of 1 2 2 3 4 9
+    assert (measured.forward_s, measured.backward_s) == (2.75, 5.5)  # of 1 2 2 3 4 9
     assert (measured.forward_spread_s, measured.backward_spread_s) == (1.75, 3.5)
     assert measured.workspace_bytes == 100
+
+
+def test_a_trimmed_mean_counts_what_is_slow_often_but_not_a_single_pause() -> None:
+    assert trimmed_mean([2.0]) == 2.0
+    assert trimmed_mean([1.0, 3.0]) == 2.0
+    assert trimmed_mean([1.0, 900.0, 3.0]) == 3.0  # the median
+    often_slow = [1.0] * 6 + [2.0] * 4
+    assert trimmed_mean(often_slow) == pytest.approx(11 / 8)  # of which the median is 1
+    assert trimmed_mean([*often_slow * 2, 900.0]) == pytest.approx(24 / 17)  # 21 values, less 2 at each end
 
 
 def test_the_profile_says_how_it_was_measured_and_by_which_spec_its_model_is_built() -> None:
@@ -80,8 +90,8 @@ def test_the_profile_says_how_it_was_measured_and_by_which_spec_its_model_is_bui
 
 def test_the_longer_forward_of_a_split_backward_counts_in_p1() -> None:
     (measurement,) = profile_of(JOB, RANKS).blocks[0].measurements
-    assert measurement.forward_s == 2.5
-    assert measurement.backward_input_s == pytest.approx(1.2 * 2.5 + (1.5 - 1.0) * 2.5)
+    assert measurement.forward_s == 2.75
+    assert measurement.backward_input_s == pytest.approx(1.2 * 2.75 + (1.5 - 1.0) * 2.75)
     assert measurement.deferred_share == pytest.approx(0.9 / (1.2 + 0.9))
 
 
