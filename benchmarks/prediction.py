@@ -153,10 +153,14 @@ TEACHERS = (("gpipe", "naive"), ("gpipe", "1f1b", "data-parallel"))
 Errors = Mapping[str, float]
 
 
-def main(models: Sequence[str], folder: Path) -> None:
+def main(models: Sequence[str] = (), folder: Path | None = None) -> None:
     """Measures, and prints the tables."""
-    folder.mkdir(parents=True, exist_ok=True)
     print(f"{busy_cores():.2f} cores were busy before")
+    with tempfile.TemporaryDirectory() as temporary:
+        _measure_and_print(models, folder or Path(temporary))
+
+
+def _measure_and_print(models: Sequence[str], folder: Path) -> None:
     if not models:
         _print_tables(*_measure_all(DEMO, CASES, folder))
         return
@@ -332,7 +336,10 @@ def _wait_for_quiet() -> None:
 
 
 def _call(command: str, *arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "worker_agent", command, *arguments], stdout=subprocess.DEVNULL, check=True)
+    whole = [sys.executable, "-m", "worker_agent", command, *arguments]
+    done = subprocess.run(whole, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
 
 
 if __name__ == "__main__":
@@ -340,5 +347,4 @@ if __name__ == "__main__":
     parser.add_argument("models", nargs="*", choices=[*MODELS, "all", []], metavar="MODEL")
     parser.add_argument("--folder", type=Path, help="keeps the runs there, and does not repeat those that are there")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        main(list(MODELS) if "all" in asked.models else asked.models, asked.folder or Path(temporary))
+    main(list(MODELS) if "all" in asked.models else asked.models, asked.folder)

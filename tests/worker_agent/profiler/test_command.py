@@ -66,9 +66,8 @@ def test_a_tiny_model_is_shown_in_small_units_and_one_device_without_a_neighbour
 
 def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2,4", "--rounds", "3")
-    wanted += ("--seconds", "0")
     files = ("-o", "P.json", "--cluster-output", "C.json")
-    done = agent("profile", *wanted, *files, "--optimizer", "adam", "--json", directory=tmp_path)
+    done = agent("profile", *wanted, *files, "--optimizer", "adam", "--seconds", "0", "--json", directory=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     profile = parse(Profile, done.stdout)
     assert parse(Profile, (tmp_path / "P.json").read_text()) == profile
@@ -102,8 +101,9 @@ def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path:
 def test_weights_of_16_bits_are_updated_and_exchanged_as_in_a_run(tmp_path: Path, dtype: str) -> None:
     # their gradients add up in float32, which a gradient of 16 bits from an earlier measurement would refuse
     wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2", "--rounds", "2")
-    wanted += ("--seconds", "0")
-    done = agent("profile", *wanted, "--dtype", dtype, "--optimizer", "adam", "--json", directory=tmp_path)
+    done = agent(
+        "profile", *wanted, "--dtype", dtype, "--optimizer", "adam", "--seconds", "0", "--json", directory=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     overheads = parse(Profile, done.stdout).overheads
     assert overheads.update_s_per_byte > 0 and overheads.version_s_per_byte > 0
