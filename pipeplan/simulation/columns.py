@@ -1,21 +1,20 @@
 """Columns: a program's streams in the form in which the engine (`play`) plays them.
 
-A column has one row for each instruction: its own seconds, and the workers that it waits for. Two workers meet at an
+A column has one step for each instruction: its own seconds, and the workers that it waits for. Two workers meet at an
 edge (a send and its receive). Several meet at an exchange.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import TypeAlias
 
 from pipeplan.simulation.network import Route
 
 
 class Meet(Enum):
-    """How a worker meets others at an instruction."""
+    """How a worker meets several others at an instruction."""
 
-    RECEIVE = "waits for a tensor on an edge"
-    SEND = "hands a tensor to an edge, and goes on"
     EXCHANGE = "waits for all members of an exchange, and for its end"
     AWAIT = "waits for an exchange that was begun earlier"
     COMPLETE = "completes, with its backward's end, the gradients of an exchange, and goes on"
@@ -49,8 +48,7 @@ class Edge:
     free_s: float = 0.0
     sent: list[int] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
-    arrival_s: list[float] = field(default_factory=list)
-    taken: int = 0
+    arrival_s: deque[float] = field(default_factory=deque)
     awaited: bool = False
 
 
@@ -88,18 +86,21 @@ class Exchange:
         return self.inside_s + self.seconds
 
 
+Step: TypeAlias = tuple[Edge | None, float, Meet | None, Edge | None]
+"""What a worker does in one piece: it receives from an edge, computes for so many seconds, where it may meet the
+members of an exchange, and sends on an edge. Many instructions share a step.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A stream: for every row its own seconds, how it meets others (or None), and its edge or exchange.
+    """A stream: its steps, one for each instruction, and the exchanges by the numbers of the steps that meet at them.
 
-    A row is an instruction. Where transfers are implied, they have rows of their own, and `places` are those of the
-    instructions.
+    A step of which a transfer is a part has its overhead as well: `receives_s` before its compute, `sends_s` after it.
     """
 
     rank: int
-    overhead_s: float
-    own_s: list[float] = field(default_factory=list)
-    meets: list[Meet | None] = field(default_factory=list)
-    edges: list[Edge | None] = field(default_factory=list)
+    receives_s: float
+    sends_s: float
+    steps: list[Step]
     exchanges: dict[int, Exchange] = field(default_factory=dict)
-    places: list[int] = field(default_factory=list)

@@ -5,11 +5,9 @@ are the same, and take a third of the time to make.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from collections.abc import Mapping, Sequence
 from math import lcm
-from operator import add
-from typing import TypeVar
+from operator import attrgetter
 
 from pipeplan.documents.plan import Worker
 from pipeplan.documents.stage_costs import StageCosts
@@ -31,12 +29,13 @@ from pipeplan.programs.instructions import (
     SendActivation,
     SendGradient,
     StartReduce,
+    Transfer,
     Update,
     microbatches_of,
 )
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
-from pipeplan.simulation.columns import Column, Edge, Exchange, ExchangeLine, Handed, Meet
+from pipeplan.simulation.columns import Column, Edge, Exchange, ExchangeLine, Handed, Meet, Step
 from pipeplan.simulation.network import Route
 
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
@@ -45,12 +44,6 @@ _GRADIENTS = (SendGradient, RecvGradient)
 _COMPLETING = (Backward, BackwardWeight)
 _AMONG_REPLICAS = frozenset({StartReduce, ReduceGradients})
 _PASSING = (Forward, Backward, BackwardInput)
-
-T = TypeVar("T")
-
-_Row = tuple[float, Meet | None, Edge | None]
-"""An instruction's own seconds, how it meets others, and its edge."""
-
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 """The identity of an exchange: the stage whose replicas take part, or the replica whose stages do; the instruction."""
@@ -109,27 +102,27 @@ class Compiler:
         return len(self._ports)
 
     def _column(self, stream: Stream) -> Column:
-        """One worker's stream. `met` keeps the edge of a kind, peer and chunk: most streams meet few, many times."""
-        tables = self._seconds(stream)
-        stages, column = self._stages(stream), self._empty(stream)
+        """One worker's stream. `met` keeps the step of a kind, peer and chunk: most streams meet few, many times."""
+        tables, steps = self._seconds(stream), list[Step]()
+        stages, column = self._stages(stream), self._empty(stream, steps)
         seconds, several = tables[0], len(tables) > 1
         begun: set[int] = set()
-        met: dict[tuple[type[Instruction], int, int], tuple[Meet, Edge, list[int]]] = {}
+        met: dict[tuple[type[Instruction], int, int], tuple[Step, list[int]]] = {}
         for index, instruction in enumerate(stream.instructions):
             kind = type(instruction)
             if several:
                 seconds = tables[instruction.chunk]
             taken_s = seconds.get(kind)
             meet: Meet | None = None
-            edge = None
             if taken_s is None and isinstance(instruction, _TRANSFER):
                 key = (kind, instruction.peer, instruction.chunk)
                 if key not in met:
-                    met[key] = self._met(stream.rank, kind, instruction.peer, stages[instruction.chunk])
-                meet, edge, microbatches = met[key]
-                taken_s = 0.0
+                    met[key] = self._transferred(stream, instruction)
+                step, microbatches = met[key]
                 microbatches.append(instruction.microbatch)
-            elif isinstance(instruction, BackwardWeight):
+                steps.append(step)
+                continue
+            if isinstance(instruction, BackwardWeight):
                 taken_s = self._weights_s(stages, instruction)
             elif isinstance(instruction, ReduceTied | ReduceNorm):
                 taken_s, meet = 0.0, Meet.EXCHANGE
@@ -140,70 +133,69 @@ class Compiler:
                 raise ScheduleError(f"rank {stream.rank} cannot play {format_instruction(instruction)}")
             if index in column.exchanges and kind in _COMPLETING:
                 meet = Meet.COMPLETE
-            column.own_s.append(taken_s)
-            column.meets.append(meet)
-            column.edges.append(edge)
+            steps.append((None, taken_s, meet, None))
         return column
 
+    def _transferred(self, stream: Stream, transfer: Transfer) -> tuple[Step, list[int]]:
+        """The step of a transfer that a stream lists, and where its edge lists the microbatches."""
+        edge = self._edge(stream, transfer)
+        if isinstance(transfer, _SENDS):
+            return (None, self._costs[stream.stage].instruction_s, None, edge), edge.sent
+        return (edge, 0.0, None, None), edge.received
+
     def _implied(self, stream: Stream) -> Column:
-        """One worker's stream without its transfers: an instruction has the rows of those around it as well.
+        """One worker's stream without its transfers: the step of an instruction has those around it as well.
 
-        Instructions of one kind, chunk and peer have equal rows, but for those that exchange.
+        Instructions of one kind, chunk and peer have equal steps, but for those that exchange.
         """
-        instructions, keys, column = stream.instructions, self._alike(stream), self._empty(stream)
-        rows = {key: self._rows(stream, instructions[keys.index(key)]) for key in dict.fromkeys(keys)}
-        column.own_s.extend(_repeated(keys, {key: [own_s for own_s, _, _ in each] for key, each in rows.items()}))
-        column.meets.extend(_repeated(keys, {key: [meet for _, meet, _ in each] for key, each in rows.items()}))
-        column.edges.extend(_repeated(keys, {key: [edge for _, _, edge in each] for key, each in rows.items()}))
-        before = {key: sum(meet is Meet.RECEIVE for _, meet, _ in each) for key, each in rows.items()}
-        lengths = {key: len(each) for key, each in rows.items()}
-        firsts = accumulate(map(lengths.__getitem__, keys), initial=0)
-        column.places.extend(map(add, firsts, map(before.__getitem__, keys)))
-
-        begun, exchanges = set[int](), dict[int, Exchange]()
-        for index in [i for i, each in enumerate(instructions) if type(each) in _AMONG_REPLICAS]:
-            column.meets[column.places[index]] = self._among_replicas(exchanges, stream, index, begun)
-        for index, exchange in exchanges.items():
-            place = column.places[index]
-            column.exchanges[place] = exchange
+        instructions, keys = stream.instructions, self._alike(stream)
+        step_of = {key: self._step(stream, instructions[keys.index(key)]) for key in dict.fromkeys(keys)}
+        steps = list(map(step_of.__getitem__, keys))
+        column, begun = self._empty(stream, steps, self._costs[stream.stage].instruction_s), set[int]()
+        for index in [i for i, each in enumerate(map(type, instructions)) if each in _AMONG_REPLICAS]:
+            meet = self._among_replicas(column.exchanges, stream, index, begun)
+            steps[index] = (None, 0.0, meet, None)
+        for index in column.exchanges:
             if isinstance(instructions[index], _COMPLETING):
-                column.meets[place] = Meet.COMPLETE
+                receives, own_s, _, sends = steps[index]
+                steps[index] = (receives, own_s, Meet.COMPLETE, sends)
         return column
 
     def _alike(self, stream: Stream) -> Sequence[object]:
-        """For each instruction what it has in common with those that have equal rows."""
+        """For each instruction what it has in common with those that have equal steps."""
         instructions, replicas = stream.instructions, self._program.pipeline.replicas
-        kinds = [type(instruction) for instruction in instructions]
+        kinds = list(map(type, instructions))
         turns = lcm(*replicas[max(stream.stage - 1, 0) : stream.stage + 2])
-        if turns == 1 and self._program.pipeline.chunks == 1 and BackwardWeight not in kinds:
-            return kinds
+        if turns == 1 and BackwardWeight not in kinds:
+            several = self._program.pipeline.chunks > 1
+            return list(zip(kinds, map(attrgetter("chunk"), instructions), strict=True)) if several else kinds
         return [
             (kind, each.chunk, each.microbatch % turns if isinstance(each, _PASSING) else len(microbatches_of(each)))
             for kind, each in zip(kinds, instructions, strict=True)
         ]
 
-    def _rows(self, stream: Stream, instruction: Instruction) -> list[_Row]:
-        """The instruction's row, and those of its transfers. What is exchanged is no part of it."""
-        stages, rows = self._stages(stream), list[_Row]()
+    def _step(self, stream: Stream, instruction: Instruction) -> Step:
+        """The instruction's step, with its transfers. What is exchanged is no part of it."""
+        receives, own_s, sends = None, 0.0, None
         worker = Worker(stage=stream.stage, replica=stream.replica)
         for each in with_transfers([instruction], self._program.pipeline, worker, self._ranks):
-            if isinstance(each, _TRANSFER):
-                meet, edge, _ = self._met(stream.rank, type(each), each.peer, stages[each.chunk])
-                rows.append((0.0, meet, edge))
+            if isinstance(each, _SENDS):
+                sends = self._edge(stream, each)
+            elif isinstance(each, _TRANSFER):
+                receives = self._edge(stream, each)
             elif isinstance(each, BackwardWeight):
-                rows.append((self._weights_s(stages, each), None, None))
-            elif isinstance(each, StartReduce | ReduceGradients):
-                rows.append((0.0, None, None))
-            else:
-                rows.append((self._seconds(stream)[each.chunk][type(each)], None, None))
-        return rows
+                own_s = self._weights_s(self._stages(stream), each)
+            elif not isinstance(each, StartReduce | ReduceGradients):
+                own_s = self._seconds(stream)[each.chunk][type(each)]
+        return receives, own_s, None, sends
 
     def _weights_s(self, stages: Sequence[int], instruction: BackwardWeight) -> float:
         own = self._costs[stages[instruction.chunk]]
         return len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
 
-    def _empty(self, stream: Stream) -> Column:
-        return Column(rank=stream.rank, overhead_s=self._costs[stream.stage].instruction_s)
+    def _empty(self, stream: Stream, steps: list[Step], sends_s: float = 0.0) -> Column:
+        receives_s = self._costs[stream.stage].instruction_s
+        return Column(rank=stream.rank, receives_s=receives_s, sends_s=sends_s, steps=steps)
 
     def _stages(self, stream: Stream) -> list[int]:
         pipeline = self._program.pipeline
@@ -228,16 +220,16 @@ class Compiler:
             for costs, again_s in zip(every, within_s, strict=True)
         ]
 
-    def _met(self, rank: int, kind: type[Instruction], peer: int, stage: int) -> tuple[Meet, Edge, list[int]]:
-        """How a transfer meets, its edge, and where the edge lists its microbatches.
+    def _edge(self, stream: Stream, transfer: Transfer) -> Edge:
+        """The edge of a transfer.
 
-        An edge goes out from its sender's stage: two ranks with several stages each have several edges.
+        It goes out from its sender's stage: two ranks with several stages each have several edges.
         """
-        sends, gradients = issubclass(kind, _SENDS), issubclass(kind, _GRADIENTS)
-        if sends:
-            sender, receiver = rank, peer
+        gradients, stage = isinstance(transfer, _GRADIENTS), self._stages(stream)[transfer.chunk]
+        if isinstance(transfer, _SENDS):
+            sender, receiver = stream.rank, transfer.peer
         else:
-            sender, receiver, stage = peer, rank, stage + 1 if gradients else stage - 1
+            sender, receiver, stage = transfer.peer, stream.rank, stage + 1 if gradients else stage - 1
         key = (sender, receiver, gradients, stage)
         if key not in self._edges:
             costs = self._costs[stage]
@@ -254,8 +246,7 @@ class Compiler:
                 latency_s=costs.latency_s,
                 route=self._route(passed, share, share) if passed else None,
             )
-        edge = self._edges[key]
-        return (Meet.SEND, edge, edge.sent) if sends else (Meet.RECEIVE, edge, edge.received)
+        return self._edges[key]
 
     def _passed(self, sender: int, receiver: int, behind_a_port: int, share: float) -> Mapping[_Port, float]:
         """The ports that a rank's transfers to another one pass, each with how many pass it side by side."""
@@ -379,8 +370,3 @@ class Compiler:
         full = {port for kind, port in first.items() if taken[kind] > 1}
         for route in self.routes:
             route.ports = tuple(each for each in route.ports if each[0] in full)
-
-
-def _repeated(keys: Sequence[object], parts: Mapping[object, Sequence[T]]) -> Iterator[T]:
-    """The parts of these keys, one after another."""
-    return chain.from_iterable(map(parts.__getitem__, keys))

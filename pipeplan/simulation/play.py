@@ -15,7 +15,6 @@ The engine plays columns (`compile`). Every worker runs ahead as far as it can. 
 time advances to its next event; no later send can start before that event.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -33,9 +32,10 @@ from pipeplan.simulation.network import Network
 
 
 class Engine:
-    """Plays a program. `end_s` has a list for every rank, with an entry for every row of its column.
+    """Plays a program. Streams may leave their transfers to be `implied`.
 
-    An instruction starts when the one before it ends. Streams may leave their transfers to be `implied`.
+    `start_s` and `end_s` have a list for every rank, with an entry for every step of its column: when it has received
+    what it waits for, and when its own seconds are over. `over_s` is when each rank has ended all of its steps.
     """
 
     def __init__(
@@ -49,7 +49,6 @@ class Engine:
         compiled = Compiler(program, costs, devices or [(s.rank,) for s in program.streams], implied=implied)
         ranks = range(len(program.streams))
         self._program = program
-        self._implied = implied
         self.columns = compiled.columns
         self._edges = compiled.edges
         self._exchanges = compiled.exchanges
@@ -59,7 +58,9 @@ class Engine:
                 edge.seconds, edge.route = edge.seconds / edge.route.alone, None
         self._requests: list[tuple[float, Group, int, Edge | None]] = []
         self._ready = deque(ranks)
+        self.start_s: list[list[float]] = [[] for _ in ranks]
         self.end_s: list[list[float]] = [[] for _ in ranks]
+        self.over_s = [0.0 for _ in ranks]
 
     def play(self) -> None:
         """Plays to the end. Raises ScheduleError if a worker cannot reach its end, or a tensor is never received."""
@@ -69,7 +70,7 @@ class Engine:
             if not self._carry():
                 break
 
-        blocked = [column.rank for column in self.columns if len(self.end_s[column.rank]) < len(column.own_s)]
+        blocked = [column.rank for column in self.columns if len(self.end_s[column.rank]) < len(column.steps)]
         if blocked:
             raise ScheduleError(f"deadlock: {'; '.join(map(self._waits, blocked[:4]))}")
         for edge in self._edges:
@@ -81,41 +82,42 @@ class Engine:
 
     def _waits(self, rank: int) -> str:
         """Where a worker waits."""
-        done, instructions = len(self.end_s[rank]), self._program.streams[rank].instructions
-        place = bisect_left(self.columns[rank].places, done) if self._implied else done
-        return f"rank {rank} waits at {format_instruction(instructions[place])}"
+        instruction = self._program.streams[rank].instructions[len(self.end_s[rank])]
+        return f"rank {rank} waits at {format_instruction(instruction)}"
 
     def _advance(self, rank: int) -> None:
         """Plays one worker as far as it can go."""
-        column, ends = self.columns[rank], self.end_s[rank]
-        own_s, meets, edges, send = column.own_s, column.meets, column.edges, Meet.SEND
-        requests, overhead_s = self._requests, column.overhead_s
-        now_s = ends[-1] if ends else 0.0
-        for index in range(len(ends), len(own_s)):
-            meet = meets[index]
-            if meet is None:
-                end_s = now_s + own_s[index]
-            elif (edge := edges[index]) is None:
-                over_s = self._exchange(column, index, now_s)
-                if over_s is None:
+        column, starts, ends = self.columns[rank], self.start_s[rank], self.end_s[rank]
+        receives_s, sends_s, now_s = column.receives_s, column.sends_s, self.over_s[rank]
+        steps = column.steps
+        for index in range(len(ends), len(steps)):
+            receives, own_s, meet, sends = steps[index]
+            start_s = now_s
+            if receives is not None:
+                if not receives.arrival_s:  # the tensor is yet to be sent: its arrival wakes the worker
+                    receives.awaited = True
                     break
-                end_s = over_s
-            elif meet is send:
-                end_s = now_s + overhead_s
-                if edge.route is not None:
-                    heappush(requests, (end_s, edge.group, edge.number, edge))
-                else:
-                    edge.free_s = (edge.free_s if edge.free_s > end_s else end_s) + edge.seconds
-                    self._arrive(edge, edge.free_s + edge.latency_s)
-            elif edge.taken < len(edge.arrival_s):
-                arrival_s = edge.arrival_s[edge.taken]
-                edge.taken += 1
-                end_s = (arrival_s if arrival_s > now_s else now_s) + overhead_s
-            else:  # the tensor is yet to be sent: its arrival wakes the worker
-                edge.awaited = True
+                arrival_s = receives.arrival_s.popleft()
+                start_s = (arrival_s if arrival_s > now_s else now_s) + receives_s
+            if meet is None:
+                now_s = start_s + own_s
+            elif (over_s := self._exchange(column, index, start_s)) is not None:
+                now_s = over_s
+            else:
                 break
-            ends.append(end_s)
-            now_s = end_s
+            starts.append(start_s)
+            ends.append(now_s)
+            if sends is not None:
+                now_s += sends_s
+                self._send(sends, now_s)
+        self.over_s[rank] = now_s
+
+    def _send(self, edge: Edge, now_s: float) -> None:
+        if edge.route is not None:
+            heappush(self._requests, (now_s, edge.group, edge.number, edge))
+        else:
+            edge.free_s = (edge.free_s if edge.free_s > now_s else now_s) + edge.seconds
+            self._arrive(edge, edge.free_s + edge.latency_s)
 
     def _arrive(self, edge: Edge, arrival_s: float) -> None:
         edge.arrival_s.append(arrival_s)
@@ -125,11 +127,11 @@ class Engine:
 
     def _exchange(self, column: Column, index: int, now_s: float) -> float | None:
         """When the exchange ends; None while a replica is missing, or it waits for its ports."""
-        exchange, meet = column.exchanges[index], column.meets[index]
+        exchange, meet = column.exchanges[index], column.steps[index][2]
         if meet is Meet.COMPLETE:
             # The exchange began during this backward: only its tail is left. It takes its link in one piece, which ends
             # when its parts would end, each of which waits for its gradient.
-            end_s = now_s + column.own_s[index]
+            end_s = now_s + column.steps[index][1]
             exchange.missing -= 1
             exchange.reached_s = max(exchange.reached_s, now_s, end_s + exchange.tail_s - exchange.alone_s)
             if not exchange.missing:

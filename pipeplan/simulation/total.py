@@ -38,18 +38,17 @@ def total(
     engine.play()
     batch_ends_s: list[float] = []
     busy_s: list[float] = []
-    for stream, column, end_s in zip(program.streams, engine.columns, engine.end_s, strict=True):
-        instructions, start_s = stream.instructions, [0.0, *end_s]
-        places = column.places if implied else range(len(end_s))
-        computed = list(compress(places, map(COMPUTE.__contains__, map(type, instructions))))
-        busy_s.append(sum(map(sub, map(end_s.__getitem__, computed), map(start_s.__getitem__, computed))))
+    for stream, start_s, end_s in zip(program.streams, engine.start_s, engine.end_s, strict=True):
+        instructions = stream.instructions
+        computes = list(map(COMPUTE.__contains__, map(type, instructions)))
+        busy_s.append(sum(map(sub, compress(end_s, computes), compress(start_s, computes))))
         if stream.stage == 0 and stream.replica == 0:
-            updates = [place for place, one in zip(places, instructions, strict=True) if isinstance(one, Update)]
+            updates = [place for place, one in enumerate(instructions) if isinstance(one, Update)]
             a_batch = len(updates) // program.pipeline.batches
             batch_ends_s = [end_s[place] for place in updates[a_batch - 1 :: a_batch]]
     return Total(
         batch_ends_s=tuple(batch_ends_s),
-        span_s=max((end_s[-1] for end_s in engine.end_s if end_s), default=0.0),
+        span_s=max(engine.over_s, default=0.0),
         busy_s=tuple(busy_s),
         peak_bytes=tuple(max(held_bytes(program, stream, costs), default=0) for stream in program.streams),
     )
