@@ -1,6 +1,7 @@
 """StageCosts: what one stage's instructions cost on one worker. The simulator knows nothing else about a model."""
 
 from dataclasses import dataclass
+from operator import mul
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
@@ -82,15 +83,14 @@ class StageCosts:
         """Bytes of the fixed part, of weight versions, of microbatches kept whole, by their input and for p2, and of
         further sets of gradients.
         """
+        counts = (activations, inputs, versions, weight_gradients, gradients)
+        return self.fixed_bytes + sum(map(mul, counts, self.each_held_bytes))
+
+    @property
+    def each_held_bytes(self) -> tuple[int, int, int, int, int]:
+        """Bytes of a microbatch kept whole, by its input, of a weight version, for p2, and of further gradients."""
         deferred_bytes = self.activation_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
-        return (
-            self.fixed_bytes
-            + versions * self.version_bytes
-            + activations * self.activation_bytes
-            + inputs * self.input_bytes
-            + weight_gradients * deferred_bytes
-            + gradients * self.gradient_bytes
-        )
+        return self.activation_bytes, self.input_bytes, self.version_bytes, deferred_bytes, self.gradient_bytes
 
 
 def unit_costs(*, forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, repeat
-from operator import add
+from itertools import compress, count
+from operator import attrgetter
 from typing import get_args
 
+import numpy as np
+
+from pipeplan.arrays import BoolArray, IntArray
 from pipeplan.programs.instructions import (
     COMPUTE,
     Backward,
@@ -18,9 +21,12 @@ from pipeplan.programs.instructions import (
     StartReduce,
     Update,
     is_transfer,
+    microbatches_of,
 )
 
 _BACKWARD = (Backward, BackwardInput, BackwardWeight)
+_COMPLETING = (Backward, BackwardWeight)
+_OF_VERSIONS = frozenset({Update, Checkpoint})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +56,16 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
 
     An update needs the version before its own, a checkpoint the versions that it names. The newest is never released.
     """
-    last: dict[int, int] = {}
+    kinds = list(map(type, instructions))
+    computes = list(map(COMPUTE.__contains__, kinds))
+    versions = map(attrgetter("version"), compress(instructions, computes))
+    last: dict[int, int] = dict(zip(versions, compress(count(), computes), strict=False))
     newest = 0
-    for index, instruction in enumerate(instructions):
-        if type(instruction) in COMPUTE:
-            last[instruction.version] = index  # type: ignore[union-attr]  # compute is on a version
-        elif isinstance(instruction, Update):
-            last[instruction.version - 1] = index
-            newest = max(newest, instruction.version)
-        elif isinstance(instruction, Checkpoint):
-            last.update(dict.fromkeys(range(instruction.oldest, instruction.version + 1), index))
+    for index in [index for index, kind in enumerate(kinds) if kind in _OF_VERSIONS]:
+        instruction = instructions[index]
+        for version in versions_needed(instruction):
+            last[version] = max(last.get(version, 0), index)
+        newest = max(newest, instruction.version if isinstance(instruction, Update) else 0)
     last[newest] = len(instructions)
     return last
 
@@ -107,68 +113,84 @@ def held_counts(
 ) -> Iterator[tuple[int, int, int, int, int]]:
     """The counts of `Held` as plain tuples (activations, inputs, versions, weight gradients, gradients).
 
-    Plain tuples are faster on long streams.     `settled`: for a backward by block, what is held after its end.
+    `settled`: for a backward by block, what is held after its end.
     """
-    kinds = [type(instruction) for instruction in instructions]
+    table = held_table(instructions, recompute=recompute, by_block=by_block, settled=settled)
+    return zip(*table.tolist(), strict=True)
+
+
+def held_table(
+    instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False, settled: bool = False
+) -> IntArray:
+    """[count, instruction]: the counts of `held_counts` in an array, which is faster on long streams."""
+    numbers = map(_NUMBERS.__getitem__, map(type, instructions))
+    kinds = np.fromiter(numbers, dtype=np.int64, count=len(instructions))
     whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
-    spikes = by_block and not settled
-    running = [kind is Backward for kind in kinds] if spikes else repeat(0, len(kinds))
-    deferred_changes = [_DEFERRED[kind] for kind in kinds]
-    for index, instruction in enumerate(instructions):
-        if isinstance(instruction, BackwardWeight):
-            deferred_changes[index] = -len(instruction.microbatches)
+    spikes = kinds == _NUMBERS[Backward] if by_block and not settled else np.zeros(len(kinds), dtype=bool)
     last = last_uses(instructions)
-    version_changes = [_MADE[kind] for kind in kinds]
-    for index in last.values():
-        if index < len(kinds):
-            version_changes[index] -= 1
-    versions: Iterator[int] = accumulate(version_changes, initial=len(_not_made(instructions, last)))
-    next(versions)
-    if spikes:  # a version that a backward is the last to use is there while it runs
-        freed = (-change if runs else 0 for change, runs in zip(version_changes, running, strict=True))
-        versions = map(add, versions, freed)
-    return zip(
-        map(add, accumulate([whole[kind] for kind in kinds]), running),
-        accumulate([inputs[kind] for kind in kinds]),
-        versions,
-        accumulate(deferred_changes),
-        _further_gradients(instructions) if StartReduce in kinds else repeat(0, len(kinds)),
-        strict=True,
+    ends = np.asarray(sorted(last.values()), dtype=np.int64)
+    made = _MADE[kinds] - np.bincount(ends[ends < len(kinds)], minlength=len(kinds))
+    deferred = _DEFERRED[kinds]
+    for index in np.flatnonzero(kinds == _NUMBERS[BackwardWeight]).tolist():
+        deferred[index] = -len(microbatches_of(instructions[index]))
+    return np.stack(
+        [
+            np.cumsum(whole[kinds]) + spikes,
+            np.cumsum(inputs[kinds]),
+            # A version that a backward is the last to use is there while it runs.
+            len(_not_made(instructions, last)) + np.cumsum(made) - np.where(spikes, made, 0),
+            np.cumsum(deferred),
+            _further_gradients(instructions, kinds),
+        ]
     )
 
 
-def _further_gradients(instructions: Sequence[Instruction]) -> Iterator[int]:
+def _further_gradients(instructions: Sequence[Instruction], kinds: IntArray) -> IntArray:
     """Sets of gradients beyond the one that is always there, after each instruction.
 
     A set counts while it is exchanged: from the backward that completes it to its update. Another worker's set counts
-    from the start of its exchange. One more set counts while it gathers.
+    from the start of its exchange. One more set counts while it gathers: from the backward after that.
     """
+    further = np.zeros(len(kinds), dtype=np.int64)
+    places = np.flatnonzero(_EXCHANGES[kinds] | _UPDATES[kinds])
+    backwards = np.flatnonzero(_BACKWARDS[kinds])
+    if not _EXCHANGES[kinds].any():
+        return further
+    after = np.searchsorted(backwards, places)
+    nexts = [backwards[(after + step)[after + step < len(backwards)]] for step in (0, 1)]  # others change nothing
     exchanged: set[int] = set()
     gathers, own = False, None
-    further = 0
-    for instruction, following in pairwise((*instructions, None)):
-        if isinstance(instruction, _BACKWARD):  # most are: the others are few
-            gathers = own is None
-            if own is not None:
-                exchanged.add(own)
+    for index in np.unique(np.concatenate([places, backwards[:1], *nexts])).tolist():
+        match instructions[index]:
+            case StartReduce(version=version):
+                completed = index + 1 < len(instructions) and isinstance(instructions[index + 1], _COMPLETING)
+                own = version if completed else None
+                exchanged |= set() if completed else {version}
+            case Update(version=version):
+                gathers = gathers and version in exchanged
+                exchanged.discard(version)
+            case _:
+                gathers = own is None
+                exchanged |= set() if own is None else {own}
                 own = None
-        elif isinstance(instruction, StartReduce):
-            own = instruction.version if isinstance(following, Backward | BackwardWeight) else None
-            exchanged |= {instruction.version} if own is None else set()
-        elif isinstance(instruction, Update):
-            gathers = gathers and instruction.version in exchanged
-            exchanged.discard(instruction.version)
-        else:
-            yield further
-            continue
-        further = max(len(exchanged) + gathers - 1, 0)
-        yield further
+        further[index:] = max(len(exchanged) + gathers - 1, 0)
+    return further
 
 
-def _changes(**changes: int) -> dict[type[Instruction], int]:
-    """By how much instructions of each kind change a number."""
-    return {kind: changes.get(kind.__name__, 0) for kind in get_args(Instruction)}
+_NUMBERS = {kind: number for number, kind in enumerate(get_args(Instruction))}
 
+
+def _changes(**changes: int) -> IntArray:
+    """By how much instructions of each kind, by number, change a count."""
+    return np.asarray([changes.get(kind.__name__, 0) for kind in _NUMBERS], dtype=np.int64)
+
+
+def _are(*kinds: type[Instruction]) -> BoolArray:
+    """Which numbers are of these kinds."""
+    return np.asarray([kind in kinds for kind in _NUMBERS])
+
+
+_BACKWARDS, _EXCHANGES, _UPDATES = _are(*_BACKWARD), _are(StartReduce), _are(Update)
 
 _ALL_KEPT = _changes(Forward=1, Backward=-1, BackwardInput=-1), _changes()
 _INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(Forward=1, Recompute=-1)

@@ -19,10 +19,13 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
+from operator import mul
+
+import numpy as np
 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import ScheduleError
-from pipeplan.programs.footprint import first_versions, held_counts
+from pipeplan.programs.footprint import first_versions, held_counts, held_table
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline
@@ -232,6 +235,18 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Se
         batch_size=program.pipeline.batch_microbatches * costs[0].microbatch_size,
         batches=program.pipeline.batches,
     )
+
+
+def peak_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> int:
+    """The most that the rank holds after any of its instructions (`held_bytes`)."""
+    pipeline, own = program.pipeline, costs[stream.stage]
+    if pipeline.chunks == 1 and stream.instructions:
+        recompute, by_block = (law(stream.stage) for law in (pipeline.recomputes, pipeline.recomputes_by_block))
+        table = held_table(stream.instructions, recompute=recompute, by_block=by_block)
+        most_bytes = sum(map(mul, own.each_held_bytes, table.max(axis=1).tolist()))
+        if most_bytes <= np.iinfo(np.int64).max:
+            return own.fixed_bytes + int((np.asarray(own.each_held_bytes) @ table).max())
+    return max(held_bytes(program, stream, costs), default=0)
 
 
 def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from operator import sub
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import COMPUTE, Update
 from pipeplan.programs.program import Program
-from pipeplan.simulation.play import Engine, held_bytes
+from pipeplan.simulation.play import Engine, peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,5 +50,5 @@ def total(
         batch_ends_s=tuple(batch_ends_s),
         span_s=max(engine.over_s, default=0.0),
         busy_s=tuple(busy_s),
-        peak_bytes=tuple(max(held_bytes(program, stream, costs), default=0) for stream in program.streams),
+        peak_bytes=tuple(peak_bytes(program, stream, costs) for stream in program.streams),
     )
