@@ -17,7 +17,7 @@ from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import CutGraph, PlanningProblem
-from pipeplan.programs.instructions import Instruction, ReduceGradients, Update
+from pipeplan.programs.communicate import exchanging
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program
 from pipeplan.programs.schedule import Schedule
@@ -150,14 +150,7 @@ def _program(plan: Plan, batches: int, *, implied: bool = False) -> Program:
     )
     program = build(plan.schedule, pipeline, implied=implied)
     if plan.replicas[0] > 1:  # a stage exchanges the gradients of all the replicas for which it stands
-        streams = []
-        for stream in program.streams:
-            exchanging: list[Instruction] = []
-            for one in stream.instructions:
-                if isinstance(one, Update):
-                    exchanging.append(ReduceGradients(one.version, one.chunk))
-                exchanging.append(one)
-            streams.append(replace(stream, instructions=tuple(exchanging)))
+        streams = (replace(each, instructions=tuple(exchanging(each.instructions))) for each in program.streams)
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
         program = split_backward(program, plan.costs, _devices(plan), half_way=plan.split_backward_half_way)

@@ -16,7 +16,7 @@ Under 2BW the last stage finishes a batch first. It waits for the first stage's 
 the next batch. This costs about one bubble of a flush in each batch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.documents.plan import Worker
@@ -62,21 +62,30 @@ def with_exchanges(
     ranks: Mapping[Worker, int],
     *,
     in_turn: bool = False,
-) -> Iterator[Instruction]:
+) -> Iterable[Instruction]:
     """The stream with its exchanges among replicas.
 
     A version is made from the gradients of all replicas, or, `in_turn`, from those of one replica after the other.
     """
     replicas = pipeline.replicas[worker.stage]
     if replicas == 1:
-        yield from instructions
-        return
+        return instructions
+    if not in_turn:
+        return exchanging(instructions)
+    return exchanging(instructions, lambda version: ranks[Worker(stage=worker.stage, replica=(version - 1) % replicas)])
+
+
+def exchanging(
+    instructions: Iterable[Instruction], source: Callable[[int], int | None] = lambda version: None
+) -> list[Instruction]:
+    """The stream with an exchange before every update, of the gradients of a version's `source` if it has one."""
+    found: list[Instruction] = []
     for instruction in instructions:
         if isinstance(instruction, Update):
             version = instruction.version
-            source = ranks[Worker(stage=worker.stage, replica=(version - 1) % replicas)] if in_turn else None
-            yield ReduceGradients(version, instruction.chunk, source)
-        yield instruction
+            found.append(ReduceGradients(version, instruction.chunk, source(version)))
+        found.append(instruction)
+    return found
 
 
 def with_transfers(

@@ -53,7 +53,8 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
     updates: dict[int, list[Instruction]] = defaultdict(list)
     moved: set[int] = set()
     following: dict[int, tuple[int, int]] = {}  # by chunk, where the next version's exchange stood and where it stands
-    exchanges = [(index, one) for index, one in enumerate(instructions) if isinstance(one, ReduceGradients)]
+    places = [index for index, kind in enumerate(map(type, instructions)) if kind is ReduceGradients]
+    exchanges = [(index, one) for index in places if isinstance(one := instructions[index], ReduceGradients)]
     for index, exchange in reversed(exchanges):
         # A worker's own gradients begin with the backward that completes them. Those of others are expected from its
         # own last update on: then none of theirs are under way.
@@ -90,15 +91,14 @@ def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradi
     has been moved to the place `stands`; and the first backward after the place where that exchange `stood` before.
     That backward adds to the gradients of yet another version: they would be a third set.
     """
-
-    def needs(i: int) -> bool:
+    version, chunk, place = exchange.version, exchange.chunk, stands
+    for i in range(end, stands):
         own = instructions[i]
-        if not isinstance(own, _ON_A_VERSION):
-            return False
-        third = i > stood and isinstance(own, _BACKWARD)
-        return own.chunk == exchange.chunk and (own.version == exchange.version or third)
-
-    place = next((i for i in range(end, stands) if needs(i)), stands)
+        if not isinstance(own, _ON_A_VERSION) or own.chunk != chunk:
+            continue
+        if own.version == version or (i > stood and isinstance(own, _BACKWARD)):
+            place = i
+            break
     while end < place and isinstance(instructions[place - 1], _BEFORE_WORK):
         place -= 1
     return place

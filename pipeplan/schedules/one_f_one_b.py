@@ -6,11 +6,15 @@ stage 2         F1 B1 F2 B2 F3 B3 F4 B4 U1
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TypeVar
 
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Instruction, Update, backward, forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
+
+T = TypeVar("T")
 
 
 class OneFOneB(Schedule):
@@ -28,8 +32,8 @@ class OneFOneB(Schedule):
         """Batch t runs on version t; at most depth - stage microbatches are in flight; empty between batches."""
         limit = pipeline.in_flight_limit(worker.stage)
         for batch in pipeline.batch_range():
-            for k, there in alternate(pipeline.microbatches_of(worker, batch), limit):
-                yield forward(k, batch) if there else backward(k, batch)
+            numbers = pipeline.microbatches_of(worker, batch)
+            yield from alternating([forward(k, batch) for k in numbers], [backward(k, batch) for k in numbers], limit)
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
@@ -49,3 +53,10 @@ def alternate(numbers: Sequence[int], in_flight: int) -> Iterator[tuple[int, boo
             yield numbers[i - in_flight], False
         yield k, True
     yield from ((k, False) for k in numbers[max(len(numbers) - in_flight, 0) :])
+
+
+def alternating(forwards: Sequence[T], backwards: Sequence[T], in_flight: int) -> list[T]:
+    """The same order of what microbatches do, forwards and backwards: much faster than one microbatch at a time."""
+    steady = max(len(forwards) - in_flight, 0)
+    one_by_one = chain.from_iterable(zip(backwards[:steady], forwards[in_flight:], strict=True))
+    return [*forwards[:in_flight], *one_by_one, *backwards[steady:]]

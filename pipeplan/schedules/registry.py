@@ -4,7 +4,7 @@ Pipeline and placement in, one stream per worker out.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -204,11 +204,13 @@ def build(
     return program
 
 
-def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_stage: int) -> Iterator[Instruction]:
+def _recompute(instructions: Iterable[Instruction], pipeline: Pipeline, first_stage: int) -> Iterable[Instruction]:
     """The pass that runs the forward again right before each backward, on the stages that recompute as a whole."""
     stages = [pipeline.stage_of(first_stage, chunk) for chunk in range(pipeline.chunks)]
     recomputes = [pipeline.recomputes(stage) and not pipeline.recomputes_by_block(stage) for stage in stages]
-    for instruction in instructions:
+    found: list[Instruction] = []
+    for instruction in instructions if any(recomputes) else ():
         if isinstance(instruction, _BACKWARD) and recomputes[instruction.chunk]:
-            yield recompute(instruction.microbatch, instruction.version, instruction.chunk)
-        yield instruction
+            found.append(recompute(instruction.microbatch, instruction.version, instruction.chunk))
+        found.append(instruction)
+    return found if any(recomputes) else instructions

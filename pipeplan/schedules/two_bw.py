@@ -5,13 +5,18 @@ stage 1      F1    B1 F2 B2 U1 F3 B3 F4 B4 U2 F5@1 ...
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import TypeAlias
 
 from pipeplan.documents.plan import Worker
 from pipeplan.errors import require
 from pipeplan.programs.instructions import Instruction, Update, backward, forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
-from pipeplan.schedules.one_f_one_b import alternate
+from pipeplan.schedules.one_f_one_b import alternating
+
+Block: TypeAlias = tuple[Instruction, ...]
 
 
 class TwoBW(Schedule):
@@ -31,14 +36,9 @@ class TwoBW(Schedule):
         """
         rule = f"must be at least the number of stages ({pipeline.depth}) for pipedream-2bw"
         require(pipeline.microbatches >= pipeline.depth, "microbatches", rule, pipeline.microbatches)
-        last = {pipeline.microbatches_of(worker, batch)[-1]: batch for batch in pipeline.batch_range()}
-        numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
-        a_batch = pipeline.batch_microbatches
-        for k, there in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
-            version = max((k - 1) // a_batch - 1, 0)
-            yield forward(k, version) if there else backward(k, version)
-            if not there and k in last:
-                yield Update(last[k] + 1)
+        numbers = tuple(pipeline.microbatches_of(worker, batch) for batch in pipeline.batch_range())
+        limit = pipeline.in_flight_limit(worker.stage)
+        return chain.from_iterable(alternating(*_both(numbers, pipeline.first_batch), limit))
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
         """One: the version before the newest."""
@@ -61,3 +61,15 @@ class TwoBW(Schedule):
         With several replicas, the update is delayed until only those need the old version.
         """
         return sum(replicas[stage:]) > replicas[stage] or replicas[stage] == 1
+
+
+@lru_cache(maxsize=16)
+def _both(numbers: tuple[range, ...], first_batch: int) -> tuple[Sequence[Block], Sequence[Block]]:
+    """The forwards and the backwards of the batches of a worker, which all stages share."""
+    forwards, backwards = list[Block](), list[Block]()
+    for batch, of_batch in enumerate(numbers, first_batch):
+        version = max(batch - 1, 0)
+        forwards += [(forward(k, version),) for k in of_batch]
+        backwards += [(backward(k, version),) for k in of_batch]
+        backwards[-1] += (Update(batch + 1),)
+    return forwards, backwards

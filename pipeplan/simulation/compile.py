@@ -4,8 +4,7 @@ Streams may list their transfers, or leave them to be `implied` by their compute
 are the same, and take a third of the time to make.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import lcm
 from operator import attrgetter
 
@@ -37,6 +36,7 @@ from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 from pipeplan.simulation.columns import Column, Edge, Exchange, ExchangeLine, Handed, Meet, Step
 from pipeplan.simulation.network import Route
+from pipeplan.simulation.ports import Way, shared_ports
 
 _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _SENDS = (SendActivation, SendGradient)
@@ -47,12 +47,6 @@ _PASSING = (Forward, Backward, BackwardInput)
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
 """The identity of an exchange: the stage whose replicas take part, or the replica whose stages do; the instruction."""
-
-
-_Port = tuple[bool, int, int, bool]
-"""Outwards or inwards, how many devices share it, and the number of their unit; whether it is a device's own link, on
-its way to the port that so many devices share. Clusters have thousands: plain tuples are made quickly.
-"""
 
 
 class Compiler:
@@ -68,16 +62,18 @@ class Compiler:
     ) -> None:
         self._program = program
         self._costs = costs
-        self._devices = devices
+        self._devices = [tuple(each) for each in devices]
         self._edges: dict[tuple[int, int, bool, int], Edge] = {}
         self._exchanges: dict[_Meeting, Exchange] = {}
         self._lines: dict[int, ExchangeLine] = {}
-        self._ports: dict[_Port, int] = {}
+        self._ways: list[Way] = []
         self._ranks = {Worker(stage=s.stage, replica=s.replica): s.rank for s in program.streams}
         self.routes: list[Route] = []
         column = self._implied if implied else self._column
         self.columns = [column(stream) for stream in program.streams]
-        self._leave_out_ports()
+        routed, self.ports = shared_ports(tuple(self._ways))
+        for route, passed in zip(self.routes, routed, strict=True):
+            route.share, route.ports = passed.share, passed.ports
         for edge in self._edges.values():
             for sent, received in zip(edge.sent, edge.received, strict=False):
                 if sent != received:
@@ -95,11 +91,6 @@ class Compiler:
     def exchanges(self) -> Sequence[Exchange]:
         """All exchanges, by number."""
         return tuple(self._exchanges.values())
-
-    @property
-    def ports(self) -> int:
-        """How many ports there are."""
-        return len(self._ports)
 
     def _column(self, stream: Stream) -> Column:
         """One worker's stream. `met` keeps the step of a kind, peer and chunk: most streams meet few, many times."""
@@ -236,7 +227,7 @@ class Compiler:
             seconds = costs.gradient_transfer_s if gradients else costs.activation_transfer_s
             behind_a_port = costs.gradient_port_devices if gradients else costs.activation_port_devices
             share = costs.gradient_device_share if gradients else costs.activation_device_share
-            passed = self._passed(sender, receiver, behind_a_port, share) if seconds > 0 and behind_a_port else {}
+            way = Way(self._devices[sender], self._devices[receiver], behind_a_port, share)
             self._edges[key] = Edge(
                 number=len(self._edges),
                 sender=sender,
@@ -244,24 +235,9 @@ class Compiler:
                 group=(stage, Handed.GRADIENT if gradients else Handed.ACTIVATION),
                 seconds=seconds,
                 latency_s=costs.latency_s,
-                route=self._route(passed, share, share) if passed else None,
+                route=self._route(way) if seconds > 0 and behind_a_port and way.crosses else None,
             )
         return self._edges[key]
-
-    def _passed(self, sender: int, receiver: int, behind_a_port: int, share: float) -> Mapping[_Port, float]:
-        """The ports that a rank's transfers to another one pass, each with how many pass it side by side."""
-        pairs = list(zip(self._devices[sender], self._devices[receiver], strict=True))
-        passed: dict[_Port, float] = defaultdict(float)
-        for (out, into), count in Counter((a // behind_a_port, b // behind_a_port) for a, b in pairs).items():
-            if out != into:
-                passed[True, behind_a_port, out, False] += count
-                passed[False, behind_a_port, into, False] += count
-        if share < 1:
-            for source, target in pairs:
-                if source // behind_a_port != target // behind_a_port:
-                    passed[True, behind_a_port, source, True] += 1.0
-                    passed[False, behind_a_port, target, True] += 1.0
-        return passed
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
         """The exchange in which these stages wait for one another. It is so small that it takes only the latency.
@@ -324,49 +300,17 @@ class Compiler:
         return Meet.AWAIT if exchange.number in begun else Meet.EXCHANGE
 
     def _line(self, stage: int) -> ExchangeLine:
-        """A stage's exchanges, one after another: through ports, or on links of their own.
-
-        A ring enters and leaves every unit once, however many of the replicas are in it. Each of these carries its
-        share of it (`costs.collectives`).
-        """
+        """A stage's exchanges, one after another: through ports, or on links of their own."""
         if stage not in self._lines:
             costs = self._costs[stage]
-            behind_a_port, share = costs.reduce_port_devices, costs.reduce_device_share
-            passed: dict[_Port, float] = {}
-            if behind_a_port:
-                first_stage, _ = self._program.pipeline.place_of(stage)
-                streams = self._program.streams
-                devices = [device for s in streams if s.stage == first_stage for device in self._devices[s.rank]]
-                inside = Counter(device // behind_a_port for device in devices)
-                share = min(share * min(inside.values()), 1.0)
-                for out in (True, False):
-                    passed |= {(out, behind_a_port, unit, False): 1.0 for unit in sorted(inside)}
-                    if costs.reduce_device_share < 1:
-                        shares = ((device, 1.0 / inside[device // behind_a_port]) for device in devices)
-                        passed |= {(out, behind_a_port, device, True): part for device, part in shares}
-            self._lines[stage] = ExchangeLine(self._route(passed, share, costs.reduce_device_share))
+            first_stage, _ = self._program.pipeline.place_of(stage)
+            members = (s.rank for s in self._program.streams if s.stage == first_stage)
+            devices = tuple(device for rank in members for device in self._devices[rank])
+            way = Way(devices, None, costs.reduce_port_devices, costs.reduce_device_share)
+            self._lines[stage] = ExchangeLine(self._route(way))
         return self._lines[stage]
 
-    def _route(self, passed: Mapping[_Port, float], share: float, own: float) -> Route:
-        """A route through these ports; a device's own link carries the share `own` of their bandwidth."""
-        ports = [
-            (self._ports.setdefault(port, len(self._ports)), count / own if port[-1] else count)
-            for port, count in passed.items()
-        ]
-        self.routes.append(Route(number=len(self.routes), share=share, ports=tuple(ports)))
+    def _route(self, way: Way) -> Route:
+        self._ways.append(way)
+        self.routes.append(Route(number=len(self.routes)))
         return self.routes[-1]
-
-    def _leave_out_ports(self) -> None:
-        """Keeps one of several ports that the same routes pass alike, and none that is never full."""
-        alike, kinds, taken = [0] * len(self._ports), dict[tuple[int, int, float], int](), [0.0]
-        for route in self.routes:  # ports of one kind are passed alike by all routes so far, which take so much of them
-            for port, count in route.ports:
-                key = alike[port], route.number, count
-                if key not in kinds:
-                    kinds[key] = len(taken)
-                    taken.append(taken[alike[port]] + route.share * count)
-                alike[port] = kinds[key]
-        first = {kind: port for port, kind in reversed(list(enumerate(alike)))}
-        full = {port for kind, port in first.items() if taken[kind] > 1}
-        for route in self.routes:
-            route.ports = tuple(each for each in route.ports if each[0] in full)

@@ -1,0 +1,104 @@
+"""Ports: which ports the routes of a program share. Ways between devices in, the ports of each out.
+
+A search plays the same ways many times, with other stages or batches: their ports are found once.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+_Port: TypeAlias = tuple[bool, int, int, bool]
+"""Outwards or inwards, how many devices share it, and the number of their unit; whether it is a device's own link, on
+its way to the port that so many devices share. Clusters have thousands: plain tuples are made quickly.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From every one of some devices to the one of others at the same place, or `target` None: a ring of all of them.
+
+    So many devices share a port, of whose bandwidth each one's own link has a `share`. No devices share none.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...] | None
+    port_devices: int
+    share: float
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it leaves a unit of devices."""
+        pairs = zip(self.source, self.target or (), strict=True)
+        return any(a // self.port_devices != b // self.port_devices for a, b in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What a thing at full speed takes of a port's bandwidth, and the ports that it passes (`network.Route`)."""
+
+    share: float
+    ports: tuple[tuple[int, float], ...]
+
+
+@lru_cache(maxsize=64)
+def shared_ports(ways: tuple[Way, ...]) -> tuple[tuple[Passed, ...], int]:
+    """What each way passes, and how many ports there are."""
+    numbers: dict[_Port, int] = {}
+    routes = []
+    for way in ways:
+        share, passed = (way.share, _between(way)) if way.target is not None else _around(way)
+        counts = ((port, count / way.share if port[-1] else count) for port, count in passed.items())
+        ports = tuple((numbers.setdefault(port, len(numbers)), count) for port, count in counts)
+        routes.append(Passed(share=share, ports=ports))
+    return _without_spare_ports(routes, len(numbers)), len(numbers)
+
+
+def _between(way: Way) -> Mapping[_Port, float]:
+    """The ports that a rank's transfers to another one pass, each with how many pass it side by side."""
+    shared, pairs = way.port_devices, list(zip(way.source, way.target or (), strict=True))
+    passed: dict[_Port, float] = defaultdict(float)
+    for (out, into), count in Counter((a // shared, b // shared) for a, b in pairs).items():
+        if out != into:
+            passed[True, shared, out, False] += count
+            passed[False, shared, into, False] += count
+    if way.share < 1:
+        for source, target in pairs:
+            if source // shared != target // shared:
+                passed[True, shared, source, True] += 1.0
+                passed[False, shared, target, True] += 1.0
+    return passed
+
+
+def _around(way: Way) -> tuple[float, Mapping[_Port, float]]:
+    """The same of an exchange, and what it takes of a port.
+
+    A ring enters and leaves every unit once, however many of the replicas are in it. Each of these carries its share of
+    it (`costs.collectives`).
+    """
+    shared, share, passed = way.port_devices, way.share, dict[_Port, float]()
+    if shared:
+        inside = Counter(device // shared for device in way.source)
+        share = min(share * min(inside.values()), 1.0)
+        for out in (True, False):
+            passed |= {(out, shared, unit, False): 1.0 for unit in sorted(inside)}
+            if way.share < 1:
+                shares = ((device, 1.0 / inside[device // shared]) for device in way.source)
+                passed |= {(out, shared, device, True): part for device, part in shares}
+    return share, passed
+
+
+def _without_spare_ports(routes: Sequence[Passed], ports: int) -> tuple[Passed, ...]:
+    """Keeps one of several ports that the same routes pass alike, and none that is never full."""
+    alike, kinds, taken = [0] * ports, dict[tuple[int, int, float], int](), [0.0]
+    for number, route in enumerate(routes):  # ports of one kind are passed alike by all so far, which take so much
+        for port, count in route.ports:
+            key = alike[port], number, count
+            if key not in kinds:
+                kinds[key] = len(taken)
+                taken.append(taken[alike[port]] + route.share * count)
+            alike[port] = kinds[key]
+    first = {kind: port for port, kind in reversed(list(enumerate(alike)))}
+    full = {port for kind, port in first.items() if taken[kind] > 1}
+    return tuple(Passed(route.share, tuple(each for each in route.ports if each[0] in full)) for route in routes)
