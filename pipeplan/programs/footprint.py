@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, count
 from operator import attrgetter
 from typing import get_args
 
@@ -26,7 +25,6 @@ from pipeplan.programs.instructions import (
 
 _BACKWARD = (Backward, BackwardInput, BackwardWeight)
 _COMPLETING = (Backward, BackwardWeight)
-_OF_VERSIONS = frozenset({Update, Checkpoint})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +54,15 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
 
     An update needs the version before its own, a checkpoint the versions that it names. The newest is never released.
     """
-    kinds = list(map(type, instructions))
-    computes = list(map(COMPUTE.__contains__, kinds))
-    versions = map(attrgetter("version"), compress(instructions, computes))
-    last: dict[int, int] = dict(zip(versions, compress(count(), computes), strict=False))
+    return _last_uses(instructions, _numbered(instructions))
+
+
+def _last_uses(instructions: Sequence[Instruction], kinds: IntArray) -> dict[int, int]:
+    computes = np.flatnonzero(_COMPUTES[kinds]).tolist()
+    versions = map(attrgetter("version"), map(instructions.__getitem__, computes))
+    last: dict[int, int] = dict(zip(versions, computes, strict=True))
     newest = 0
-    for index in [index for index, kind in enumerate(kinds) if kind in _OF_VERSIONS]:
+    for index in np.flatnonzero(_OF_VERSIONS[kinds]).tolist():
         instruction = instructions[index]
         for version in versions_needed(instruction):
             last[version] = max(last.get(version, 0), index)
@@ -87,12 +88,20 @@ def versions_needed(instruction: Instruction) -> Sequence[int]:
 
 def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:
     """The versions that must exist before the stream starts: those it uses and does not make."""
-    return _not_made(instructions, last_uses(instructions))
+    kinds = _numbered(instructions)
+    return _not_made(instructions, kinds, _last_uses(instructions, kinds))
 
 
-def _not_made(instructions: Sequence[Instruction], used: Iterable[int]) -> tuple[int, ...]:
-    made = {i.version for i in instructions if type(i) is Update}
+def _not_made(instructions: Sequence[Instruction], kinds: IntArray, used: Iterable[int]) -> tuple[int, ...]:
+    updates = map(instructions.__getitem__, np.flatnonzero(_UPDATES[kinds]).tolist())
+    made = {update.version for update in updates if isinstance(update, Update)}
     return tuple(sorted(v for v in used if v not in made))
+
+
+def _numbered(instructions: Sequence[Instruction]) -> IntArray:
+    """The kinds of instructions, as numbers."""
+    numbers = map(_NUMBERS.__getitem__, map(type, instructions))
+    return np.fromiter(numbers, dtype=np.int64, count=len(instructions))
 
 
 def footprints(instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False) -> Iterator[Held]:
@@ -123,11 +132,10 @@ def held_table(
     instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False, settled: bool = False
 ) -> IntArray:
     """[count, instruction]: the counts of `held_counts` in an array, which is faster on long streams."""
-    numbers = map(_NUMBERS.__getitem__, map(type, instructions))
-    kinds = np.fromiter(numbers, dtype=np.int64, count=len(instructions))
+    kinds = _numbered(instructions)
     whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
     spikes = kinds == _NUMBERS[Backward] if by_block and not settled else np.zeros(len(kinds), dtype=bool)
-    last = last_uses(instructions)
+    last = _last_uses(instructions, kinds)
     ends = np.asarray(sorted(last.values()), dtype=np.int64)
     made = _MADE[kinds] - np.bincount(ends[ends < len(kinds)], minlength=len(kinds))
     deferred = _DEFERRED[kinds]
@@ -138,7 +146,7 @@ def held_table(
             np.cumsum(whole[kinds]) + spikes,
             np.cumsum(inputs[kinds]),
             # A version that a backward is the last to use is there while it runs.
-            len(_not_made(instructions, last)) + np.cumsum(made) - np.where(spikes, made, 0),
+            len(_not_made(instructions, kinds, last)) + np.cumsum(made) - np.where(spikes, made, 0),
             np.cumsum(deferred),
             _further_gradients(instructions, kinds),
         ]
@@ -151,16 +159,16 @@ def _further_gradients(instructions: Sequence[Instruction], kinds: IntArray) -> 
     A set counts while it is exchanged: from the backward that completes it to its update. Another worker's set counts
     from the start of its exchange. One more set counts while it gathers: from the backward after that.
     """
-    further = np.zeros(len(kinds), dtype=np.int64)
+    if not _EXCHANGES[kinds].any():
+        return np.zeros(len(kinds), dtype=np.int64)
     places = np.flatnonzero(_EXCHANGES[kinds] | _UPDATES[kinds])
     backwards = np.flatnonzero(_BACKWARDS[kinds])
-    if not _EXCHANGES[kinds].any():
-        return further
     after = np.searchsorted(backwards, places)
     nexts = [backwards[(after + step)[after + step < len(backwards)]] for step in (0, 1)]  # others change nothing
     exchanged: set[int] = set()
     gathers, own = False, None
-    for index in np.unique(np.concatenate([places, backwards[:1], *nexts])).tolist():
+    further, changes = [0], np.unique(np.concatenate([places, backwards[:1], *nexts]))
+    for index in changes.tolist():
         match instructions[index]:
             case StartReduce(version=version):
                 completed = index + 1 < len(instructions) and isinstance(instructions[index + 1], _COMPLETING)
@@ -173,8 +181,8 @@ def _further_gradients(instructions: Sequence[Instruction], kinds: IntArray) -> 
                 gathers = own is None
                 exchanged |= set() if own is None else {own}
                 own = None
-        further[index:] = max(len(exchanged) + gathers - 1, 0)
-    return further
+        further.append(max(len(exchanged) + gathers - 1, 0))
+    return np.repeat(further, np.diff(changes, prepend=0, append=len(kinds)))
 
 
 _NUMBERS = {kind: number for number, kind in enumerate(get_args(Instruction))}
@@ -190,7 +198,8 @@ def _are(*kinds: type[Instruction]) -> BoolArray:
     return np.asarray([kind in kinds for kind in _NUMBERS])
 
 
-_BACKWARDS, _EXCHANGES, _UPDATES = _are(*_BACKWARD), _are(StartReduce), _are(Update)
+_COMPUTES, _BACKWARDS, _EXCHANGES, _UPDATES = _are(*COMPUTE), _are(*_BACKWARD), _are(StartReduce), _are(Update)
+_OF_VERSIONS = _are(Update, Checkpoint)
 
 _ALL_KEPT = _changes(Forward=1, Backward=-1, BackwardInput=-1), _changes()
 _INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(Forward=1, Recompute=-1)

@@ -50,11 +50,14 @@ class Route:
 
 
 class Network:
-    """Carries transfers on routes, numbered from 0. Time moves forward from call to call."""
+    """Carries transfers on routes, numbered from 0. Time moves forward from call to call.
+
+    `ends` is a heap of when transfers arrive. Its first is the next to arrive; others may have changed since.
+    """
 
     def __init__(self, routes: Sequence[Route], ports: int) -> None:
         self._routes = routes
-        self._ends: list[tuple[float, int, int, Route]] = []
+        self.ends: list[tuple[float, int, int, Route]] = []
         self._busy = 0
         self.changed = 0
         self._speeds: dict[int, tuple[tuple[Route, float], ...]] = {}
@@ -67,13 +70,6 @@ class Network:
             for port, _ in route.ports:
                 route.near |= through[port] & ~(1 << route.number)
 
-    def next_end_s(self) -> float:
-        """When the next transfer arrives; infinite if nothing is in transit."""
-        ends = self._ends
-        while ends and ends[0][2] != ends[0][3].stamp:
-            heappop(ends)
-        return ends[0][0] if ends else float("inf")
-
     def start(self, route: Route, thing: object, seconds: float, now_s: float) -> None:
         """Puts a transfer that takes so many seconds at full speed on a route, or in the route's queue."""
         if route.carried is not None:
@@ -85,24 +81,27 @@ class Network:
         else:
             route.speed = route.alone
             route.stamp += 1
-            heappush(self._ends, (now_s + seconds / route.alone, route.number, route.stamp, route))
+            heappush(self.ends, (now_s + seconds / route.alone, route.number, route.stamp, route))
         self._busy |= 1 << route.number
 
     def arrived(self) -> tuple[object, float]:
         """Removes the next transfer from its route, which continues with the one that waits. Returns the transfer, and
         when it arrived.
         """
-        end_s, number, _, route = heappop(self._ends)
+        end_s, number, _, route = heappop(self.ends)
         thing = route.carried
         route.carried = None
         route.stamp += 1
         if route.waiting:  # the ports are as busy as before
             follower, seconds = route.waiting.popleft()
             route.carried, route.left_s, route.since_s = follower, seconds, end_s
-            heappush(self._ends, (end_s + seconds / route.speed, number, route.stamp, route))
+            heappush(self.ends, (end_s + seconds / route.speed, number, route.stamp, route))
         else:
             self._busy ^= 1 << number
             self.changed = (self.changed | route.near) & self._busy
+        ends = self.ends
+        while ends and ends[0][2] != ends[0][3].stamp:
+            heappop(ends)
         return thing, end_s
 
     def share_out(self, now_s: float) -> None:
@@ -116,7 +115,10 @@ class Network:
                 route.left_s -= route.speed * (now_s - route.since_s)
                 route.since_s, route.speed = now_s, speed
                 route.stamp += 1
-                heappush(self._ends, (now_s + max(route.left_s, 0.0) / speed, route.number, route.stamp, route))
+                heappush(self.ends, (now_s + max(route.left_s, 0.0) / speed, route.number, route.stamp, route))
+        ends = self.ends
+        while ends and ends[0][2] != ends[0][3].stamp:
+            heappop(ends)
 
     def _sharing(self, route: int) -> int:
         """All routes that share ports with this one, directly or through others, including itself."""

@@ -92,7 +92,7 @@ class Engine:
         """Plays one worker as far as it can go."""
         column, starts, ends = self.columns[rank], self.start_s[rank], self.end_s[rank]
         receives_s, sends_s, now_s = column.receives_s, column.sends_s, self.over_s[rank]
-        steps = column.steps
+        steps, requests = column.steps, self._requests
         for index in range(len(ends), len(steps)):
             receives, own_s, meet, sends = steps[index]
             start_s = now_s
@@ -112,15 +112,12 @@ class Engine:
             ends.append(now_s)
             if sends is not None:
                 now_s += sends_s
-                self._send(sends, now_s)
+                if sends.route is not None:
+                    heappush(requests, (now_s, sends.group, sends.number, sends))
+                else:
+                    sends.free_s = (sends.free_s if sends.free_s > now_s else now_s) + sends.seconds
+                    self._arrive(sends, sends.free_s + sends.latency_s)
         self.over_s[rank] = now_s
-
-    def _send(self, edge: Edge, now_s: float) -> None:
-        if edge.route is not None:
-            heappush(self._requests, (now_s, edge.group, edge.number, edge))
-        else:
-            edge.free_s = (edge.free_s if edge.free_s > now_s else now_s) + edge.seconds
-            self._arrive(edge, edge.free_s + edge.latency_s)
 
     def _arrive(self, edge: Edge, arrival_s: float) -> None:
         edge.arrival_s.append(arrival_s)
@@ -174,28 +171,28 @@ class Engine:
                 self._begin(exchange.line.waiting.popleft(), end_s)
 
     def _carry(self) -> bool:
-        """Advances the network to its next event: transfers arrive, others start. Returns False if there is none."""
-        network, requests = self._network, self._requests
-        now_s = next_end_s = network.next_end_s()
-        if requests and requests[0][0] < now_s:
-            now_s = requests[0][0]
-        if now_s == inf:
-            return False
-        while next_end_s <= now_s:
-            thing, end_s = network.arrived()
-            if isinstance(thing, Edge):
-                self._arrive(thing, end_s + thing.latency_s)
-            elif isinstance(thing, Exchange):
-                self._exchanged(thing, end_s)
-            next_end_s = network.next_end_s()
-        while requests and requests[0][0] <= now_s:
-            _, group, number, edge = heappop(requests)
-            if edge is not None and edge.route is not None:
-                network.start(edge.route, edge, edge.seconds, now_s)
-            else:
-                self._hand_on(self._exchanges[number], group[1], now_s)
-        if network.changed:
-            network.share_out(now_s)
+        """Advances the network until a worker may go on: transfers arrive, others start. Returns False if none can."""
+        network, requests, ready, ends = self._network, self._requests, self._ready, self._network.ends
+        while not ready:
+            if not ends and not requests:
+                return False
+            now_s = ends[0][0] if ends else inf
+            if requests and requests[0][0] < now_s:
+                now_s = requests[0][0]
+            while ends and ends[0][0] <= now_s:
+                thing, end_s = network.arrived()
+                if isinstance(thing, Edge):
+                    self._arrive(thing, end_s + thing.latency_s)
+                elif isinstance(thing, Exchange):
+                    self._exchanged(thing, end_s)
+            while requests and requests[0][0] <= now_s:
+                _, group, number, edge = heappop(requests)
+                if edge is not None and edge.route is not None:
+                    network.start(edge.route, edge, edge.seconds, now_s)
+                else:
+                    self._hand_on(self._exchanges[number], group[1], now_s)
+            if network.changed:
+                network.share_out(now_s)
         return True
 
     def _hand_on(self, exchange: Exchange, handed: Handed, now_s: float) -> None:

@@ -6,7 +6,6 @@ may leave out their transfers, which their compute implies. That takes a third o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from operator import sub
 
 from pipeplan.documents.stage_costs import StageCosts
@@ -40,8 +39,10 @@ def total(
     busy_s: list[float] = []
     for stream, start_s, end_s in zip(program.streams, engine.start_s, engine.end_s, strict=True):
         instructions = stream.instructions
-        computes = list(map(COMPUTE.__contains__, map(type, instructions)))
-        busy_s.append(sum(map(sub, compress(end_s, computes), compress(start_s, computes))))
+        taken_s = list(map(sub, end_s, start_s))
+        for index in [index for index, kind in enumerate(map(type, instructions)) if kind not in COMPUTE]:
+            taken_s[index] = 0.0
+        busy_s.append(sum(taken_s))
         if stream.stage == 0 and stream.replica == 0:
             updates = [place for place, one in enumerate(instructions) if isinstance(one, Update)]
             a_batch = len(updates) // program.pipeline.batches

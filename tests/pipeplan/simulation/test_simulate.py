@@ -139,10 +139,10 @@ def test_a_tensor_passes_beside_a_long_exchange() -> None:
     network.share_out(0.0)
     network.start(tensor, "tensor", 1.0, 50.0)
     network.share_out(50.0)
-    assert network.next_end_s() == 52.0
+    assert network.ends[0][0] == 52.0
     assert network.arrived() == ("tensor", 52.0)
     network.share_out(52.0)
-    assert network.next_end_s() == 101.0
+    assert network.ends[0][0] == 101.0
     assert network.arrived() == ("exchange", 101.0)
 
 
