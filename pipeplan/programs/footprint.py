@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 from typing import get_args
 
@@ -59,11 +60,13 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
 
 def _last_uses(instructions: Sequence[Instruction], kinds: IntArray) -> dict[int, int]:
     computes = np.flatnonzero(_COMPUTES[kinds]).tolist()
-    versions = map(attrgetter("version"), map(instructions.__getitem__, computes))
+    versions = map(attrgetter("version"), compress(instructions, _COMPUTES[kinds].tolist()))
     last: dict[int, int] = dict(zip(versions, computes, strict=True))
     newest = 0
-    for index in np.flatnonzero(_OF_VERSIONS[kinds]).tolist():
-        instruction = instructions[index]
+    others = _OF_VERSIONS[kinds]
+    for index, instruction in zip(
+        np.flatnonzero(others).tolist(), compress(instructions, others.tolist()), strict=True
+    ):
         for version in versions_needed(instruction):
             last[version] = max(last.get(version, 0), index)
         newest = max(newest, instruction.version if isinstance(instruction, Update) else 0)
@@ -93,7 +96,7 @@ def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:
 
 
 def _not_made(instructions: Sequence[Instruction], kinds: IntArray, used: Iterable[int]) -> tuple[int, ...]:
-    updates = map(instructions.__getitem__, np.flatnonzero(_UPDATES[kinds]).tolist())
+    updates = compress(instructions, _UPDATES[kinds].tolist())
     made = {update.version for update in updates if isinstance(update, Update)}
     return tuple(sorted(v for v in used if v not in made))
 
