@@ -246,13 +246,18 @@ class PlayedSearch:
     def _play_other_splits(self) -> bool:
         """Plays all splits that may be faster than the best, of the configurations that have few. Returns whether that
         were all; `most_of_others` is what the others may play.
+
+        First come those that are likely the fastest: by their bound, and by how near the plays of their configuration
+        came to theirs. Of two placements with equal bounds one may play much slower.
         """
         enough, few, every = self.ranking.best_rate * (1 + CLOSE), FEW_SPLITS, True
         least = max(self.ranking.left - self.ranking.for_splits, 0)
-        waiting: list[tuple[float, int, Proposal | tuple[str, Configuration, tuple[int, ...]]]] = []
-        numbers = count()
-        open_to = sorted((each for each in self._tried if each[1].most > enough), key=lambda each: -each[1].most)
-        for index, (planner, configuration, tried) in enumerate(open_to):
+        waiting: list[tuple[float, int, float, Proposal | tuple[str, Configuration, tuple[int, ...]]]] = []
+        numbers, shares = count(), self._reached_shares()
+        unknown = min(shares.values(), default=1.0)
+        open_to = [(shares.get(id(each[1]), unknown), each) for each in self._tried if each[1].most > enough]
+        open_to.sort(key=lambda each: -each[0] * each[1][1].most)
+        for index, (share, (planner, configuration, tried)) in enumerate(open_to):
             splits = configuration.splits_above(enough, tried) if index < COUNTED else None
             if splits is None or splits.count > few:
                 every = False
@@ -261,19 +266,33 @@ class PlayedSearch:
                 continue
             few -= int(splits.count)
             for stops in splits:
-                heappush(waiting, (-configuration.most_of(stops), next(numbers), (planner, configuration, stops)))
-        while waiting and -waiting[0][0] > self.ranking.best_rate * (1 + CLOSE):
-            most, _, item = heappop(waiting)
+                most = configuration.most_of(stops)
+                heappush(waiting, (-most * share, next(numbers), most, (planner, configuration, stops)))
+        while waiting:
+            likely, _, most, item = heappop(waiting)
+            if most <= self.ranking.best_rate * (1 + CLOSE):
+                continue
             if self.ranking.left <= least:
-                self.most_of_others = max(self.most_of_others, -most)
+                self.most_of_others = max([self.most_of_others, most, *(each[2] for each in waiting)])
                 return False
             if isinstance(item, Proposal):
                 self.ranking.add(item)
                 continue
             for proposal in self._proposals(*item):
-                heappush(waiting, (max(most, -most_samples_per_s(proposal.plan)), next(numbers), proposal))
+                less = min(most_samples_per_s(proposal.plan) / most, 1.0)
+                heappush(waiting, (likely * less, next(numbers), most * less, proposal))
         self._bound_close_splits(enough)
         return every
+
+    def _reached_shares(self) -> dict[int, float]:
+        """How much of its bound the best play of a configuration reached, by the configuration's identity."""
+        shares: dict[int, float] = {}
+        for ranked in self.ranking.fitting:
+            _, configuration, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
+            if configuration is not None and ranked.played and stops:
+                share = min(ranked.samples_per_s / configuration.most_of(stops), 1.0)
+                shares[id(configuration)] = max(share, shares.get(id(configuration), 0.0))
+        return shares
 
     def _bound_close_splits(self, enough: float) -> None:
         """Splits up to this rate are not played, also of configurations whose faster splits all were."""

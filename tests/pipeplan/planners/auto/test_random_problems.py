@@ -32,6 +32,7 @@ FORCED = (
     (2117, Options(split_backward=True)),  # with stages that recompute, and stages that do not
     (5274, Options(schedule="dual-pipe-v")),  # in a V, without a backward that was measured split
     (5383, Options(schedule="zb-v")),  # the same with all stages on one rank
+    (5925, Options(schedule="dual-pipe-v")),  # of which other configurations, whose bounds are far off, took the plays
     (7020, Options(schedule="1f1b-interleaved")),  # of few splits, of which the even one is far from the best
 )
 """The same of options, which were forced."""
