@@ -1,7 +1,6 @@
 """StageCosts: what one stage's instructions cost on one worker. The simulator knows nothing else about a model."""
 
 from dataclasses import dataclass
-from operator import mul
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
@@ -84,7 +83,8 @@ class StageCosts:
         further sets of gradients.
         """
         counts = (activations, inputs, versions, weight_gradients, gradients)
-        return self.fixed_bytes + sum(map(mul, counts, self.each_held_bytes))
+        held = zip(counts, self.each_held_bytes, strict=True)
+        return self.fixed_bytes + sum(count * each_bytes for count, each_bytes in held)
 
     @property
     def each_held_bytes(self) -> tuple[int, int, int, int, int]:

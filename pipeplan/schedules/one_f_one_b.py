@@ -33,7 +33,8 @@ class OneFOneB(Schedule):
         limit = pipeline.in_flight_limit(worker.stage)
         for batch in pipeline.batch_range():
             numbers = pipeline.microbatches_of(worker, batch)
-            yield from alternating([forward(k, batch) for k in numbers], [backward(k, batch) for k in numbers], limit)
+            forwards: list[Instruction] = [forward(k, batch) for k in numbers]
+            yield from alternating(forwards, [backward(k, batch) for k in numbers], limit)
             yield Update(batch + 1)
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:

@@ -184,7 +184,7 @@ def build(
     ranks = {worker: rank for rank, worker in enumerate(workers)}
 
     def stream(rank: int, worker: Worker) -> Stream:
-        compute = known.compute(pipeline, worker)
+        compute: Iterable[Instruction] = known.compute(pipeline, worker)
         if any(pipeline.recompute):
             compute = _recompute(compute, pipeline, worker.stage)
         if checkpoint_every:
