@@ -170,6 +170,7 @@ def show_list(page: Page[PlanSummary]) -> None:
     headings = (
         "Plan",
         "Model",
+        "Devices",
         "Planner",
         "Schedule",
         "Stages x replicas",
@@ -182,6 +183,7 @@ def show_list(page: Page[PlanSummary]) -> None:
         (
             plan.id,
             plan.model,
+            plan.device_types,
             plan.planner,
             plan.schedule,
             f"{plan.depth} x {plan.width or 'mixed'}",

@@ -207,6 +207,16 @@ class Cluster:
         """The types of its devices, in the order of the devices."""
         return tuple(dict.fromkeys(group.device for group in self.groups)) or (self.device,)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many devices of each type it has, by the types' names, in the order of the devices."""
+        if not self.groups:
+            return {self.device.name: self.devices}
+        counts = dict.fromkeys((device.name for device in self.types), 0)
+        for group in self.groups:
+            counts[group.device.name] += group.count
+        return counts
+
     def ranks_of(self, device: Device) -> tuple[int, ...]:
         """The devices of a type, ascending."""
         if not self.groups:

@@ -7,6 +7,9 @@ from pydantic import Field
 
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
 
+DEVICE_TYPES = "all types of the cluster's devices, with their numbers: 8 x A100 + 16 x V100"
+"""The meaning of the text that names a cluster's devices in lists."""
+
 
 class ProfileSummary(WireModel):
     """A stored profile: what identifies it, without its measurements.
@@ -37,14 +40,15 @@ class ClusterSummary(WireModel):
     """A stored cluster: what identifies it, without its levels."""
 
     id: str
-    device: str
+    device: str = Field(description="the type of the first device")
     devices: int
     created_at: datetime
+    device_types: str = Field(default="", description=DEVICE_TYPES)
 
 
 class ClusterQuery(ListQuery):
     """Which clusters, and in which order: with a minus, descending. Default: newest first."""
 
     sort: Literal["created_at", "-created_at", "devices", "-devices"] | None = None
-    device: Name | None = Field(default=None, description="the type of the devices")
+    device: Name | None = Field(default=None, description="a type of its devices")
     devices: int | None = Field(default=None, ge=1, le=2**31 - 1)

@@ -14,6 +14,7 @@ from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.plan import FIRST_VERSION, Alternative, Stage
 from pipeplan.errors import require
 from pipeplan.planners.problem import Options
+from pipeplan.protocol.documents import DEVICE_TYPES
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
 
 MAX_BATCH_SIZE = 2**31 - 1
@@ -81,8 +82,9 @@ class PlanSummary(WireModel):
     created_at: datetime
     estimated: bool = False
     memory_bytes: int = Field(description="what a worker of the fullest stage holds at its peak")
-    device: str = Field(description="the type of the cluster's devices")
+    device: str = Field(description="the type of the cluster's first device")
     devices: int = Field(description="the cluster's devices")
+    device_types: str = Field(description=DEVICE_TYPES)
     asked_by: str | None = Field(default=None, description="the name of the token that asked first, or `local`")
     planner_version: str = Field(default=FIRST_VERSION, description="which version of the planner made it")
 
@@ -98,7 +100,7 @@ class PlanQuery(ListQuery):
     planner: Name | None = None
     schedule: Name | None = None
     model: Name | None = Field(default=None, description="the model's name")
-    device: Name | None = Field(default=None, description="the type of the cluster's devices")
+    device: Name | None = Field(default=None, description="a type of the cluster's devices")
     devices: int | None = Field(default=None, ge=1, le=2**31 - 1, description="the cluster's devices")
     profile_id: Name | None = None
     cluster_id: Name | None = None

@@ -36,9 +36,6 @@ from planner_service.platform.requests import Services
 MOST_ROWS = 300
 """Blocks in the table of a profile."""
 
-MOST_TYPES = 4
-"""The device types of a cluster that the list names."""
-
 router = APIRouter()
 
 
@@ -164,6 +161,4 @@ def show_cluster(services: Services, request: Request, cluster_id: str) -> HTMLR
 def list_clusters(services: Services, request: Request) -> HTMLResponse:
     """A page of the clusters that pass the address's filters."""
     found = clusters.page(services, query_of(ClusterQuery, request))
-    texts = clusters.documents(services, [item.id for item in found.items])
-    types = {each: [device.name for device in parse(Cluster, text).types] for each, text in texts.items()}
-    return page(request, "documents/clusters.html", clusters=found, types=types, most_types=MOST_TYPES)
+    return page(request, "documents/clusters.html", clusters=found)

@@ -1,11 +1,10 @@
 """Profiles and clusters: they are stored under their content's id, and never change."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, Literal, TypeVar
 
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import parse, parse_sent
+from pipeplan.documents.files import parse_sent
 from pipeplan.documents.profile import Profile
 from pipeplan.protocol.audit import Action
 from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
@@ -78,17 +77,3 @@ profiles: StoredDocuments[Profile, PackedProfile, ProfileSummary, ProfileQuery] 
 clusters: StoredDocuments[Cluster, PackedCluster, ClusterSummary, ClusterQuery] = StoredDocuments(
     "cluster", Cluster, store.packed_cluster, store.clusters, ClusterQuery
 )
-
-
-def devices_by_type(context: Context, cluster_ids: Iterable[str]) -> dict[str, tuple[tuple[int, str], ...]]:
-    """How many devices of each type the clusters have, by the clusters' ids. Those that are not stored are left out."""
-    found = {}
-    for cluster_id, text in clusters.documents(context, sorted(set(cluster_ids))).items():
-        cluster = parse(Cluster, text)
-        counts = Counter[str]()
-        for group in cluster.groups:
-            counts[group.device.name] += group.count
-        found[cluster_id] = tuple((number, name) for name, number in counts.items()) or (
-            (cluster.devices, cluster.device.name),
-        )
-    return found

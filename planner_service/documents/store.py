@@ -1,5 +1,6 @@
 """Profiles and clusters, each stored once under its content's id."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -13,7 +14,7 @@ from pipeplan.documents.profile import Profile
 from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
 from pipeplan.protocol.listing import ListQuery, Page
 from planner_service.platform import listing, tables
-from planner_service.platform.listing import Listing, equal, insert_once
+from planner_service.platform.listing import Listing, equal, has_name, insert_once
 from planner_service.platform.stored import note_use
 
 
@@ -37,6 +38,7 @@ class PackedCluster:
     id: str
     content: str
     device_name: str
+    device_types: str
     devices: int
 
 
@@ -48,7 +50,8 @@ Query = TypeVar("Query", bound=ListQuery)
 class DocumentTable(Generic[Packed, Summary, Query]):
     """The rows of one kind of document, which are added and never changed.
 
-    `filters` has the column of each field of the query, `sorts` the columns by which lists may be sorted.
+    `filters` has the column of each field of the query, `named` that of each field which is one of a column's names,
+    `sorts` the columns by which lists may be sorted.
     """
 
     def __init__(
@@ -58,10 +61,12 @@ class DocumentTable(Generic[Packed, Summary, Query]):
         *,
         filters: Mapping[str, Column[Any]],
         sorts: Mapping[str, Column[Any]],
+        named: Mapping[str, Column[Any]] | None = None,
     ) -> None:
         self._table = table
         self._summary = summary
         self._filters = filters
+        self._named = named or {}
         # Made once: building a statement takes longer than executing it.
         self._content = select(table.c.content).where(table.c.id == bindparam("asked_id"))
         self._summaries = select(*(column for column in table.c if column.name != "content"))
@@ -91,6 +96,7 @@ class DocumentTable(Generic[Packed, Summary, Query]):
     def page(self, connection: Connection, query: Query) -> Page[Summary]:
         """The documents that the query asks for."""
         filters = [equal(name, column, getattr(query, name)) for name, column in self._filters.items()]
+        filters += [has_name(name, column, getattr(query, name)) for name, column in self._named.items()]
         filters += listing.created(self._table.c.created_at, query)
         return listing.page(connection, self._listing, listing.cut_of(query), filters)
 
@@ -112,7 +118,18 @@ def packed_profile(profile: Profile) -> PackedProfile:
 def packed_cluster(cluster: Cluster) -> PackedCluster:
     """Packs a cluster."""
     content = canonical_json(cluster)
-    return PackedCluster(id=text_id(content), content=content, device_name=cluster.device.name, devices=cluster.devices)
+    return PackedCluster(
+        id=text_id(content),
+        content=content,
+        device_name=cluster.device.name,
+        device_types=listing.pairs_json(cluster.counts),
+        devices=cluster.devices,
+    )
+
+
+def device_types_text(pairs: str) -> str:
+    """The types that the column holds, as lists show them: `8 x A100 + 16 x V100`."""
+    return " + ".join(f"{number} x {name}" for name, number in json.loads(pairs))
 
 
 def _profile_summary(row: Row[Any]) -> ProfileSummary:
@@ -128,7 +145,13 @@ def _profile_summary(row: Row[Any]) -> ProfileSummary:
 
 
 def _cluster_summary(row: Row[Any]) -> ClusterSummary:
-    return ClusterSummary(id=row.id, device=row.device_name, devices=row.devices, created_at=row.created_at)
+    return ClusterSummary(
+        id=row.id,
+        device=row.device_name,
+        devices=row.devices,
+        created_at=row.created_at,
+        device_types=device_types_text(row.device_types),
+    )
 
 
 _PROFILE, _CLUSTER = tables.profiles.c, tables.clusters.c
@@ -148,6 +171,7 @@ profiles: DocumentTable[PackedProfile, ProfileSummary, ProfileQuery] = DocumentT
 clusters: DocumentTable[PackedCluster, ClusterSummary, ClusterQuery] = DocumentTable(
     tables.clusters,
     _cluster_summary,
-    filters={"device": _CLUSTER.device_name, "devices": _CLUSTER.devices},
+    filters={"devices": _CLUSTER.devices},
+    named={"device": _CLUSTER.device_types},
     sorts={"created_at": _CLUSTER.created_at, "devices": _CLUSTER.devices},
 )

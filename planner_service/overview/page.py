@@ -3,7 +3,6 @@
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from planner_service.documents.service import devices_by_type
 from planner_service.overview import service as overview
 from planner_service.overview.drawings import errors, history
 from planner_service.plans import service as plans
@@ -21,15 +20,12 @@ router = APIRouter()
 def show_overview(services: Services, request: Request) -> HTMLResponse:
     """The first page: its summaries, and the newest plans and runs."""
     seen = overview.glance(services)
-    newest = plans.newest(services, SHOWN)
-    shown = [*newest.items, *(model.best for model in seen.models)]
     return page(
         request,
         "overview/overview.html",
         seen=seen,
         models=[(model, history(model.newest)) for model in seen.models],
         errors=errors(seen.measured),
-        plans=newest,
-        by_type=devices_by_type(services, (each.cluster_id for each in shown)),
+        plans=plans.newest(services, SHOWN),
         runs=runs.newest(services, SHOWN),
     )

@@ -16,7 +16,6 @@ from pipeplan.formats import layout, memory_items
 from pipeplan.protocol.plans import Alias, AliasQuery, PlanRequest, PlanSummary, Streams
 from pipeplan.protocol.runs import RunSummary
 from planner_service.aliases import service as aliases
-from planner_service.documents.service import devices_by_type
 from planner_service.plans import exports
 from planner_service.plans import service as plans
 from planner_service.plans.charts import (
@@ -109,8 +108,7 @@ def show_plan(services: Services, request: Request, plan_id: str) -> HTMLRespons
     asked = request.query_params
     view = plan_view(services, plan_id, shown, asked.get("across") or None, asked.get("down") or None)
     limits = {"most_alternatives": MOST_ALTERNATIVES, "most_rows": MOST_ROWS}
-    by_type = devices_by_type(services, [view.summary.cluster_id])
-    return page(request, "overview/plan.html", view=view, by_type=by_type, degrees=tuple(DEGREES), **limits)
+    return page(request, "overview/plan.html", view=view, degrees=tuple(DEGREES), **limits)
 
 
 def plan_view(

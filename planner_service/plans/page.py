@@ -14,7 +14,6 @@ from pipeplan.errors import require
 from pipeplan.formats import NONE, all_seconds, all_sizes, count, percent, price, rate, shape, times
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
 from pipeplan.schedules.registry import schedule_names
-from planner_service.documents.service import devices_by_type
 from planner_service.plans import comparisons
 from planner_service.plans import service as plans
 from planner_service.plans.drawings import MemoryBar, StageDrawing, fullest, memory_bar, stage_drawing
@@ -39,8 +38,7 @@ def history(services: Services, request: Request) -> HTMLResponse:
     """A page of the plans that pass the address's filters."""
     query = query_of(PlanQuery, request)
     found = plans.page(services, query)
-    by_type = devices_by_type(services, (each.cluster_id for each in found.items))
-    return page(request, "plans/plans.html", plans=found, by_type=by_type, schedules=schedule_names())
+    return page(request, "plans/plans.html", plans=found, schedules=schedule_names())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,10 @@ from pipeplan.documents.plan import Plan
 from pipeplan.errors import ConflictError
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import PlanQuery, PlanRequest, PlanSummary
+from planner_service.documents.store import device_types_text
 from planner_service.plans.questions import Price
 from planner_service.platform import listing
-from planner_service.platform.listing import Filter, Listing, at_least, equal, insert_once
+from planner_service.platform.listing import Filter, Listing, at_least, equal, has_name, insert_once
 from planner_service.platform.stored import note_use, read_stored
 from planner_service.platform.tables import clusters, plans
 
@@ -46,7 +47,8 @@ def add(
     if summary(connection, plan_id) is not None:
         note_use(connection, plans, plan_id, now)
         return False
-    query = select(clusters.c.device_name, clusters.c.devices).where(clusters.c.id == request.cluster_id)
+    columns = clusters.c.device_name, clusters.c.device_types, clusters.c.devices
+    query = select(*columns).where(clusters.c.id == request.cluster_id)
     cluster = connection.execute(query).one_or_none()
     if cluster is None:
         raise ConflictError(f"cluster {request.cluster_id} was removed while the plan was made")
@@ -74,6 +76,7 @@ def add(
         estimated=plan.estimated,
         memory_bytes=max(rank_bytes(plan)),
         device_name=cluster.device_name,
+        device_types=cluster.device_types,
         devices=cluster.devices,
         asked_by=asked_by,
         planner_version=plan.planner_version,
@@ -174,7 +177,7 @@ def _filters(query: PlanQuery) -> list[Filter]:
         equal("model", plans.c.model_name, query.model),
         equal("planner", plans.c.planner, query.planner),
         equal("schedule", plans.c.schedule, query.schedule),
-        equal("device", plans.c.device_name, query.device),
+        has_name("device", plans.c.device_types, query.device),
         equal("devices", plans.c.devices, query.devices),
         equal("estimated", plans.c.estimated, query.estimated),
         at_least("min_throughput", plans.c.throughput_samples_per_s, query.min_throughput),
@@ -183,7 +186,8 @@ def _filters(query: PlanQuery) -> list[Filter]:
 
 
 def _summary(row: Row[Any]) -> PlanSummary:
-    return PlanSummary.model_validate(dict(zip(PlanSummary.model_fields, row, strict=False)))  # a page adds columns
+    fields = dict(zip(PlanSummary.model_fields, row, strict=False))  # a page adds columns
+    return PlanSummary.model_validate(fields | {"device_types": device_types_text(row.device_types)})
 
 
 def _key(row: Row[Any]) -> str:

@@ -35,6 +35,7 @@ from sqlalchemy import (
     Select,
     Table,
     bindparam,
+    func,
     select,
     tuple_,
 )
@@ -53,7 +54,7 @@ MAX_SCANNED = 5_000
 
 NEWEST = "-created_at"
 
-Comparison = Literal["equal", "at_least", "below", "one_of"]
+Comparison = Literal["equal", "at_least", "below", "one_of", "holds"]
 _Shape = tuple[str, Column[Any], Comparison]
 """A filter without its value: its name, column and comparison."""
 
@@ -104,6 +105,20 @@ def below(name: str, column: Column[Any], value: object) -> Filter:
 def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
     """The column holds one of the values."""
     return Filter(name=name, column=column, value=tuple(values), compare="one_of")
+
+
+def pairs_json(numbers: Mapping[str, int]) -> str:
+    """The text of a column that holds names with their numbers: `[["A100",8],["V100",16]]`."""
+    return json.dumps(list(numbers.items()), ensure_ascii=False, separators=(",", ":"))
+
+
+def has_name(name: str, column: Column[Any], value: str | None) -> Filter:
+    """The column, which holds pairs, has one of this name.
+
+    Inside a name a quotation mark has a backslash, so only a pair begins with this text.
+    """
+    start = None if value is None else f"[{json.dumps(value, ensure_ascii=False)},"
+    return Filter(name=name, column=column, value=start, compare="holds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -294,6 +309,8 @@ def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> Colu
             return tested < value
         case "one_of":
             return tested.in_(value)
+        case "holds":  # not LIKE, which takes `a` for `A` on SQLite
+            return func.replace(tested, value, "") != tested
 
 
 def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, _Position | None]:

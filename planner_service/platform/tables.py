@@ -80,6 +80,11 @@ def _used() -> Column[datetime]:
     return _time("used_at", nullable=True)
 
 
+def _device_types() -> Column[str]:
+    """The types of a cluster's devices, each with its number: [["A100",8],["V100",16]]."""
+    return Column("device_types", Text, nullable=False, server_default="[]")
+
+
 def _orders(*columns: str, filters: tuple[str, ...] = ()) -> list[Index]:
     """The indexes of the orders of lists; `sequence` tells equal rows apart. Columns of `filters` come before them."""
     starts: list[tuple[str, ...]] = [(column,) for column in filters] or [()]
@@ -113,8 +118,8 @@ clusters = Table(
     Column("devices", Integer, nullable=False),
     _time("created_at"),
     _used(),
+    _device_types(),
     *_orders("created_at", "devices"),
-    *_orders("created_at", filters=("device_name",)),
 )
 
 plans = Table(
@@ -153,6 +158,7 @@ plans = Table(
     Column("tried_instructions", BigInteger, nullable=True),
     _time("claimed_until", nullable=True),
     _used(),
+    _device_types(),
     *_orders("created_at", "throughput_samples_per_s", "memory_bytes"),
     *_orders(
         "created_at",

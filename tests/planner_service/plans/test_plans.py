@@ -1,6 +1,7 @@
 """Plans over HTTP: stored by content, played again, or no answer but reasons."""
 
 import gzip
+import html
 import re
 from dataclasses import asdict, replace
 from typing import Any
@@ -171,15 +172,9 @@ def test_a_plan_that_does_not_exist_is_a_404(http: TestClient) -> None:
         assert http.get(f"/v1/plans/nothing{path}").status_code == 404
 
 
-def test_the_tests_planner_is_deterministic(context: Context) -> None:
-    assert store_plan(context) == store_plan(context)
-    assert context.solve is halve
-    assert PROFILE.microbatch_sizes == (1, 2)
-
-
-def test_pages_name_every_type_of_a_mixed_cluster(http: TestClient) -> None:
-    """They named the first type only, as if all devices were of it."""
-    devices = [asdict(PROFILE.device) | {"name": name} for name in ("one", "other")]
+def store_mixed_plan(http: TestClient) -> tuple[str, str]:
+    """Stores a plan for one device of each of two types; returns its id and its cluster's."""
+    devices = [asdict(PROFILE.device) | {"name": name} for name in ("one, really", '"other" ünlike')]
     profiles = [profile_document(device=device) for device in devices]
     groups = [{"device": device, "count": 1} for device in devices]
     cluster = {"groups": groups, "levels": [{"size": 2, "bandwidth_bytes_per_s": 1e9}]}
@@ -188,7 +183,28 @@ def test_pages_name_every_type_of_a_mixed_cluster(http: TestClient) -> None:
     asked["cluster_id"] = http.post("/v1/clusters", json=cluster).json()["id"]
     answer = http.post("/v1/plans", json=asked)
     assert answer.status_code == 201, answer.text
-    plan_id = answer.json()["id"]
-    for address in ("/", "/plans", f"/plans/{plan_id}"):
+    return answer.json()["id"], asked["cluster_id"]
+
+
+def test_the_tests_planner_is_deterministic(context: Context) -> None:
+    assert store_plan(context) == store_plan(context)
+    assert context.solve is halve
+    assert PROFILE.microbatch_sizes == (1, 2)
+
+
+def test_every_type_of_a_mixed_cluster_is_listed_and_finds_its_plans(http: TestClient) -> None:
+    """Lists and filters knew the first type only, as if all devices were of it."""
+    plan_id, cluster_id = store_mixed_plan(http)
+    named = '1 x one, really + 1 x "other" ünlike'
+    for path, wanted in (("/v1/plans", plan_id), ("/v1/clusters", cluster_id)):
+        (summary,) = http.get(path).json()["items"]
+        assert (summary["device_types"], summary["device"], summary["devices"]) == (named, "one, really", 2)
+        for device in ("one, really", '"other" ünlike'):
+            assert [each["id"] for each in http.get(path, params={"device": device}).json()["items"]] == [wanted]
+        for device in ("one", "ONE, REALLY", "1", "other", '%"other%', "really"):
+            assert http.get(path, params={"device": device}).json()["items"] == [], device
+    for address in ("/", "/plans", f"/plans/{plan_id}", "/clusters", "/plans/new"):
         page = http.get(address, headers={"Accept": "text/html"}).text
-        assert "1 × one, 1 × other" in re.sub(r"<[^>]+>", "", page), address
+        assert named in html.unescape(re.sub(r"<[^>]+>", "", page)), address
+    found = http.get("/plans", params={"device": '"other" ünlike'}, headers={"Accept": "text/html"}).text
+    assert f"/plans/{plan_id}" in found

@@ -16,10 +16,14 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
 
+from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
 from pipeplan.documents.identity import canonical_json
 from pipeplan.errors import InvalidInputError, ServiceError
+from pipeplan.protocol.documents import ClusterQuery
 from pipeplan.protocol.jobs import Completion
+from planner_service.documents.service import clusters
 from planner_service.jobs import service as jobs
+from planner_service.overview.openapi import CLUSTER
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context
 from planner_service.platform.database import Database
@@ -212,6 +216,24 @@ def test_prices_are_read_off_the_documents_and_documents_keep_their_ids_both_way
         assert (summary.closed_form_samples_per_s, summary.closed_form_bubble_fraction) == (80.0, 0.05)
     assert [store_plan(context), store_plan(without, batch_size=32)] == ids
     assert len(plans.newest(context, Cut()).items) == 2
+    database.close()
+
+
+def test_clusters_of_before_name_every_type_after_the_upgrade(database: Database) -> None:
+    """Before 0010 lists knew the first type only."""
+    context = Context(database=database, solve=halve)
+    plan_id = store_plan(context)
+    types = [replace(CLUSTER.device, name=name) for name in ('A "100"', "V100")]
+    groups = tuple(DeviceGroup(device=types[kind], count=count) for kind, count in ((0, 3), (1, 2), (0, 5)))
+    mixed = Cluster(groups=groups, levels=(Level(size=10, bandwidth_bytes_per_s=1e9),))
+    stored, _ = clusters.create(context, mixed)
+    before = clusters.page(context, ClusterQuery()), plans.summary(context, plan_id)
+    assert stored.device_types == '8 x A "100" + 2 x V100'
+
+    downgrade(database, "0009")
+    upgrade(database)
+    assert (clusters.page(context, ClusterQuery()), plans.summary(context, plan_id)) == before
+    assert before[1].device_types == f"{CLUSTER.devices} x {CLUSTER.device.name}"
     database.close()
 
 
