@@ -5,8 +5,11 @@ The plan's streams are played again and again, each time with one more of its co
     predicted        the plan's own costs
     compute          forwards, backwards, recomputation and updates as long as the run's, less what other programs took
     link             and what passes between stages, and gradient exchanges, as long as the run's
-    other programs   and the time in which a computing process was not on a processor
+    other programs   and the time in which other programs kept a computing process from its processor
     waiting          what is left of the gap: single delays that other ranks waited for, which no typical duration shows
+
+Ranks that share a core wait for each other there. That is no other program's time: it counts as compute, as far as a
+typical duration shows it, and as waiting.
 
 A cause's part is the difference between its play and the play before. The parts sum to the gap. A duration is the
 median of its kind, as in calibration. The time of a few disturbances therefore counts as waiting, or, where processor
@@ -61,18 +64,18 @@ def missed(
     measured: Timeline,
     throughput: Compared,
     *,
-    off_processor: Sequence[float | None] = (),
+    others_took: Sequence[float | None] = (),
 ) -> Missed | None:
     """The gap between predicted and measured throughput, by cause.
 
-    `predicted` is the plan's play, whose first batch and number of batches the other plays share. `off_processor` is
-    by rank the share of its compute time in which its process was not on a processor. None where ranks hold several
-    stages, whose durations cannot be told apart. Plays three times at most.
+    `predicted` is the plan's play, whose first batch and number of batches the other plays share. `others_took` is by
+    rank the share of its compute time in which other programs kept its process from a processor. None where ranks hold
+    several stages, whose durations cannot be told apart. Plays three times at most.
     """
     if plan.chunks > 1:
         return None
     expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
-    lost = _lost_by_stage(measured, off_processor)
+    lost = _lost_by_stage(measured, others_took)
     whole, own = _compute(expected, seen, lost)
     link = _link(expected, seen)
 
@@ -99,13 +102,13 @@ def missed(
 
 
 def costs_as_measured(
-    plan: Plan, predicted: Timeline, measured: Timeline, off_processor: Sequence[float | None]
+    plan: Plan, predicted: Timeline, measured: Timeline, others_took: Sequence[float | None]
 ) -> tuple[StageCosts, ...] | None:
     """The plan's costs with compute as long as in a run, less what other programs took of it; None as in `missed`."""
     if plan.chunks > 1:
         return None
     expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
-    _, own = _compute(expected, seen, _lost_by_stage(measured, off_processor))
+    _, own = _compute(expected, seen, _lost_by_stage(measured, others_took))
     return _changed(plan.costs, own)
 
 
@@ -146,10 +149,10 @@ def _kind(instruction: Instruction) -> str:
             return "exchange"
 
 
-def _lost_by_stage(measured: Timeline, off_processor: Sequence[float | None]) -> dict[int, float]:
-    """By stage the mean share of compute time that its replicas were off the processor; empty where one is unknown."""
+def _lost_by_stage(measured: Timeline, others_took: Sequence[float | None]) -> dict[int, float]:
+    """By stage the mean share of its replicas' compute time that other programs took; empty where one is unknown."""
     shares = defaultdict(list)
-    for lane, share in zip(measured.lanes, off_processor, strict=bool(off_processor)):
+    for lane, share in zip(measured.lanes, others_took, strict=bool(others_took)):
         if share is None:
             return {}
         shares[lane.stage].append(share)

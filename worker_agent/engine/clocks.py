@@ -160,11 +160,15 @@ def common_start_s() -> float:
     differ by as much as the nodes leave a barrier at different times.
     """
     dist.barrier()
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    here = boot.read_text() if boot.exists() else node()
     moments: list[tuple[str, float]] = [("", 0.0)] * dist.get_world_size()
-    dist.all_gather_object(moments, (here, time.perf_counter()))
-    return min(moment_s for its, moment_s in moments if its == here)
+    dist.all_gather_object(moments, (here(), time.perf_counter()))
+    return min(moment_s for its, moment_s in moments if its == here())
+
+
+def here() -> str:
+    """This node, by a text that no other node has."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else node()
 
 
 class ProcessorClock:

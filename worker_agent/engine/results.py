@@ -12,6 +12,7 @@ from pipeplan.documents.profile import DeviceMemory
 from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError
 from pipeplan.programs.timeline_document import LaneDocument
+from worker_agent.engine.cores import CoresUsed
 from worker_agent.models.spec import described
 
 
@@ -23,7 +24,7 @@ class RankResult:
     last ones begin; 0 if the lane holds all batches. `busy_s` are seconds of compute, `processor_s` the processor time
     in them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
     `first_processor_s` is the processor time from the start to the end of each of the first batches.
-    The figures of each batch are in a file of their own (`batches`).
+    `cores`: what the node's cores executed meanwhile. The figures of each batch are in a file of their own (`batches`).
     """
 
     lane: LaneDocument
@@ -35,6 +36,7 @@ class RankResult:
     processor_s: float | None = None
     deferred_share: float | None = None
     first_processor_s: tuple[float, ...] = ()
+    cores: CoresUsed | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipeplan.calibration.beginning import beginning
 from pipeplan.programs.instructions import BackwardInput, BackwardWeight
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
+from worker_agent.engine.cores import shares_of_others
 from worker_agent.engine.results import RankResult
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.recorder import Spent
@@ -124,7 +125,7 @@ class RunMeasurements:
         return replace(ends, lanes=lanes, batches=self.window)
 
     def beginning(self) -> tuple[Timeline, list[float | None]] | None:
-        """The first second's batches, and by rank the share of compute in them that was off the processor."""
+        """The first second's batches, and by rank the share of compute in them that other programs took."""
         ends = self.ends()
         columns = ("instructions", "start_s", "end_s", "memory_bytes")
         if self.window is not None:
@@ -141,7 +142,13 @@ class RunMeasurements:
             known = result.first_processor_s[: first.batches]
             busy_s = float(rows["busy_s"][: len(known)].sum())
             off.append(max(1.0 - known[-1] / busy_s, 0.0) if known and busy_s > 0 else None)
-        return first, off
+        return first, self.others(off)
+
+    def others(self, off_processor: Sequence[float | None]) -> list[float | None]:
+        """By rank the share of compute that other programs took, of that off the processor; None if it is unknown."""
+        shares = shares_of_others([result.cores for result in self._results])
+        pairs = zip(off_processor, shares, strict=True)
+        return [None if off is None or share is None else off * share for off, share in pairs]
 
     def recorded(self) -> dict[str, int]:
         """The number of recorded batches."""

@@ -28,6 +28,7 @@ from pipeplan.programs.timeline_document import lane_document
 from worker_agent.engine import results
 from worker_agent.engine.channel import Lines, open_lines
 from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
+from worker_agent.engine.cores import CoresWatch
 from worker_agent.engine.devices import device_memory, place_process
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
@@ -177,6 +178,7 @@ class Rank:
         executors = self._executors(mails, replicas, groups, recorder, hooks, feeds, late)
         status.follow(recorder.finished)
 
+        cores = CoresWatch()
         run_together(executors, self.stream.instructions)
         late.flush()
         status.at(ENDING)
@@ -194,6 +196,7 @@ class Rank:
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             device_memory=device_memory(self.device, self.processes),
             processor_s=recorder.processor_s,
+            cores=cores.used(),
             first_processor_s=recorder.first_processor_s,
             deferred_share=deferred_share(lane, defers=any(part.stage.defers for part in self.parts)),
         )

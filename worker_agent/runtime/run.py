@@ -82,7 +82,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
         played,
         timeline,
         report.throughput_samples_per_s,
-        off_processor=[rank.off_processor_fraction for rank in report.ranks],
+        others_took=measured.others([rank.off_processor_fraction for rank in report.ranks]),
     )
     again = _predicted_again(begun, measured, report.throughput_samples_per_s.measured)
     report = replace(report, missed=causes, repredicted=again)
@@ -111,10 +111,10 @@ def _predicted_again(job: RunJob, measured: RunMeasurements, samples_per_s: floa
     found = measured.beginning()
     if found is None:
         return None
-    begun, off_processor = found
+    begun, others = found
     plan, batches = job.plan, begun.batches
     played = predict(plan, batches=batches, first_batch=job.first_step, among_stages=job.among_stages)
-    costs = costs_as_measured(plan, played, begun, off_processor)
+    costs = costs_as_measured(plan, played, begun, others)
     if costs is None:
         return None
     _, expected = _predicted(job, replace(plan, costs=costs), measured.window)

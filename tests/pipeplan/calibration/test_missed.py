@@ -27,7 +27,7 @@ ONES = (1.0,) * len(PROFILE.blocks)
 def _missed(plan: Plan, measured: Timeline, off_processor: Sequence[float | None] = ()) -> tuple[Missed, Compared]:
     predicted = predict(plan, batches=batches_of(plan))
     throughput = Compared(predicted=throughput_samples_per_s(predicted), measured=throughput_samples_per_s(measured))
-    found = missed(plan, predicted, measured, throughput, off_processor=off_processor)
+    found = missed(plan, predicted, measured, throughput, others_took=off_processor)
     assert found is not None
     return found, throughput
 
