@@ -23,7 +23,7 @@ from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 _BLOCK = 48
-"""States that are worked on together."""
+"""The number of states that one step of the loops handles together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,7 +32,7 @@ class UnitsNeeded:
 
     A unit works at the rate of all its `devices`, at best. If it is itself a network, `furthest` is the last state
     that one unit can reach from each state, and `known` holds the exact A^{k-1} found so far: by start a row of
-    near stops, NaN where it was not asked for.
+    near stops, NaN where it was not requested.
     """
 
     space: PartitionSpace
@@ -101,7 +101,7 @@ class UnitsNeeded:
 
 
 def _least_of_many(load: FloatArray, weights: FloatArray | None) -> FloatArray:
-    """The least of two and more units for so much work and exchange: max(load, z + sqrt(z (z - 2))), whole.
+    """The least units, at least two, for this work and exchange: max(load, z + sqrt(z (z - 2))), rounded up.
 
     Overwrites `load`.
     """
@@ -164,10 +164,10 @@ def least_units(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
 
 
 def _least_by_count(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
-    """R where a stage inside another never needs more: how far back from the end p units reach, for p = 1, 2...
+    """R where a stage inside another never needs more units: how far back from the end p units reach, for p = 1, 2...
 
-    Wherever a stage of r units ends, it reaches back as far as its compute and its exchange allow. The other
-    p - r units do what comes after its end, so p units reach as far back as the best of these splits.
+    The first stage has r of the p units. It reaches back from its end as far as its compute and its exchange allow.
+    The other p - r units execute everything after its end. The best r gives the reach of p units.
     """
     space, within_s = needs.space, needs.bottleneck_s * (1 + ROUNDING)
     compute_s, weight_bytes = space.compute_s[states], space.weight_bytes[states]
@@ -200,7 +200,7 @@ def units_before(needs: UnitsNeeded, states: IntArray) -> FloatArray:
 
 
 def least_with_replicas(needs: UnitsNeeded, table: Table) -> Table:
-    """R of pipelines with at least one stage of two or more units, which can take the units that are left over."""
+    """R of pipelines with at least one stage of two or more units. Such a stage can also use the spare units."""
     states, least, last = table.states, table.least, len(table.states) - 1
     replicated = np.full_like(least, np.inf)
     for stop in range(last, 0, -_BLOCK):

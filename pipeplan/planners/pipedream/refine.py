@@ -1,10 +1,11 @@
 """Refine: a plan of a graph with too many cuts to list, and a bound on its gap to the optimum.
 
-1. The cuts of one order of the blocks (`graph.line_of`) are solved as any states are.
+1. The search solves the cuts of one order of the blocks (`graph.line_of`), as it solves any states.
 2. A bound over all cuts of the graph says how much better a plan could be (`graph_bound`).
-3. Unless that is next to nothing, cuts are added: cuts of few bytes that the bound found on the way; and around each
-   cut of the plan, those that differ by a few blocks, or by one block that moves to the other side with all that must
-   follow it. The states are solved again, as long as that helps, at most `ROUNDS` times.
+3. If the gap is not negligible, the search adds two kinds of cuts: cuts of few bytes that the bound found on the way,
+   and cuts near those of the plan. A near cut differs by a few blocks, or by one block that moves to the other side
+   together with every block that must follow it. The search then solves the states again. It stops when this does not
+   help any more, or after `ROUNDS` times.
 """
 
 from collections import deque
@@ -34,16 +35,16 @@ from pipeplan.planners.pipedream.terms import FACTORS, law, search, synchronisat
 from pipeplan.planners.problem import PlanningProblem
 
 ENTRIES_AT_MOST = 2e7
-"""Cuts times devices, squared: what a search compares in about a second if memory decides."""
+"""(Cuts x devices) squared: if memory decides, a search compares this many entries in about a second."""
 
 ROUNDS = 4
 """How often cuts are added."""
 
 CUTS_AT_MOST = 1200
-"""States that are solved at once after the first time."""
+"""The most states that are solved at once after the first time."""
 
 STEPS_AT_MOST = 100_000
-"""Blocks looked at for the cuts next to one of a plan's: a few hundredths of a second."""
+"""The most blocks that are examined for the cuts near one cut of a plan. This takes a few hundredths of a second."""
 
 NEAR = 1e-3
 """A gap that is not worth another round."""
@@ -51,7 +52,7 @@ NEAR = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refined:
-    """The best partition, the states that it is of, and what is proven of it."""
+    """The best partition, the states between which its stages lie, and what is proven about it."""
 
     cuts: CutStates
     found: Partition
@@ -59,7 +60,7 @@ class Refined:
 
 
 def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> Refined | None:
-    """The best partition of some cuts of a graph, and a proof of how much better another could be; None if none fits.
+    """The best partition of some cuts of a graph, with a proof of how much better another could be. None if none fits.
 
     Deterministic: effort is counted, not timed.
     """
@@ -88,7 +89,7 @@ def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> R
 
 
 def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Partition] | None:
-    """The best partition of these cuts; if memory decides, of as many of them as take little time."""
+    """The best partition of these cuts. If memory decides, it uses only as many of them as take little time."""
     wanted = search(problem, cuts.states)
     found = partition(replace(wanted, memory=None))
     if found is not None and not fits(wanted, found):
@@ -98,7 +99,7 @@ def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Parti
 
 
 def _room(problem: PlanningProblem) -> int:
-    """How many cuts are solved at once: time grows with their square, and if memory decides, that of the devices."""
+    """The most cuts that are solved at once. Time grows with their square, if memory decides also with the devices'."""
     return max(min(CUTS_AT_MOST, int(ENTRIES_AT_MOST**0.5 / problem.cluster.devices)), 50)
 
 

@@ -30,7 +30,7 @@ from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.pipedream.states import States
 
 ROUNDING = 1e-12
-"""Times that differ by less, relatively, are equal: sums in different orders differ by that much."""
+"""Times whose relative difference is smaller count as equal: sums in different orders differ by that much."""
 
 STEP = 4e-12
 """A plan is better than another only if it is faster by more than this, relatively."""
@@ -38,7 +38,7 @@ STEP = 4e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelLinks:
-    """One level of the network: so many units, joined by links of this speed."""
+    """One level of the network: the number of its units, and the speed of the links that join them."""
 
     units: int
     bandwidth_bytes_per_s: float
@@ -46,10 +46,10 @@ class LevelLinks:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartitionSpace:
-    """States in the order of what is computed before them, sources first; `original` is each one's index outside.
+    """States by the compute before them, ascending. `original` is the index of each state outside this space.
 
-    `exchange` is the factor of step 1: W = exchange (m - 1)/m |w| / B. `before[a, b]`: a stage may reach from a to b;
-    None for a chain, where any a < b may.
+    `exchange` is the factor of step 1: W = exchange (m - 1)/m |w| / B. `before[a, b]` says whether a stage may reach
+    from a to b. It is None for a chain, where every a < b is allowed.
     """
 
     compute_s: FloatArray
