@@ -5,7 +5,7 @@ A command that needs more than the core names the extra before it imports anythi
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -86,12 +86,11 @@ class GroupedCommand(typer.core.TyperCommand):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command; an error about a field that the command line spells otherwise names the option."""
+        """Runs the command; an error about the field of an option names the option."""
         try:
             return super().invoke(ctx)
         except InvalidInputError as error:
-            names = (error.field, error.field.removesuffix("_id"))  # requests have the ids of what the options name
-            option = next((_typed(each, error.field) for each in self.params if each.name in names), None)
+            option = _option_of(error, self.params, ctx.params)
             if option is None:
                 raise
             raise InvalidInputError(option, error.rule, error.value) from error
@@ -109,11 +108,23 @@ class GroupedCommand(typer.core.TyperCommand):
                 formatter.write_dl(records)
 
 
-def _typed(parameter: Any, field: str) -> str | None:
-    """An option's name as it is typed; None of an argument, and where it is the field with `-` for `_`."""
-    longest: str = max(parameter.opts, key=len)
-    usual = "--" + field.replace("_", "-")
-    return longest if longest.startswith("--") and usual not in parameter.opts else None
+def _option_of(error: InvalidInputError, parameters: Sequence[Any], given: Mapping[str, Any]) -> str | None:
+    """The option from which the error's value comes, as it is typed; None if it is an argument, or a file's field.
+
+    Documents and options share names of fields. The value of an option that was not given comes from a document.
+    """
+    field = error.field.removeprefix("options.")  # a request's
+    names = (field, field.removesuffix("_id"))  # requests have the ids of what the options name
+    words = {f"--{name.replace('_', '-')}" for name in names}
+    options = [each for each in parameters if each.param_type_name == "option"]
+    parameter = next((each for each in options if each.name in names or words & {*each.opts}), None)
+    if parameter is None:
+        return None
+    if given.get(parameter.name) in (None, (), []) and error.value is not None:
+        return None
+    off = error.value is False and parameter.secondary_opts
+    typed: str = max(parameter.secondary_opts if off else parameter.opts, key=len)
+    return typed
 
 
 def _show_version(asked: bool) -> None:
@@ -129,11 +140,22 @@ VersionAsked = Annotated[
 
 def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
     """Runs a command-line app and ends the process; `arguments` are those of the process unless given."""
+    _group_options(app)
 
     def command() -> None:
         raise SystemExit(app(args=arguments, standalone_mode=False) or DONE)
 
     run_command(command)
+
+
+def _group_options(app: typer.Typer) -> None:
+    """Makes all commands of an app and of its groups, whoever added them, of the class whose errors name options."""
+    for command in app.registered_commands:
+        if command.cls in (None, typer.core.TyperCommand):
+            command.cls = GroupedCommand
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _group_options(group.typer_instance)
 
 
 def run_command(command: Callable[[], object]) -> None:
@@ -165,6 +187,15 @@ def working(what: str) -> Iterator[None]:
     console = Console(stderr=True)
     with console.status(what) if console.is_terminal else nullcontext():
         yield
+
+
+@contextmanager
+def fields_of(document: str) -> Iterator[None]:
+    """Puts the document before the fields of its errors, as options have them: `--model-name` is a model's name."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{document}_{error.field}", error.rule, error.value) from error
 
 
 def require_extra(extra: Literal["service", "worker"], what: str = "this command") -> None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from pipeplan.cli.console import require_extra, typed_spec, working
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.files import parse, read_text
+from pipeplan.documents.forms import Form
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.profile import Profile
@@ -168,8 +169,10 @@ def run_profiler(estimate: Estimate) -> str:
         name = signal.Signals(-done.returncode).name
         raise PipeplanError(f"the profiler was killed by {name}; the kernel sends SIGKILL when memory runs out")
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["error: the profiler gave no reason"]
-    said = (line for line in lines if line.startswith("error: "))
-    typer.echo(next(said, f"error: the profiler: {lines[-1]}"), err=True)
+    said = next((line for line in lines if line.startswith("error: ")), f"error: the profiler: {lines[-1]}")
+    field, _, rule = said.removeprefix("error: ").partition(": ")
+    of_form = field in {each.name for each in fields(Form)}  # the profiler takes a form as one text
+    typer.echo(f"error: --{field.replace('_', '-')}: {rule}" if of_form else said, err=True)
     raise SystemExit(done.returncode)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from pipeplan.cli import completion
-from pipeplan.cli.console import working
+from pipeplan.cli.console import fields_of, working
 from pipeplan.documents.files import dump, read_text, require_place, write_document
 from pipeplan.documents.profile import DTYPE_BYTES, Device, Model
 from pipeplan.errors import InvalidInputError, require_count, require_one_of
@@ -48,8 +48,10 @@ def import_profile(
     """Writes a profile from another system's measurements. A model with branches stays a graph."""
     require_one_of(FORMATS, "format", source)
     require_one_of(CUTS, "cuts", cuts)
-    model = Model(name=file.name.partition(".")[0] if model_name is None else model_name)
-    device = Device(name=device_name, memory_bytes=device_memory_bytes)
+    with fields_of("model"):
+        model = Model(name=file.name.partition(".")[0] if model_name is None else model_name)
+    with fields_of("device"):
+        device = Device(name=device_name, memory_bytes=device_memory_bytes)
     if microbatch_size is not None:
         require_count("microbatch_size", microbatch_size)
     require_one_of(DTYPE_BYTES, "dtype", dtype)

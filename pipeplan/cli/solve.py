@@ -25,7 +25,6 @@ from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, require_place, write_document
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError
 from pipeplan.formats import four_digits
 from pipeplan.planners.problem import (
     ACCOUNTINGS,
@@ -163,15 +162,6 @@ for _name, _known in _NAMES.items():
     get_args(_FLAGS[_name])[1].autocompletion = completion.names(_known)
 
 
-_FLAG_OF = {
-    "forced_cuts": "force_cut",
-    "forbidden_cuts": "forbid_cut",
-    "split_backward": "two_bp",
-    "split_backward_half_way": "two_bp_half_way",
-}
-"""What a refusal calls the options whose flags have other names."""
-
-
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Puts a flag for every field of `Options` in the place of the command's parameter `options`."""
     signature = inspect.signature(command, eval_str=True)
@@ -191,10 +181,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         if values["schedule"] is not None:
             values["schedule"] = schedule_asked(values["schedule"]).name
-        try:
-            command(**given, options=Options(**values))
-        except InvalidInputError as error:
-            raise InvalidInputError(_FLAG_OF.get(error.field, error.field), error.rule, error.value) from error
+        command(**given, options=Options(**values))
 
     kept = [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

@@ -76,10 +76,10 @@ def test_check_takes_a_name(profile: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("dgx-h10", "cluster: must be a file, or NAME or NAME:NODES of a known cluster (near: dgx-h100"),
-        ("dgx-h100:0", "cluster: must have from 1 to 16384 nodes"),
-        ("missing.json", "cluster: must be a file that can be read: there is none of this name"),
-        ("folder/missing", "cluster: must be a file that can be read: there is none of this name"),
+        ("dgx-h10", "--cluster: must be a file, or NAME or NAME:NODES of a known cluster (near: dgx-h100"),
+        ("dgx-h100:0", "--cluster: must have from 1 to 16384 nodes"),
+        ("missing.json", "--cluster: must be a file that can be read: there is none of this name"),
+        ("folder/missing", "--cluster: must be a file that can be read: there is none of this name"),
     ],
 )
 @pytest.mark.parametrize("command", ["solve", "calibrate"])

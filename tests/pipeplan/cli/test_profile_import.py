@@ -227,10 +227,10 @@ def test_an_imported_profile_is_solved_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--format", "pipedream-graph", "--cuts", "some"), "cuts: must be one of any, single-tensor, got 'some'"),
-        (("--format", "csv"), "format: must be one of pipedream-graph, got 'csv'"),
-        (("--format", "pipedream-graph", "--microbatch-size", "0"), "microbatch_size: must be a whole number"),
-        (("--format", "pipedream-graph", "--dtype", "int8"), "dtype: must be one of float64"),
+        (("--format", "pipedream-graph", "--cuts", "some"), "--cuts: must be one of any, single-tensor, got 'some'"),
+        (("--format", "csv"), "--format: must be one of pipedream-graph, got 'csv'"),
+        (("--format", "pipedream-graph", "--microbatch-size", "0"), "--microbatch-size: must be a whole number"),
+        (("--format", "pipedream-graph", "--dtype", "int8"), "--dtype: must be one of float64"),
     ],
 )
 def test_wrong_options_exit_2(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -243,7 +243,7 @@ def test_an_output_that_cannot_be_written_exits_2(tmp_path: Path) -> None:
     graph = PROFILES / "gnmt.graph.txt"
     ended = pipeplan("profile", "import", graph, "--format", "pipedream-graph", "-o", tmp_path / "no" / "p.json")
     assert ended.status == 2
-    assert "output: must be a file that can be written" in ended.err
+    assert "--output: must be a file that can be written" in ended.err
 
 
 def test_an_error_names_the_file_and_the_line(tmp_path: Path) -> None:

@@ -49,10 +49,10 @@ def test_largest_gives_a_row_a_depth_and_kind(files: list[str]) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--repeat", "7", "repeat: must be start:stop"),
-        ("--repeat", "3:1", "repeat: must be start:stop with some of the 4 blocks"),
-        ("--depths", "2,x", "depths: must be whole numbers"),
-        ("--depths", "5", "depths: must not be more than the devices (4)"),
+        ("--repeat", "7", "--repeat: must be start:stop"),
+        ("--repeat", "3:1", "--repeat: must be start:stop with some of the 4 blocks"),
+        ("--depths", "2,x", "--depths: must be whole numbers"),
+        ("--depths", "5", "--depths: must not be more than the devices (4)"),
     ],
 )
 def test_largest_refuses_what_is_not_there(files: list[str], option: str, value: str, message: str) -> None:
@@ -74,8 +74,8 @@ def test_sweep_gives_a_row_a_value(files: list[str]) -> None:
     ("arguments", "message"),
     [
         (["--over", "devices=1"], "batch-size: is required unless it is varied"),
-        (["--over", "height=1", "--batch-size", "8"], "over: must be WHAT=VALUES"),
-        (["--over", "devices=a", "--batch-size", "8"], "over: must be devices= and numbers"),
+        (["--over", "height=1", "--batch-size", "8"], "--over: must be WHAT=VALUES"),
+        (["--over", "devices=a", "--batch-size", "8"], "--over: must be devices= and numbers"),
         (["--over", "bandwidth=0", "--batch-size", "8"], "bandwidth_bytes_per_s: must be a finite number above 0"),
     ],
 )

@@ -100,16 +100,16 @@ def test_two_bps_memory_saving_variant_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--schedule", "pipedream", "--two-bp"), "schedule: must have a flush"),
-        (("--schedule", "pipedream-2bw", "--two-bp"), "schedule: must have a flush"),
-        (("--schedule", "1f1b", "--chunks", "2"), "chunks: is an option of 1f1b-interleaved, got 2"),
-        (("--schedule", "1f1b-interleaved", "--chunks", "0"), "chunks: must be a whole number of at least 1, got 0"),
-        (("--schedule", "zb-v", "--chunks", "3"), "chunks: must be 2 for zb-v, whose ranks hold two stages in a V"),
-        (("--schedule", "zigzag"), "schedule: must be one of naive, gpipe, 1f1b, pipedream, pipedream-2bw"),
-        (("--schedule", "1f1b", "--forward", "-1"), "forward: must be a finite number of at least 0, got -1.0"),
-        (("--schedule", "1f1b", "--forward", "nan"), "forward: must be a finite number of at least 0, got nan"),
-        (("--schedule", "1f1b", "--forward", "1e308"), "forward: must be at most 1e+24, got 1e+308"),
-        (("--schedule", "1f1b", "--batches", "0"), "batches: must be a whole number of at least 1, got 0"),
+        (("--schedule", "pipedream", "--two-bp"), "--schedule: must have a flush"),
+        (("--schedule", "pipedream-2bw", "--two-bp"), "--schedule: must have a flush"),
+        (("--schedule", "1f1b", "--chunks", "2"), "--chunks: is an option of 1f1b-interleaved, got 2"),
+        (("--schedule", "1f1b-interleaved", "--chunks", "0"), "--chunks: must be a whole number of at least 1, got 0"),
+        (("--schedule", "zb-v", "--chunks", "3"), "--chunks: must be 2 for zb-v, whose ranks hold two stages in a V"),
+        (("--schedule", "zigzag"), "--schedule: must be one of naive, gpipe, 1f1b, pipedream, pipedream-2bw"),
+        (("--schedule", "1f1b", "--forward", "-1"), "--forward: must be a finite number of at least 0, got -1.0"),
+        (("--schedule", "1f1b", "--forward", "nan"), "--forward: must be a finite number of at least 0, got nan"),
+        (("--schedule", "1f1b", "--forward", "1e308"), "--forward: must be at most 1e+24, got 1e+308"),
+        (("--schedule", "1f1b", "--batches", "0"), "--batches: must be a whole number of at least 1, got 0"),
         (("--schedule", "1f1b", "--batches", "100000000"), "must make at most"),
     ],
 )
@@ -122,7 +122,7 @@ def test_wrong_input_exits_2_with_one_sentence(arguments: tuple[str, ...], messa
 def test_fewer_microbatches_than_stages_are_refused_for_2bw() -> None:
     ended = simulate("pipedream-2bw", stages=4, microbatches=2)
     assert ended.status == 2
-    assert "microbatches: must be at least the number of stages (4) for pipedream-2bw, got 2" in ended.err
+    assert "--microbatches: must be at least the number of stages (4) for pipedream-2bw, got 2" in ended.err
 
 
 def test_a_trace_is_written_beside_the_answer(tmp_path: Path) -> None:

@@ -136,27 +136,30 @@ def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_word
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--planner", "magic", "--batch-size", "8"), "planner: must be one of pipedream"),
-        (("--planner", "gpipe", "--batch-size", "8", "--force-cut", "0"), "force_cut: must be a whole number of"),
+        (("--planner", "magic", "--batch-size", "8"), "--planner: must be one of pipedream"),
+        (("--planner", "gpipe", "--batch-size", "8", "--force-cut", "0"), "--force-cut: must be a whole number of"),
         (("--planner", "gpip", "--batch-size", "8"), "gpipe, exact, auto (near: gpipe), got 'gpip'"),
         (("--planner", "gpipe", "--batch-size", "8", "--optimizer", "adma"), "adamw (near: adam, adamw), got 'adma'"),
         (("--planner", "gpipe", "--batch-size", "8", "--schedule", "1fb1"), "(near: 1f1b), got '1fb1'"),
-        (("--planner", "gpipe", "--batch-size", "0"), "batch_size: must be a whole number of at least 1, got 0"),
-        (("--planner", "gpipe", "--batch-size", "-4"), "batch_size: must be a whole number of at least 1, got -4"),
+        (("--planner", "gpipe", "--batch-size", "0"), "--batch-size: must be a whole number of at least 1, got 0"),
+        (("--planner", "gpipe", "--batch-size", "-4"), "--batch-size: must be a whole number of at least 1, got -4"),
         (
             ("--planner", "gpipe", "--batch-size", "1" + 400 * "0"),
-            "batch_size: must be at most 9223372036854775807, got",
+            "--batch-size: must be at most 9223372036854775807, got",
         ),
-        (("--planner", "gpipe", "--batch-size", "8", "--stages", "9"), "stages: must not exceed the number of blocks"),
+        (
+            ("--planner", "gpipe", "--batch-size", "8", "--stages", "9"),
+            "--stages: must not exceed the number of blocks",
+        ),
         (("--planner", "pipedream", "--batch-size", "8"), "--microbatch-size"),
-        (("--planner", "pipedream-2bw", "--batch-size", "7", "--microbatch-size", "2"), "batch_size: must be a mult"),
-        (("--planner", "gpipe", "--batch-size", "8", "--recompute-factor", "nan"), "recompute_factor: must be a fin"),
-        (("--planner", "gpipe", "--batch-size", "8", "--recompute-unit", "layer"), "recompute_unit: must be one of"),
+        (("--planner", "pipedream-2bw", "--batch-size", "7", "--microbatch-size", "2"), "--batch-size: must be a mult"),
+        (("--planner", "gpipe", "--batch-size", "8", "--recompute-factor", "nan"), "--recompute-factor: must be a fin"),
+        (("--planner", "gpipe", "--batch-size", "8", "--recompute-unit", "layer"), "--recompute-unit: must be one of"),
         (
             ("--planner", "gpipe", "--batch-size", "8", "--recompute-unit", "block", "--memory", "paper"),
-            "recompute_unit: must be stage with memory paper",
+            "--recompute-unit: must be stage with memory paper",
         ),
-        (("--planner", "gpipe", "--batch-size", "8", "--memory", "magic"), "memory: must be one of training, paper"),
+        (("--planner", "gpipe", "--batch-size", "8", "--memory", "magic"), "--memory: must be one of training, paper"),
     ],
 )
 def test_wrong_input_exits_2_with_one_sentence(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

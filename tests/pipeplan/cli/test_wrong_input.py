@@ -51,7 +51,7 @@ def with_profile(folder: Path, content: bytes) -> Ended:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (bytes(range(256)), "profile: must be a text file, and this one is not in UTF-8, got "),
+        (bytes(range(256)), "--profile: must be a text file, and this one is not in UTF-8, got "),
         (b"", "{}: document: must be a JSON document, and is empty, got ''"),
         (b"[1]", "{}: document: must be an object, got [1]"),
         (b'{"a": %s}' % (b"9" * 5000), "{}: document: Invalid JSON: number out of range"),
@@ -71,11 +71,11 @@ def test_a_file_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -
     cluster = write(tmp_path / "cluster.json", cluster_document())
     for path, reason in ((tmp_path / "none", "there is none of this name"), (tmp_path, "this is a folder")):
         ended = pipeplan("solve", "--profile", path, "--cluster", cluster, *SOLVE)
-        refused(ended, f"profile: must be a file that can be read: {reason}, got {shown(str(path))}")
+        refused(ended, f"--profile: must be a file that can be read: {reason}, got {shown(str(path))}")
 
 
 @pytest.mark.parametrize(
-    ("field", "named"), [("recorded", "--record"), ("cluster_id", "--cluster"), ("cluster", "cluster"), ("x", "x")]
+    ("field", "named"), [("recorded", "--record"), ("cluster_id", "--cluster"), ("cluster", "--cluster"), ("x", "x")]
 )
 def test_an_option_is_named_as_it_is_typed(field: str, named: str) -> None:
     """`--record` was refused as recorded_batches, which the command line does not know."""
@@ -103,7 +103,7 @@ def test_a_value_that_is_no_number_is_named(files: tuple[str, ...]) -> None:
 def test_a_recomputation_that_drowns_all_times_is_refused(files: tuple[str, ...], planner: str) -> None:
     """A throughput of a time that was rounded to 0 ended in a traceback."""
     asked = ("solve", *files, "--planner", planner, "--batch-size", "4", "--recompute-factor")
-    refused(pipeplan(*asked, "1e24"), "recompute_factor: must be at most 1000, got 1e+24")
+    refused(pipeplan(*asked, "1e24"), "--recompute-factor: must be at most 1000, got 1e+24")
     if planner == "pipedream-2bw":
         assert pipeplan(*asked, "1000").status == 0
 
@@ -113,13 +113,13 @@ def test_a_recomputation_that_drowns_all_times_is_refused(files: tuple[str, ...]
     [
         (
             ("--stages", "99999999999"),
-            "stages: must make at most 2000000 instructions with microbatches, batches, chunks",
+            "--stages: must make at most 2000000 instructions with microbatches, batches, chunks",
         ),
         (
             ("--stages", "4", "--batches", "9999999"),
-            "batches: must make at most 2000000 instructions with microbatches",
+            "--batches: must make at most 2000000 instructions with microbatches",
         ),
-        (("--stages", "-1"), "stages: must be a whole number of at least 1, got -1"),
+        (("--stages", "-1"), "--stages: must be a whole number of at least 1, got -1"),
     ],
 )
 def test_a_simulation_that_is_too_large_names_what_makes_it_so(arguments: tuple[str, ...], sentence: str) -> None:
@@ -130,12 +130,15 @@ def test_a_simulation_that_is_too_large_names_what_makes_it_so(arguments: tuple[
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--schedule", "naive"), "schedule: must leave open data-parallel without recomputation at depth 1, or at"),
-        (("--recompute", "--depths", "1"), "schedule: must leave open data-parallel without recomputation at depth 1"),
-        (("--microbatch-size", "7"), "microbatch_size: must be one of the measured sizes [1, 2]"),
-        (("--straight",), "straight: is not an option of the planner pipedream-2bw, got True"),
-        (("--stages", "2"), "stages: is what this question varies: its depths, got 2"),
-        (("--depths", ",".join(["1"] * 65)), "depths: must name at most 64 depths, got 65"),
+        (("--schedule", "naive"), "--schedule: must leave open data-parallel without recomputation at depth 1, or at"),
+        (
+            ("--recompute", "--depths", "1"),
+            "--schedule: must leave open data-parallel without recomputation at depth 1",
+        ),
+        (("--microbatch-size", "7"), "--microbatch-size: must be one of the measured sizes [1, 2]"),
+        (("--straight",), "--straight: is not an option of the planner pipedream-2bw, got True"),
+        (("--stages", "2"), "--stages: is what this question varies: its depths, got 2"),
+        (("--depths", ",".join(["1"] * 65)), "--depths: must name at most 64 depths, got 65"),
     ],
 )
 def test_largest_refuses_what_no_size_can_be_asked_with(
@@ -155,14 +158,14 @@ def test_largest_looks_only_at_the_recomputation_that_is_asked_for(files: tuple[
 
 def test_sweep_refuses_a_batch_size_of_0_even_where_it_is_varied(files: tuple[str, ...]) -> None:
     ended = pipeplan("sweep", *files, "--over", "batch-size=4", "--batch-size", "0")
-    refused(ended, "batch_size: must be a whole number of at least 1, got 0")
+    refused(ended, "--batch-size: must be a whole number of at least 1, got 0")
 
 
 def test_an_imported_model_cannot_have_an_empty_name(tmp_path: Path) -> None:
     graph = tmp_path / "graph.txt"
     graph.write_text("garbage\n", encoding="utf-8")
     asked = ("--format", "pipedream-graph", "-o", tmp_path / "out.json", "--model-name", "")
-    refused(pipeplan("profile", "import", graph, *asked), "name: must not be empty, got ''")
+    refused(pipeplan("profile", "import", graph, *asked), "--model-name: must not be empty, got ''")
 
 
 def test_a_number_that_cannot_be_written_out_can_still_be_refused() -> None:
@@ -228,14 +231,14 @@ def test_a_bandwidth_that_looks_like_gigabytes_is_warned_of(tmp_path: Path) -> N
 def test_a_batch_that_the_microbatch_asked_for_does_not_divide_names_that_one(files: tuple[str, ...]) -> None:
     """The sentence listed all measured sizes, of some of which the batch was a multiple."""
     ended = pipeplan("solve", *files, "--planner", "gpipe", "--batch-size", "3", "--microbatch-size", "2")
-    refused(ended, "batch_size: must be a multiple of the microbatch size: 2, as was asked for, got 3")
+    refused(ended, "--batch-size: must be a multiple of the microbatch size: 2, as was asked for, got 3")
 
 
 def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(
     files: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A search ended with nothing, because its answer could not be written."""
-    rule = "output: must be a file that can be written: "
+    rule = "--output: must be a file that can be written: "
     refused(pipeplan("solve", *files, *SOLVE, "-o", tmp_path), f"{rule}this is a folder, got {shown(str(tmp_path))}")
     nowhere = tmp_path / "none" / "plan.json"
     refused(
@@ -246,11 +249,11 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_the_work(
 def test_a_picture_that_cannot_be_written_names_its_option(tmp_path: Path) -> None:
     unit = ("--stages", "2", "--microbatches", "2", "--forward", "1", "--backward-input", "1", "--backward-weight", "1")
     ended = pipeplan("simulate", "--schedule", "1f1b", *unit, "--svg", tmp_path)
-    refused(ended, f"svg: must be a file that can be written: this is a folder, got {shown(str(tmp_path))}")
+    refused(ended, f"--svg: must be a file that can be written: this is a folder, got {shown(str(tmp_path))}")
 
 
 def test_what_is_no_runs_folder_is_refused_as_the_option_run(files: tuple[str, ...], tmp_path: Path) -> None:
-    rule = "run: must be the folder of a run, with plan.json, timeline.json and run.json: there is no plan.json"
+    rule = "--run: must be the folder of a run, with plan.json, timeline.json and run.json: there is no plan.json"
     refused(pipeplan("calibrate", *files, "--run", tmp_path), f"{rule}, got {shown(str(tmp_path))}")
 
 

@@ -227,8 +227,8 @@ def test_a_text_that_is_no_lock_is_one_sentence(run: Run, tmp_path: Path, text: 
     [
         (("lock", "nothing"), 4, "error: there is no plan nothing, nor an alias of that name"),
         (("lock", "prod", "--url", "http://127.0.0.1:9"), 6, "error: the service at http://127.0.0.1:9 cannot"),
-        (("plan", "get", "prod", "--format", "xml"), 2, "error: format: must be one of json, yaml, env, torchrun"),
-        (("plan", "get", "prod", "--format", "env", "--json"), 2, "error: format: must be json, or left out"),
+        (("plan", "get", "prod", "--format", "xml"), 2, "error: --format: must be one of json, yaml, env, torchrun"),
+        (("plan", "get", "prod", "--format", "env", "--json"), 2, "error: --format: must be json, or left out"),
         (("check", "nothing.lock"), 2, "error: plan: must be a file that can be read: there is none of this name"),
     ],
 )

@@ -98,7 +98,7 @@ def test_no_feasible_plan_is_status_3_with_the_reasons(run: Run, folder: Path) -
         (("create", "--profile", "x.json", "--cluster", "y", *REQUEST), 2, "error: "),
         (("create", "--profile", "x", "--cluster", "y", *REQUEST), 2, "error: --profile: must be the id of a stored"),
         (("list", "--url", "http://127.0.0.1:9"), 6, "error: the service at http://127.0.0.1:9 cannot be reached"),
-        (("list", "--url", "nonsense"), 2, "error: url: must be a URL"),
+        (("list", "--url", "nonsense"), 2, "error: --url: must be a URL"),
     ],
 )
 def test_errors_are_one_sentence_with_the_status_of_their_kind(

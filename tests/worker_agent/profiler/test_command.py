@@ -125,7 +125,9 @@ def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_pa
 def test_wrong_input_found_in_a_process_is_reported_as_wrong_input(tmp_path: Path) -> None:
     done = agent("profile", "--model", "torch.nn:Sequential", "--device", "cpu", directory=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: model: must have at least one block, but torch.nn:Sequential returned none, got ()\n"
+    assert (
+        done.stderr == "error: --model: must have at least one block, but torch.nn:Sequential returned none, got ()\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

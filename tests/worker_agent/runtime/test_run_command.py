@@ -197,15 +197,15 @@ def test_a_loss_that_diverges_ends_the_run_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--steps", "0"), "steps: must be a whole number of at least 1, got 0"),
-        (("--timeout-s", "1e20"), "timeout_s: must be at most 1,000,000, got 1e+20"),
-        (("--steps", str(10**20)), f"steps: must be at most {2**63 - 1}, got {10**20}"),
-        (("--model", MLP.replace("depth=4", "depth=5")), "model: must have the plan's 4 blocks, got 5"),
+        (("--steps", "0"), "--steps: must be a whole number of at least 1, got 0"),
+        (("--timeout-s", "1e20"), "--timeout-s: must be at most 1,000,000, got 1e+20"),
+        (("--steps", str(10**20)), f"--steps: must be at most {2**63 - 1}, got {10**20}"),
+        (("--model", MLP.replace("depth=4", "depth=5")), "--model: must have the plan's 4 blocks, got 5"),
         (("--model", "no.such.module:factory"), "model: "),
         (("--data", "worker_agent.models.presets:no_such_factory"), "data: "),
         (("--record", "0"), "error: --record: must be a whole number of at least 1, got 0"),
-        (("--learning-rate", "nan"), "learning_rate: must be a finite number above 0, got nan"),
-        (("--device", "tpu"), "device: must be one of auto, cpu, cuda, got 'tpu'"),
+        (("--learning-rate", "nan"), "--learning-rate: must be a finite number above 0, got nan"),
+        (("--device", "tpu"), "--device: must be one of auto, cpu, cuda, got 'tpu'"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_status_2(
