@@ -114,6 +114,7 @@ def _option_of(error: InvalidInputError, parameters: Sequence[Any], given: Mappi
     Documents and options share names of fields. The value of an option that was not given comes from a document.
     """
     field = error.field.removeprefix("options.")  # a request's
+    field = field.rstrip("0123456789").removesuffix(".") if "." in field else field  # of an item of a list
     names = (field, field.removesuffix("_id"))  # requests have the ids of what the options name
     words = {f"--{name.replace('_', '-')}" for name in names}
     options = [each for each in parameters if each.param_type_name == "option"]

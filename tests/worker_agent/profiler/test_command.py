@@ -134,14 +134,14 @@ def test_wrong_input_found_in_a_process_is_reported_as_wrong_input(tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "field"),
     [
-        (("--microbatch-sizes", "1,two"), "microbatch_sizes"),
-        (("--microbatch-sizes", "0"), "microbatch_sizes.0"),
-        (("--microbatch-sizes", "4,4"), "microbatch_sizes"),
-        (("--dtype", "int8"), "dtype"),
-        (("--devices", "0"), "devices"),
-        (("--optimizer", "lion"), "optimizer"),
-        (("--loss", "torch.nn:MSELoss"), "data"),
-        (("--data", "nothing"), "data"),
+        (("--microbatch-sizes", "1,two"), "--microbatch-sizes"),
+        (("--microbatch-sizes", "0"), "--microbatch-sizes"),
+        (("--microbatch-sizes", "4,4"), "--microbatch-sizes"),
+        (("--dtype", "int8"), "--dtype"),
+        (("--devices", "0"), "--devices"),
+        (("--optimizer", "lion"), "--optimizer"),
+        (("--loss", "torch.nn:MSELoss"), "--data"),
+        (("--data", "nothing"), "--data"),
     ],
 )
 def test_wrong_options_are_refused_by_name_before_anything_is_started(arguments: tuple[str, ...], field: str) -> None:
@@ -170,7 +170,7 @@ def test_a_family_is_not_taken_for_the_folder_of_its_name(
     refused = CliRunner().invoke(app, [command, *model, *more]).exception
     assert isinstance(refused, InvalidInputError)
     rule = "must be hf:./gpt2 for the folder of this name, or hf:gpt2? for the family"
-    assert (refused.field, refused.rule) == ("model", rule)
+    assert (refused.field, refused.rule) == ("model" if command == "blocks" else "--model", rule)
     for meant in ("hf:gpt2?", "hf:gpt2?n_layer=2", "hf:./gpt2", "hf:opt"):
         typed_spec(meant, field="model")
 
