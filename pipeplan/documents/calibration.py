@@ -178,6 +178,8 @@ def corrected_profile(calibration: Calibration, profile: Profile) -> Profile:
     """The profile with every term that the calibration has."""
     known = {name: getattr(calibration, name) for name in OVERHEADS}
     terms = {name: term.value for name, term in known.items() if term is not None}
+    if calibration.instruction_s is not None:  # that of the runs' own messages, with all their bytes
+        terms["message_s_per_byte"] = 0.0
     kept = calibration.activation_factor.value if calibration.activation_factor else 1.0
 
     blocks = []

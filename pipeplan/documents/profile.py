@@ -193,7 +193,8 @@ class Overheads:
     `update_s_per_byte` is the time of the optimizer's update for each byte of weights, `update_s` what every update
     of a stage takes on top. `version_s_per_byte` is added
     where the update must leave the version before it intact. `instruction_s` is added to every forward, backward, send
-    and receive. `exchange_factor` is the time of a gradient exchange over that of its bytes on the slowest link.
+    and receive, `message_s_per_byte` for each byte to sends and receives: what the rank itself is busy with, beside
+    the link. `exchange_factor` is the time of a gradient exchange over that of its bytes on the slowest link.
 
     The other three are shares of the blocks' own times:
 
@@ -211,11 +212,13 @@ class Overheads:
     backward_after_forward: float = 1.0
     exchange_factor: float = 1.0
     update_s: float = 0.0
+    message_s_per_byte: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in ("update_s_per_byte", "update_s", "version_s_per_byte", "instruction_s"):
+        amounts = ("update_s_per_byte", "update_s", "version_s_per_byte", "instruction_s", "message_s_per_byte")
+        for field in amounts:
             require_amount(field, getattr(self, field))
         for field in ("forward_without_graph", "recompute", "backward_after_forward", "exchange_factor"):
             require_amount(field, getattr(self, field), positive=True)

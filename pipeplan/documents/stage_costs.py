@@ -13,6 +13,7 @@ class StageCosts:
 
     - Transfers: `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient
       occupy a link, `latency_s` what passes on top until they arrive.
+    - Overheads: `instruction_s` is added to every instruction but updates, `message_s` to its sends and receives.
     - Ports: `activation_port_devices` says how many devices share the port through which its output leaves them,
       `gradient_port_devices` the same of its input's gradient, `reduce_port_devices` of its gradient exchange; 0 is a
       link of its own. Where a device's own link is slower than the port, `activation_device_share` is what it carries
@@ -53,6 +54,7 @@ class StageCosts:
     activation_device_share: float = 1.0
     gradient_device_share: float = 1.0
     reduce_device_share: float = 1.0
+    message_s: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -62,6 +64,11 @@ class StageCosts:
             value = getattr(self, field)
             if value is not None:
                 require_amount(field, value)
+
+    @property
+    def handing_over_s(self) -> float:
+        """What a send or a receive takes the rank itself."""
+        return self.instruction_s + self.message_s
 
     def exchange_tail_s(self, *, split: bool) -> float:
         """How long a gradient exchange goes on when the backward that completes the gradients has ended.

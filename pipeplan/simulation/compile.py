@@ -131,7 +131,7 @@ class Compiler:
         """The step of a transfer that a stream lists, and where its edge lists the microbatches."""
         edge = self._edge(stream, transfer)
         if isinstance(transfer, _SENDS):
-            return (None, self._costs[stream.stage].instruction_s, None, edge), edge.sent
+            return (None, self._costs[stream.stage].handing_over_s, None, edge), edge.sent
         return (edge, 0.0, None, None), edge.received
 
     def _implied(self, stream: Stream) -> Column:
@@ -142,7 +142,7 @@ class Compiler:
         instructions, keys = stream.instructions, self._alike(stream)
         step_of = {key: self._step(stream, instructions[keys.index(key)]) for key in dict.fromkeys(keys)}
         steps = list(map(step_of.__getitem__, keys))
-        column, begun = self._empty(stream, steps, self._costs[stream.stage].instruction_s), set[int]()
+        column, begun = self._empty(stream, steps, self._costs[stream.stage].handing_over_s), set[int]()
         for index in [i for i, each in enumerate(map(type, instructions)) if each in _AMONG_REPLICAS]:
             meet = self._among_replicas(column.exchanges, stream, index, begun)
             steps[index] = (None, 0.0, meet, None)
@@ -185,7 +185,7 @@ class Compiler:
         return len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
 
     def _empty(self, stream: Stream, steps: list[Step], sends_s: float = 0.0) -> Column:
-        receives_s = self._costs[stream.stage].instruction_s
+        receives_s = self._costs[stream.stage].handing_over_s
         return Column(rank=stream.rank, receives_s=receives_s, sends_s=sends_s, steps=steps)
 
     def _stages(self, stream: Stream) -> list[int]:

@@ -73,8 +73,8 @@ def _shortest_waits_s(
 
     shortest_s = []
     for lane in lanes:
-        # A worker waits at a receive, for as long as that takes beyond what an instruction takes.
-        own_s, count = costs[lane.stage].instruction_s, len(lane.instructions) // batches
+        # A worker waits at a receive, for as long as that takes beyond what it takes itself.
+        own_s, count = costs[lane.stage].handing_over_s, len(lane.instructions) // batches
         waits_s = [
             max(end_s - start_s - own_s, 0.0) if isinstance(one, RecvActivation | RecvGradient) else 0.0
             for one, start_s, end_s in zip(lane.instructions, lane.start_s, lane.end_s, strict=True)

@@ -38,7 +38,7 @@ from worker_agent.models.spec import user_code
 from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, read_job
-from worker_agent.profiler.links import measure_exchange, measure_handing_over, measure_links, settle
+from worker_agent.profiler.links import TINY_BYTES, measure_exchange, measure_handing_over, measure_links, settle
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
 from worker_agent.profiler.times import (
     measure_split,
@@ -108,12 +108,12 @@ class ProfilingRank:
         updates, version_s_per_byte = self._updates()
         self.progress.step("links")
         link = measure_links(self.device)
-        handing_over_s, exchanged_bytes, exchange_s = None, 0, None
+        handing_over_s, handing_over_more_s, exchanged_bytes, exchange_s = None, None, 0, None
+        message_bytes = int(median(block.output_bytes for block in sizes[0]))
         if dist.get_world_size() > 1:
-            message_bytes = int(median(block.output_bytes for block in sizes[0]))
-            handing_over_s = measure_handing_over(
-                message_bytes, self.device, before_each=self._passage(), rounds=self.passages
-            )
+            handing_over = partial(measure_handing_over, before_each=self._passage(), rounds=self.passages)
+            handing_over_s = handing_over(TINY_BYTES, self.device)
+            handing_over_more_s = handing_over(message_bytes, self.device)
             gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
             if gradients:
                 exchanged_bytes = sum(gradient.nbytes for gradient in gradients)
@@ -129,6 +129,8 @@ class ProfilingRank:
             first_update_s=updates.first_s,
             version_s_per_byte=version_s_per_byte,
             handing_over_s=handing_over_s,
+            handing_over_more_s=handing_over_more_s,
+            message_bytes=message_bytes,
             exchanged_bytes=exchanged_bytes,
             exchange_s=exchange_s,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,

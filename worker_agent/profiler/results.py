@@ -44,7 +44,8 @@ class RankFigures:
     The link is the one to the next rank; the last rank of several has none. `without_graph` holds, for each microbatch
     size, the time of a forward without a graph as a share of one with a graph. `updates_s` is by block, and
     `first_update_s` comes on top in every stage. `handing_over_s` is what it costs the first two ranks to send or take
-    a message. All ranks took `exchange_s` to average gradients of `exchanged_bytes`.
+    a message of a few bytes, `handing_over_more_s` one of `message_bytes`. All ranks took `exchange_s` to average
+    gradients of `exchanged_bytes`.
     `model_spec` names the model without a path, where the task's SPEC has one.
     """
 
@@ -57,6 +58,8 @@ class RankFigures:
     first_update_s: float
     version_s_per_byte: float
     handing_over_s: float | None
+    handing_over_more_s: float | None
+    message_bytes: int
     exchanged_bytes: int
     exchange_s: float | None
     bandwidth_bytes_per_s: float | None
@@ -90,7 +93,6 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     first = ranks[0]
     updates_s = [median(figures.updates_s[index] for figures in ranks) for index in range(len(first.block_names))]
     update_s_per_byte = least_s_per_byte(updates_s, first.weight_bytes)
-    handing_over_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
     return Profile(
         model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
         device=device_of(ranks),
@@ -113,7 +115,8 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             update_s_per_byte=update_s_per_byte,
             update_s=median(figures.first_update_s for figures in ranks),
             version_s_per_byte=median(figures.version_s_per_byte for figures in ranks),
-            instruction_s=fmean(handing_over_s) if handing_over_s else 0.0,
+            instruction_s=_handing_over_s(ranks)[0],
+            message_s_per_byte=_handing_over_s(ranks)[1],
             forward_without_graph=median(share for figures in ranks for share in figures.without_graph),
             exchange_factor=_exchange_factor(ranks),
         ),
@@ -125,6 +128,19 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             torch_version=first.torch_version,
         ),
     )
+
+
+def _handing_over_s(ranks: Sequence[RankFigures]) -> tuple[float, float]:
+    """What a message takes a rank itself, and more for each byte: the means of one who sends and one who takes.
+
+    That is also what any other instruction is taken to add to its work: a little Python, and cold caches.
+    """
+    few_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
+    more_s = [figures.handing_over_more_s for figures in ranks if figures.handing_over_more_s is not None]
+    if not few_s:
+        return 0.0, 0.0
+    size_bytes = ranks[0].message_bytes
+    return fmean(few_s), max(fmean(more_s) - fmean(few_s), 0.0) / size_bytes if more_s and size_bytes else 0.0
 
 
 def least_s_per_byte(updates_s: Sequence[float], weight_bytes: Sequence[int]) -> float:

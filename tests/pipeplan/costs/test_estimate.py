@@ -24,7 +24,7 @@ SERVERS = cluster((2, 100.0), (2, 1.0), latency_s=0.5)
 
 
 def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> None:
-    measured = replace(CHAIN, overheads=Overheads(update_s_per_byte=0.01, instruction_s=0.001))
+    measured = replace(CHAIN, overheads=Overheads(update_s_per_byte=0.01, instruction_s=0.001, message_s_per_byte=1e-4))
     first, second = estimate(
         measured, SERVERS, TWO_STAGES, stages_in_a_row((2, 2)), microbatch_size=2, optimizer="adam"
     )
@@ -35,6 +35,8 @@ def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> Non
     assert first.latency_s == 0.5
     assert first.update_s == 3.0
     assert first.instruction_s == 0.001
+    assert first.message_s == pytest.approx(1e-4 * 40)
+    assert first.handing_over_s == pytest.approx(0.001 + 1e-4 * 40)
     assert (first.version_bytes, first.fixed_bytes) == (300, 900)  # gradients and Adam's two moments
     assert (first.activation_bytes, first.input_bytes, second.input_bytes) == (32, 10, 40)
     assert second.recompute_s == 10.0

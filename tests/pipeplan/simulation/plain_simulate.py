@@ -133,13 +133,13 @@ class Plain:
             case SendActivation(microbatch=k, peer=peer) | SendGradient(microbatch=k, peer=peer):
                 gradient = isinstance(instruction, SendGradient)
                 self.send(
-                    rank, peer, gradient, k, stage, now_s + self.costs[self.program.streams[rank].stage].instruction_s
+                    rank, peer, gradient, k, stage, now_s + self.costs[self.program.streams[rank].stage].handing_over_s
                 )
-                return now_s + self.costs[self.program.streams[rank].stage].instruction_s
+                return now_s + self.costs[self.program.streams[rank].stage].handing_over_s
             case RecvActivation(microbatch=k, peer=peer) | RecvGradient(microbatch=k, peer=peer):
                 gradient = isinstance(instruction, RecvGradient)
                 arrival_s = self.arrived.get((peer, rank, gradient, k, stage + 1 if gradient else stage - 1))
-                overhead_s = self.costs[self.program.streams[rank].stage].instruction_s
+                overhead_s = self.costs[self.program.streams[rank].stage].handing_over_s
                 return None if arrival_s is None else max(now_s, arrival_s) + overhead_s
             case StartReduce():
                 return now_s

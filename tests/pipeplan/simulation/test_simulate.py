@@ -46,6 +46,7 @@ COSTS = st.builds(
     gradient_transfer_s=SECONDS,
     latency_s=SECONDS,
     instruction_s=st.sampled_from([0.0, 0.01]),
+    message_s=st.sampled_from([0.0, 0.02]),
     activation_port_devices=PORTS,
     gradient_port_devices=PORTS,
     reduce_port_devices=PORTS,

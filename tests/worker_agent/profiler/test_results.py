@@ -48,6 +48,8 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
         first_update_s=3e-6,
         version_s_per_byte=2e-9,
         handing_over_s=None if bandwidth is None else 3e-4,
+        handing_over_more_s=None if bandwidth is None else 5e-4,
+        message_bytes=100,
         exchanged_bytes=1000,
         exchange_s=4e-5,
         bandwidth_bytes_per_s=bandwidth,
@@ -107,7 +109,7 @@ def test_overheads_are_medians_over_the_ranks_that_measured_them() -> None:
     overheads = found.overheads
     assert (overheads.update_s_per_byte, overheads.version_s_per_byte) == (40e-9 / 40, 2e-9)
     assert (overheads.update_s, found.blocks[0].update_s) == (3e-6, 0.0)
-    assert overheads.instruction_s == 3e-4
+    assert (overheads.instruction_s, overheads.message_s_per_byte) == (3e-4, pytest.approx(2e-6))
     assert overheads.forward_without_graph == pytest.approx(0.85)
 
 
@@ -117,9 +119,9 @@ def test_an_exchange_is_compared_with_a_ring_over_the_link() -> None:
 
 
 def test_a_device_that_was_alone_knows_of_no_exchange_and_no_message() -> None:
-    alone = dataclasses.replace(RANKS[0], handing_over_s=None, exchange_s=None)
+    alone = dataclasses.replace(RANKS[0], handing_over_s=None, handing_over_more_s=None, exchange_s=None)
     overheads = profile_of(JOB, [alone]).overheads
-    assert (overheads.instruction_s, overheads.exchange_factor) == (0.0, 1.0)
+    assert (overheads.instruction_s, overheads.message_s_per_byte, overheads.exchange_factor) == (0.0, 0.0, 1.0)
 
 
 def test_the_spread_is_the_interquartile_range_and_nothing_for_one_value() -> None:
