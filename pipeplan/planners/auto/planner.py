@@ -14,7 +14,7 @@ Ranks with several stages (interleaved, or in a V) are searched as well, without
 the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason
@@ -64,14 +64,25 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     return replace(answer, cost_model=cost_model, planner=NAME)
 
 
-def fastest(name: str, asked: PlannersAsked, spaces: Sequence[Space], ranking: Ranking) -> Answer:
-    """The fastest play of the planners' answers and of the spaces; it keeps the name of its planner."""
+def fastest(
+    name: str,
+    asked: PlannersAsked,
+    spaces: Sequence[Space],
+    ranking: Ranking,
+    *,
+    afterwards: Callable[[], None] = lambda: None,
+) -> Answer:
+    """The fastest play of the planners' answers and of the spaces; it keeps the name of its planner.
+
+    `afterwards` may add to the ranking what the search has left out.
+    """
     in_chunks = any(isinstance(space, ChunkedSpace) for space in spaces)
     if not asked.proposals and not in_chunks:
         return _infeasible(name, asked)
     search = PlayedSearch(spaces=spaces, ranking=ranking, further=OtherOrders(spaces=spaces).better)
     if spaces:
         search.run(asked.proposals)
+        afterwards()
     else:
         ranking.add_answers(asked.proposals)
     ranking.sort()

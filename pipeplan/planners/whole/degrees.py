@@ -152,6 +152,21 @@ class Shapes:
         )
 
 
+def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
+    """How many steps lead from the degrees to each of these.
+
+    A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank, or
+    devices that move from one of tensor, context, expert, pipeline and data parallelism to another one.
+    """
+    ours, theirs = degrees.recipe, some.recipe
+    names = ("microbatch_size", "recompute", "sharding", "offload")
+    apart = sum(getattr(ours, name) != getattr(theirs, name) for name in names)
+    axes = ((ours.form.tensor, theirs.form.tensor), (ours.form.context, theirs.form.context))
+    moved = sum(a != b for a, b in (*axes, (ours.form.expert, theirs.form.expert)))
+    moved_here = moved + (some.pipeline != degrees.pipeline) + (some.data != degrees.data).astype(np.int64)
+    return np.asarray(apart + (some.chunks != degrees.chunks) + (moved_here + 1) // 2)
+
+
 def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[ModelForm]) -> Iterator[Recipe]:
     """All that the engine, the options and the batch allow."""
     options = problem.options

@@ -16,6 +16,7 @@ from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.auto.search import CLOSE
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
@@ -45,6 +46,9 @@ USED = (
 LIKELY = 24
 """So many configurations are played first if their bounds allow."""
 
+STEPPED = 150_000
+"""Instructions of plans that are a step from the fastest, in addition."""
+
 MOVED = 20_000
 """Instructions of plans whose cuts were moved."""
 
@@ -58,7 +62,7 @@ NEAR = 0.95
 """It is enough when a play comes so near the highest of their bounds."""
 
 PLAYED_INSTRUCTIONS = 600_000
-"""Of all plans together: two seconds."""
+"""Of all other plans together: two seconds."""
 
 LONGEST_PLAYED = 90_000
 """Of one plan: half a second. Deep pipelines of many microbatches are among the fastest."""
@@ -90,7 +94,10 @@ def whole(problem: PlanningProblem) -> Answer:
         if ranking.best_rate >= highest * NEAR:
             break
         ranking.add(proposal, longest=LONGEST_PLAYED)
-    answer = fastest(NAME, asked, [space], ranking)
+    for_search = ranking.left
+    _step_on(space, ranking)
+    ranking.left = for_search
+    answer = fastest(NAME, asked, [space], ranking, afterwards=lambda: _step_on(space, ranking))
     return replace(answer, choices=choices(space, answer)) if isinstance(answer, Plan) else answer
 
 
@@ -107,6 +114,29 @@ def _different(space: WholeSpace) -> Iterator[Proposal]:
             yield Proposal(plan=plan, proposer=Proposer(NAME), order=len(seen))
         if len(seen) == PLAYED_FIRST:
             return
+
+
+def _step_on(space: WholeSpace, ranking: Ranking) -> None:
+    """Plays what is a step from the fastest, and goes on from what is faster.
+
+    Where a slow network makes bounds and estimates wrong, they are still wrong alike for plans that differ by little.
+    """
+    left_behind, order = set[Degrees](), PLAYED_FIRST
+    ranking.left = STEPPED
+    while (best := ranking.best) is not None and (degrees := Degrees.of(best.plan)) not in left_behind:
+        left_behind.add(degrees)
+        rate = best.samples_per_s
+        for placed in space.near(degrees):
+            stops = placed.split() if placed.most > rate * (1 + CLOSE) else None
+            plan = None if stops is None or placed.most_of(stops) <= rate * (1 + CLOSE) else placed.plan(stops)
+            if plan is None or most_samples_per_s(plan) <= rate * (1 + CLOSE):
+                continue
+            order += 1
+            ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=LONGEST_PLAYED)
+            if ranking.left <= 0:
+                return
+            if ranking.best_rate > rate * (1 + CLOSE):
+                break
 
 
 def offloading(problem: PlanningProblem) -> PlanningProblem:

@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.groups import grouped, links_among
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
@@ -23,7 +23,7 @@ from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.spaces import EverySplit, Splits
-from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes
+from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes, steps_to
 from pipeplan.planners.whole.exchanged import least_with_exchange_s, placed_batch
 from pipeplan.planners.whole.made import PlanMaker
 from pipeplan.planners.whole.placements import lies_well, placements
@@ -106,6 +106,11 @@ class _Bounded:
     likely: FloatArray
     held_bytes: FloatArray
 
+    def some(self, chosen: IntArray) -> "_Bounded":
+        """Those at these places."""
+        most, likely, held_bytes = (each[chosen] for each in (self.most, self.likely, self.held_bytes))
+        return _Bounded(shapes=self.shapes.some(chosen), most=most, likely=likely, held_bytes=held_bytes)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WholeSpace:
@@ -141,6 +146,11 @@ class WholeSpace:
         if self._most_of_fewer > max((float(each.likely.max(initial=0.0)) for each in bounded), default=0.0):
             bounded += self._bounded_fewer
         yield from self._by_placement(bounded, "likely")
+
+    def near(self, degrees: Degrees) -> Iterator[PlacedDegrees]:
+        """Those that a step leads to (`steps_to`), on all placements, in the order of `likely`."""
+        near = [each.some(np.flatnonzero(steps_to(each.shapes, degrees) == 1)) for each in self._bounded]
+        yield from self._by_placement(near, "likely")
 
     def _with_fewer(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
         """These, and those with fewer replicas than there are devices for: with slow exchanges they can be faster.
