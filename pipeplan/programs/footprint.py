@@ -15,13 +15,11 @@ from pipeplan.programs.instructions import (
     BackwardInput,
     BackwardWeight,
     Checkpoint,
-    Forward,
     Instruction,
-    Recompute,
     StartReduce,
     Update,
-    is_transfer,
     microbatches_of,
+    versions_needed,
 )
 
 _BACKWARD = (Backward, BackwardInput, BackwardWeight)
@@ -72,21 +70,6 @@ def _last_uses(instructions: Sequence[Instruction], kinds: IntArray) -> dict[int
         newest = max(newest, instruction.version if isinstance(instruction, Update) else 0)
     last[newest] = len(instructions)
     return last
-
-
-def versions_needed(instruction: Instruction) -> Sequence[int]:
-    """The weight versions that must be there for an instruction."""
-    if is_transfer(instruction):
-        return ()
-    match instruction:
-        case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
-            return (instruction.version,)
-        case Update():
-            return (instruction.version - 1,)
-        case Checkpoint():
-            return range(instruction.oldest, instruction.version + 1)
-        case _:
-            return ()
 
 
 def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:

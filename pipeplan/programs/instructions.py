@@ -6,6 +6,7 @@ weights after v updates. If a rank has several stages, `chunk` says which of the
 Each chunk counts its own versions and microbatches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -234,3 +235,18 @@ def microbatches_of(instruction: Instruction) -> tuple[int, ...]:
             return ()
         case _:
             return (instruction.microbatch,)
+
+
+def versions_needed(instruction: Instruction) -> Sequence[int]:
+    """The weight versions that must be there for an instruction."""
+    if is_transfer(instruction):
+        return ()
+    match instruction:
+        case Forward() | Recompute() | Backward() | BackwardInput() | BackwardWeight():
+            return (instruction.version,)
+        case Update():
+            return (instruction.version - 1,)
+        case Checkpoint():
+            return range(instruction.oldest, instruction.version + 1)
+        case _:
+            return ()

@@ -18,8 +18,7 @@ from dataclasses import fields
 from itertools import accumulate, chain
 from typing import TypeAlias, overload
 
-from pipeplan.programs.footprint import versions_needed
-from pipeplan.programs.instructions import Instruction, Update
+from pipeplan.programs.instructions import Instruction, Update, versions_needed
 from pipeplan.programs.pipeline import Pipeline
 
 Block: TypeAlias = tuple[Instruction, ...]

@@ -12,7 +12,6 @@ from importlib.metadata import EntryPoint, entry_points
 
 from pipeplan.documents.plan import Worker
 from pipeplan.errors import InvalidInputError, not_one_of, require
-from pipeplan.programs.check import check, check_claims
 from pipeplan.programs.communicate import communicate, with_exchanges
 from pipeplan.programs.instructions import Backward, BackwardInput, Instruction, recompute
 from pipeplan.programs.pipeline import Pipeline
@@ -199,6 +198,8 @@ def build(
         streams=tuple(stream(rank, worker) for rank, worker in enumerate(workers)),
     )
     if known.name not in BUILT_IN:  # tests check ours
+        from pipeplan.programs.check import check, check_claims  # and numpy, without which a query starts sooner
+
         check(program)
         check_claims(program)
     return program

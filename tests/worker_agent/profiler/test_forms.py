@@ -96,4 +96,4 @@ def test_an_option_that_the_others_leave_no_use_for_is_refused(field: str, optio
     command = [sys.executable, "-m", "worker_agent", "profile", "--model", LLAMA, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {field}: ")
+    assert done.stderr.startswith(f"error: --{field.replace('_', '-')}: ")

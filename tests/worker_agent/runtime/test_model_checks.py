@@ -53,7 +53,7 @@ def test_weights_that_differ_among_processes_are_refused(plan: Plan, options: st
     result = finish(command(plan, tmp_path, model=f"{HERE}?source=unseeded{options}"))
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: model: must give a weight the same values in every process")
+    assert last.startswith("error: --model: must give a weight the same values in every process")
     assert last.endswith("got '0.weight'")
 
 
