@@ -39,11 +39,11 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A model, its data and the cuts between its four stages."""
+    """A model, its data, and the cuts between its four stages, where a benchmark has these."""
 
     model: str
     data: str
-    cuts: tuple[int, ...]
+    cuts: tuple[int, ...] = ()
     microbatch_size: int = 4
 
 

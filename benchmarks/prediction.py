@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.idle import busy_cores, watched_others
+from benchmarks.memory import Trained
 from benchmarks.speed import passes_per_s
 from pipeplan.calibration.calibrate import calibrate, predicted_samples_per_s
 from pipeplan.documents.calibration import Calibration, apply
@@ -48,15 +49,6 @@ TRIES, PATIENCE_S, QUIET_CORES = 3, 20.0, 0.1
 OPTIMIZER = "adam"
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A model, its data, and the samples of a microbatch."""
-
-    model: str
-    data: str
-    microbatch_size: int = 4
-
-
 def _tokens(length: int) -> str:
     return f"worker_agent.models.text:random_tokens?sequence_length={length}"
 
@@ -68,12 +60,12 @@ def _layers(hidden: int, layers: int) -> str:
 
 def _resnet(scale: float, image: int, samples: int) -> Trained:
     data = f"preset:random_images?size={image}&samples={samples}"
-    return Trained(f"preset:resnet50?scale={scale}&image_size={image}", data, samples)
+    return Trained(f"preset:resnet50?scale={scale}&image_size={image}", data, microbatch_size=samples)
 
 
 def _lstm(hidden: int, layers: int) -> Trained:
     model = f"preset:gnmt?layers={layers}&hidden={hidden}&vocabulary=512"
-    return Trained(model, "preset:random_translations?vocabulary=512", 8)
+    return Trained(model, "preset:random_translations?vocabulary=512", microbatch_size=8)
 
 
 DEMO = Trained(SMALL_GPT2.model, SMALL_GPT2.data)

@@ -228,7 +228,7 @@ class Overheads:
 class Method:
     """How a profile was measured: rounds before and during, the clock, and how many devices were loaded at once.
 
-    A profile that was computed from a datasheet has 0 rounds.
+    `rounds` is the fewest of any microbatch size. A profile that was computed from a datasheet has 0 rounds.
     """
 
     warm_up_rounds: int

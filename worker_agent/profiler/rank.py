@@ -151,8 +151,8 @@ class ProfilingRank:
 
         def start_together(number: int) -> None:
             message = f"microbatches of {microbatch_size}: round {number + 1} of {all_rounds}"
-            tell = self.progress.step if number < counted else self.progress.say
-            tell(message)
+            report = self.progress.step if number < counted else self.progress.say
+            report(message)
             dist.barrier()
 
         times = measure_times(

@@ -93,6 +93,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     first = ranks[0]
     updates_s = [median(figures.updates_s[index] for figures in ranks) for index in range(len(first.block_names))]
     update_s_per_byte = least_s_per_byte(updates_s, first.weight_bytes)
+    instruction_s, message_s_per_byte = _handing_over_s(ranks)
     return Profile(
         model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
         device=device_of(ranks),
@@ -115,8 +116,8 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             update_s_per_byte=update_s_per_byte,
             update_s=median(figures.first_update_s for figures in ranks),
             version_s_per_byte=median(figures.version_s_per_byte for figures in ranks),
-            instruction_s=_handing_over_s(ranks)[0],
-            message_s_per_byte=_handing_over_s(ranks)[1],
+            instruction_s=instruction_s,
+            message_s_per_byte=message_s_per_byte,
             forward_without_graph=median(share for figures in ranks for share in figures.without_graph),
             exchange_factor=_exchange_factor(ranks),
         ),
@@ -137,10 +138,10 @@ def _handing_over_s(ranks: Sequence[RankFigures]) -> tuple[float, float]:
     """
     few_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
     more_s = [figures.handing_over_more_s for figures in ranks if figures.handing_over_more_s is not None]
-    if not few_s:
+    if not (few_s and more_s):
         return 0.0, 0.0
-    size_bytes = ranks[0].message_bytes
-    return fmean(few_s), max(fmean(more_s) - fmean(few_s), 0.0) / size_bytes if more_s and size_bytes else 0.0
+    added_s, size_bytes = max(fmean(more_s) - fmean(few_s), 0.0), ranks[0].message_bytes
+    return fmean(few_s), added_s / size_bytes if size_bytes else 0.0
 
 
 def least_s_per_byte(updates_s: Sequence[float], weight_bytes: Sequence[int]) -> float:

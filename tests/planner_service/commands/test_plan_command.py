@@ -81,6 +81,9 @@ def test_people_get_tables(run: Run, folder: Path) -> None:
         status, stdout, stderr = run("plan", *command)
         assert (status, stderr) == (0, "")
         assert shown in stdout
+    (item,) = json.loads(run("plan", "list", "--json")[1])["items"]
+    types = item["device_types"]
+    assert " x " in types and types in run("plan", "list")[1]
 
 
 def test_no_feasible_plan_is_status_3_with_the_reasons(run: Run, folder: Path) -> None:

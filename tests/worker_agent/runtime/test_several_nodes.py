@@ -88,13 +88,13 @@ def test_two_nodes_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--loss", "a:b\nreboot"), "loss: must hold printable characters and no spaces"),
-        (("--nodes", "3"), "nodes: must divide the plan's 2 workers, got 3"),
-        (("--nodes", "2", "--node-rank", "2"), "node_rank: must be below the number of nodes (2), got 2"),
-        (("--nodes", "2"), "master_addr: must say where the other nodes reach node 0"),
+        (("--loss", "a:b\nreboot"), "--loss: must hold printable characters and no spaces"),
+        (("--nodes", "3"), "--nodes: must divide the plan's 2 workers, got 3"),
+        (("--nodes", "2", "--node-rank", "2"), "--node-rank: must be below the number of nodes (2), got 2"),
+        (("--nodes", "2"), "--master-addr: must say where the other nodes reach node 0"),
         (
             ("--nodes", "2", "--master-addr", "127.0.0.1", "--max-restarts", "1"),
-            "max_restarts: must be 0 among several nodes: start all of them again with --resume, got 1",
+            "--max-restarts: must be 0 among several nodes: start all of them again with --resume, got 1",
         ),
     ],
 )
