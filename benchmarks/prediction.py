@@ -300,9 +300,8 @@ def _cell(error: float, *, known: bool) -> str:
 
 
 def _calibration(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], names: Collection[str]) -> Calibration:
-    """The calibration from those of these runs whose ranks hold one stage each."""
-    taken = [runs[name] for name in sorted(names) if runs[name].plan.chunks == 1]
-    return calibrate(profile, cluster, [read_run(run.folder) for run in taken])
+    """The calibration from these runs."""
+    return calibrate(profile, cluster, [read_run(runs[name].folder) for name in sorted(names)])
 
 
 def _errors(runs: Mapping[str, Timed], profile: Profile, cluster: Cluster) -> Errors:

@@ -65,17 +65,15 @@ def missed(
     throughput: Compared,
     *,
     others_took: Sequence[float | None] = (),
-) -> Missed | None:
+) -> Missed:
     """The gap between predicted and measured throughput, by cause.
 
     `predicted` is the plan's play, whose first batch and number of batches the other plays share. `others_took` is by
-    rank the share of its compute time in which other programs kept its process from a processor. None where ranks hold
-    several stages, whose durations cannot be told apart. Plays three times at most.
+    rank the share of its compute time in which other programs kept its process from a processor. Plays three times at
+    most.
     """
-    if plan.chunks > 1:
-        return None
     expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
-    lost = _lost_by_stage(measured, others_took)
+    lost = _lost_by_stage(seen, others_took)
     whole, own = _compute(expected, seen, lost)
     link = _link(expected, seen)
 
@@ -103,12 +101,10 @@ def missed(
 
 def costs_as_measured(
     plan: Plan, predicted: Timeline, measured: Timeline, others_took: Sequence[float | None]
-) -> tuple[StageCosts, ...] | None:
-    """The plan's costs with compute as long as in a run, less what other programs took of it; None as in `missed`."""
-    if plan.chunks > 1:
-        return None
+) -> tuple[StageCosts, ...]:
+    """The plan's costs with compute as long as in a run, less what other programs took of it."""
     expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
-    _, own = _compute(expected, seen, _lost_by_stage(measured, others_took))
+    _, own = _compute(expected, seen, _lost_by_stage(seen, others_took))
     return _changed(plan.costs, own)
 
 
@@ -149,13 +145,14 @@ def _kind(instruction: Instruction) -> str:
             return "exchange"
 
 
-def _lost_by_stage(measured: Timeline, others_took: Sequence[float | None]) -> dict[int, float]:
+def _lost_by_stage(seen: MeasuredRun, others_took: Sequence[float | None]) -> dict[int, float]:
     """By stage the mean share of its replicas' compute time that other programs took; empty where one is unknown."""
-    shares = defaultdict(list)
-    for lane, share in zip(measured.lanes, others_took, strict=bool(others_took)):
+    pipeline, shares = seen.pipeline, defaultdict(list)
+    for lane, share in zip(seen.timeline.lanes, others_took, strict=bool(others_took)):
         if share is None:
             return {}
-        shares[lane.stage].append(share)
+        for chunk in range(pipeline.chunks):
+            shares[pipeline.stage_of(lane.stage, chunk)].append(share)
     return {stage: fmean(its) for stage, its in shares.items()}
 
 

@@ -10,11 +10,12 @@ from operator import mul
 from pipeplan.calibration.fit import LEAST_SLOWNESS, Delay, link_terms
 from pipeplan.calibration.observed import Observed, costs_of, played, term
 from pipeplan.calibration.samples import MeasuredRun, exchange_samples
-from pipeplan.costs.transfer import ranks_by_stage
+from pipeplan.costs.transfer import ranks_of_stages
 from pipeplan.documents.calibration import Calibration, LevelTerms, Term
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.schedules.registry import schedule_named
 
 _PLAYED_BATCHES = 6
 
@@ -34,7 +35,7 @@ def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> 
     units = list(accumulate((level.size for level in cluster.levels), mul))
     delays: dict[int, list[Delay]] = defaultdict(list)
     for o in seen:
-        ranks = ranks_by_stage(o.plan.placement)
+        ranks = ranks_of_stages(o.plan.placement, o.plan.depth, in_v=schedule_named(o.plan.schedule).v_shaped)
         for boundary, delay in o.transfers.delays_s.items():
             members = (*ranks[boundary], *ranks[boundary + 1])
             crossed, known_s = cluster.link(members), o.costs[boundary].activation_transfer_s

@@ -6,9 +6,10 @@ executing them, and a plan's costs have no other place for it.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median, quantiles
+from typing import TypeAlias
 
 from pipeplan.documents.plan import Plan, Worker
 from pipeplan.documents.profile import DeviceMemory
@@ -17,6 +18,7 @@ from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
     BackwardWeight,
+    Compute,
     Forward,
     Instruction,
     Recompute,
@@ -27,7 +29,9 @@ from pipeplan.programs.instructions import (
     SendGradient,
     Update,
 )
+from pipeplan.programs.pipeline import Pipeline, pipeline_of
 from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.schedules.registry import schedule_named
 
 WARM_UP_SHARE = 0.1
 """The share of a run's batches that is ignored at its start; at least one batch, if there are several."""
@@ -46,17 +50,20 @@ class MeasuredRun:
     device_memory: tuple[DeviceMemory, ...] = ()
 
     def __post_init__(self) -> None:
-        rule = "must hold one stage a rank: the costs of several stages of a rank cannot be separated"
-        require(self.plan.chunks == 1, "plan.chunks", rule, self.plan.chunks)
         lanes = [Worker(stage=lane.stage, replica=lane.replica) for lane in self.timeline.lanes]
         rule = f"must be the {self.plan.workers} workers of the plan, by rank"
         require(lanes == list(self.plan.placement), "timeline.lanes", rule, len(lanes))
-        updates = [_updates(lane) for lane in self.timeline.lanes]
-        rule = f"must hold an update on every worker for each of its {self.timeline.batches} batches"
+        updates = [_updates(lane) // self.plan.chunks for lane in self.timeline.lanes]
+        rule = f"must hold an update of every stage for each of its {self.timeline.batches} batches"
         require(min(updates) >= self.timeline.batches, "timeline.lanes", rule, min(updates))
         for field in ("peak_resident_bytes", "device_memory"):
             known = len(getattr(self, field))
             require(known in (0, len(lanes)), field, "must have one entry for each worker, or none", known)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The plan's pipeline, which says what stage an instruction is for."""
+        return replace(pipeline_of(self.plan, batches=1), v_shaped=schedule_named(self.plan.schedule).v_shaped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,40 +136,48 @@ def stage_samples(run: MeasuredRun, typical: Callable[[Sequence[float]], float] 
     backward-weight (a microbatch), update.
     """
     found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    pipeline = run.pipeline
     for lane in run.timeline.lanes:
-        recomputes, updated = run.plan.stages[lane.stage].recompute, False
-        by_block = run.plan.stages[lane.stage].recompute_unit == "block"
+        updated = False
         for step in settled(lane, run.timeline.batches):
-            duration_s = step.duration_s
-            match step.instruction:
-                case Forward():
-                    kind = "forward-after-update" if updated else "forward"
-                    kind = "forward-without-graph" if recomputes else kind
-                    updated = False
-                case Recompute():
-                    kind = "recompute"
-                case Backward():
-                    kind = "backward-by-block" if by_block else "backward"
-                case BackwardInput():
-                    kind = "backward-input"
-                case BackwardWeight(microbatches=numbers):
-                    kind, duration_s = "backward-weight", step.duration_s / len(numbers)
-                case Update():
-                    kind, updated = "update", True
-                case _:
-                    continue
-            found[lane.stage, kind].append(duration_s)
+            one = step.instruction
+            if not isinstance(one, Compute | Update):
+                continue
+            stage = pipeline.stage_of(lane.stage, one.chunk)
+            kind = _kind(one, pipeline, stage)
+            if isinstance(one, Forward | Update):
+                kind = "forward-after-update" if kind == "forward" and updated else kind
+                updated = isinstance(one, Update)
+            microbatches = len(one.microbatches) if isinstance(one, BackwardWeight) else 1
+            found[stage, kind].append(step.duration_s / microbatches)
     return {key: sample(values, typical) for key, values in sorted(found.items())}
+
+
+def _kind(one: Compute | Update, pipeline: Pipeline, stage: int) -> str:
+    match one:
+        case Forward():
+            return "forward-without-graph" if pipeline.recomputes(stage) else "forward"
+        case Recompute():
+            return "recompute"
+        case Backward():
+            return "backward-by-block" if pipeline.recomputes_by_block(stage) else "backward"
+        case BackwardInput():
+            return "backward-input"
+        case BackwardWeight():
+            return "backward-weight"
+        case Update():
+            return "update"
 
 
 def exchange_samples(run: MeasuredRun) -> Mapping[int, Sample]:
     """By stage the seconds of the gradient exchange, from the moment at which the last replica has reached it."""
     started: dict[tuple[int, int], list[float]] = defaultdict(list)
     ended: dict[tuple[int, int], list[float]] = defaultdict(list)
+    pipeline = run.pipeline
     for lane in run.timeline.lanes:
         for step in settled(lane, run.timeline.batches):
             if isinstance(step.instruction, ReduceGradients):
-                key = lane.stage, step.instruction.version
+                key = pipeline.stage_of(lane.stage, step.instruction.chunk), step.instruction.version
                 started[key].append(step.start_s)
                 ended[key].append(step.end_s)
     by_stage: dict[int, list[float]] = defaultdict(list)
@@ -187,44 +202,53 @@ class TransferSamples:
 _UNSEEN = Sample(value=float("inf"), spread=0.0, count=0)
 
 
+_Message: TypeAlias = tuple[int, bool, int]
+"""The boundary that a message crosses (the stage before it), whether it holds gradients, and its microbatch."""
+
+
 def transfer_samples(run: MeasuredRun) -> TransferSamples:
     """The observations of a run's sends and receives, matched."""
-    sent_s: dict[tuple[int, int, bool, int], float] = {}
+    pipeline = run.pipeline
+    sent_s: dict[_Message, float] = {}
     send_s: list[float] = []
-    received: list[tuple[tuple[int, int, bool, int], SampledStep]] = []
+    received: list[tuple[_Message, SampledStep]] = []
     for lane in run.timeline.lanes:
         for step in steps(lane):
             match step.instruction:
-                case SendActivation(microbatch=k, peer=peer) | SendGradient(microbatch=k, peer=peer) as send:
-                    sent_s[lane.rank, peer, isinstance(send, SendGradient), k] = step.end_s
+                case SendActivation() | SendGradient() as send:
+                    sent_s[_message(send, pipeline.stage_of(lane.stage, send.chunk))] = step.end_s
         for step in settled(lane, run.timeline.batches):
             match step.instruction:
                 case SendActivation() | SendGradient():
                     send_s.append(step.duration_s)
-                case RecvActivation(microbatch=k, peer=peer) | RecvGradient(microbatch=k, peer=peer) as receive:
-                    received.append(((peer, lane.rank, isinstance(receive, RecvGradient), k), step))
-    matched = [(key, step, sent_s[key]) for key, step in received if key in sent_s]
-    delays_s = _delays_s(run.plan, matched)
+                case RecvActivation() | RecvGradient() as receive:
+                    received.append((_message(receive, pipeline.stage_of(lane.stage, receive.chunk)), step))
+    matched = [(message, step, sent_s[message]) for message, step in received if message in sent_s]
+    delays_s = _delays_s(matched)
     found_s = [
         step.duration_s
-        for (source, target, _, _), step, end_s in matched
-        if step.start_s - end_s > 2 * delays_s.get(_boundary(run.plan, source, target), _UNSEEN).value
+        for (boundary, _, _), step, end_s in matched
+        if step.start_s - end_s > 2 * delays_s.get(boundary, _UNSEEN).value
     ]
     return TransferSamples(send_s=tuple(send_s), found_s=tuple(found_s), delays_s=delays_s)
 
 
-def _delays_s(
-    plan: Plan, matched: Iterable[tuple[tuple[int, int, bool, int], SampledStep, float]]
-) -> Mapping[int, Sample]:
+def _message(end: SendActivation | RecvActivation | SendGradient | RecvGradient, stage: int) -> _Message:
+    """The message of which this is one end, on this stage."""
+    before = isinstance(end, RecvActivation | SendGradient)
+    return stage - before, isinstance(end, SendGradient | RecvGradient), end.microbatch
+
+
+def _delays_s(matched: Iterable[tuple[_Message, SampledStep, float]]) -> Mapping[int, Sample]:
     """By boundary the lower quartile of the delays of those receives that began before their tensor was sent.
 
     The clocks of two ranks start a little apart. The two directions of a boundary carry equal bytes: the mean of their
     delays is free of that difference. A boundary is left out where only one direction was seen.
     """
     delays_s: dict[tuple[int, bool], list[float]] = defaultdict(list)
-    for (source, target, gradients, _), step, end_s in matched:
+    for (boundary, gradients, _), step, end_s in matched:
         if step.start_s < end_s:
-            delays_s[_boundary(plan, source, target), gradients].append(step.end_s - end_s)
+            delays_s[boundary, gradients].append(step.end_s - end_s)
     boundaries = sorted({boundary for boundary, _ in delays_s})
     return {
         boundary: Sample(
@@ -235,10 +259,6 @@ def _delays_s(
         for boundary in boundaries
         if delays_s[boundary, False] and delays_s[boundary, True]
     }
-
-
-def _boundary(plan: Plan, source: int, target: int) -> int:
-    return min(plan.placement[source].stage, plan.placement[target].stage)
 
 
 def _quick(values: Sequence[float]) -> float:

@@ -171,11 +171,12 @@ def activation_factor(seen: Sequence[Observed]) -> Term | None:
     """
     factors = []
     for o in seen:
-        predicted = simulated(o.run, o.costs).timeline
+        predicted, pipeline = simulated(o.run, o.costs).timeline, o.run.pipeline
         for ours, theirs in zip(predicted.lanes, o.run.timeline.lanes, strict=True):
-            costs = o.costs[ours.stage]
+            stages = [pipeline.stage_of(ours.stage, chunk) for chunk in range(pipeline.chunks)]
             in_flight = ours.peak_memory_bytes - min(ours.memory_bytes, default=0)
-            if costs.activation_bytes > 0 and in_flight > 0 and not o.plan.stages[ours.stage].recompute:
+            keeps = any(o.costs[stage].activation_bytes for stage in stages)
+            if keeps and in_flight > 0 and not any(o.plan.stages[stage].recompute for stage in stages):
                 factors.append(1 + (theirs.peak_memory_bytes - ours.peak_memory_bytes) / in_flight)
     return term([factor for factor in factors if factor > 0])
 

@@ -8,7 +8,7 @@ from pipeplan.costs.collectives import AMONG, AllReduce, LevelRing, ParameterSer
 from pipeplan.costs.compute import recompute_s
 from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies, kept_bytes
-from pipeplan.costs.transfer import SharedPort, boundary_crossing, ranks_by_stage, shared_port
+from pipeplan.costs.transfer import SharedPort, boundary_crossing, ranks_of_stages, shared_port
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
@@ -44,10 +44,7 @@ def estimate(
     tensors = boundaries(profile, microbatch_size, stages, order)
     profile = profile if order is None else in_order(profile, order)
     measured = profile.at(microbatch_size)
-    ranks = ranks_by_stage(placement)
-    span, in_v = len(ranks), schedule is not None and schedule.v_shaped
-    # Further chunks: from the first rank on again, or in a V back from the last one.
-    ranks = tuple(ranks[2 * span - 1 - s if in_v and s >= span else s % span] for s in range(len(stages)))
+    ranks = ranks_of_stages(placement, len(stages), in_v=schedule is not None and schedule.v_shaped)
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
     # Of several stages a rank, boundaries are of the same devices again and again, or of one rank alone.

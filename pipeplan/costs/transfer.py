@@ -49,11 +49,21 @@ class Bandwidths:
 
 
 def ranks_by_stage(placement: Sequence[Worker]) -> tuple[tuple[int, ...], ...]:
-    """Every stage's ranks, by replica."""
+    """By each stage that the placement lists, its ranks, by replica."""
     ranks: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, worker in enumerate(placement):
         ranks[worker.stage][worker.replica] = rank
     return tuple(tuple(ranks[stage][r] for r in sorted(ranks[stage])) for stage in sorted(ranks))
+
+
+def ranks_of_stages(placement: Sequence[Worker], depth: int, *, in_v: bool) -> tuple[tuple[int, ...], ...]:
+    """By each of `depth` stages its ranks, by replica, where the placement lists the first stages of the ranks alone.
+
+    Further stages go from the first rank on again, or in a V back from the last one.
+    """
+    ranks = ranks_by_stage(placement)
+    span = len(ranks)
+    return tuple(ranks[2 * span - 1 - s if in_v and s >= span else s % span] for s in range(depth))
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ class Repredicted:
 class RunReport:
     """What a run measured. `losses` has one entry a step, from `first_step` on.
 
-    `repredicted` is None where ranks hold several stages, and of runs with fewer than three batches.
+    `repredicted` is None of runs with fewer than three batches.
     """
 
     schedule: str

@@ -9,7 +9,7 @@ from rich.table import Table
 from pipeplan.cli.plan_tables import picture
 from pipeplan.documents.files import answer_document
 from pipeplan.documents.plan import Infeasible
-from pipeplan.formats import change, percent, why_missed
+from pipeplan.formats import change, percent, seconds, why_missed
 from pipeplan.simulation.report import Compared
 from planner_service.demo.main_job import DemoOutcome
 
@@ -72,7 +72,7 @@ def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:
     _compared_row(table, "throughput, samples/s", report.throughput_samples_per_s, 1.0)
     again = report.repredicted
     if again is not None:
-        _compared_row(table, f"the same, from its first {again.elapsed_s:.1f} s", again.throughput_samples_per_s, 1.0)
+        _compared_row(table, f"the same, from its first {seconds(again.elapsed_s)}", again.throughput_samples_per_s, 1.0)
     for stage in report.stages:
         _compared_row(table, f"stage {stage.stage}: busy, ms a step", stage.busy_s_per_batch, 1e3)
         _compared_row(table, f"stage {stage.stage}: peak memory, MiB", stage.peak_memory_bytes, 1 / MIB)

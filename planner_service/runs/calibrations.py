@@ -74,9 +74,8 @@ def _measured(context: Context, run_id: str) -> MeasuredRun:
     if run.report is None:
         raise InvalidInputError("id", "must be a run that has succeeded", f"{run_id}, which is {run.state}")
     plan = plans.get(context, run.plan_id)
-    require(plan.chunks == 1, "id", "must be a run whose ranks hold one stage each", run_id)
     timeline = runs.timelines(context, run_id)["measured"]
-    updates = (sum(isinstance(each, Update) for each in lane.instructions) for lane in timeline.lanes)
+    updates = (sum(isinstance(each, Update) for each in lane.instructions) // plan.chunks for lane in timeline.lanes)
     whole = min(timeline.batches, *updates)
     require(whole > 0, "id", "must be a run that holds a whole batch", run_id)
     ranks = sorted(run.report.ranks, key=lambda rank: rank.rank)

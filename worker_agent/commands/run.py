@@ -275,7 +275,7 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from pipeplan.formats import all_seconds, all_sizes, four_digits, percent, several, why_missed
+    from pipeplan.formats import all_seconds, all_sizes, four_digits, percent, seconds, several, why_missed
 
     def rates(*values: float) -> tuple[str, ...]:
         return tuple(four_digits(value) for value in values)
@@ -289,7 +289,7 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     _row(table, "samples/s", report.throughput_samples_per_s, rates)
     again = report.repredicted
     if again is not None:
-        _row(table, f"the same, from its first {again.elapsed_s:.1f} s", again.throughput_samples_per_s, rates)
+        _row(table, f"the same, from its first {seconds(again.elapsed_s)}", again.throughput_samples_per_s, rates)
     bubble = report.bubble_fraction
     points = f"{100 * (bubble.measured - bubble.predicted):+.1f} points"
     table.add_row("bubble", percent(bubble.predicted), percent(bubble.measured), points)

@@ -115,8 +115,6 @@ def _predicted_again(job: RunJob, measured: RunMeasurements, samples_per_s: floa
     plan, batches = job.plan, begun.batches
     played = predict(plan, batches=batches, first_batch=job.first_step, among_stages=job.among_stages)
     costs = costs_as_measured(plan, played, begun, others)
-    if costs is None:
-        return None
     _, expected = _predicted(job, replace(plan, costs=costs), measured.window)
     throughput = Compared(predicted=expected.throughput_samples_per_s, measured=samples_per_s)
     return Repredicted(batches=batches, elapsed_s=begun.makespan_s, throughput_samples_per_s=throughput)

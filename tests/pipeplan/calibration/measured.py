@@ -32,9 +32,16 @@ BATCHES = 4
 
 
 def plan_for(
-    schedule: str, stops: tuple[int, ...], replicas: int, *, recompute: bool = False, recompute_unit: str = "stage"
+    schedule: str,
+    stops: tuple[int, ...],
+    replicas: int,
+    *,
+    recompute: bool = False,
+    recompute_unit: str = "stage",
+    chunks: int = 1,
+    profile: Profile = PROFILE,
 ) -> Plan:
-    """Stages that end at these stops, four microbatches a batch."""
+    """Stages that end at these stops, four microbatches a batch, so many stages a rank."""
     stages = tuple(
         Stage(start=start, stop=stop, replicas=replicas, recompute=recompute, recompute_unit=recompute_unit)
         for start, stop in zip((0, *stops), stops, strict=False)
@@ -44,7 +51,8 @@ def plan_for(
         planner="test",
         cost_model="none",
         stages=stages,
-        placement=pipelines_in_a_row((replicas,) * len(stages)),
+        placement=pipelines_in_a_row((replicas,) * (len(stages) // chunks)),
+        chunks=chunks,
         schedule=schedule,
         microbatch_size=1,
         microbatches=microbatches,
@@ -53,7 +61,7 @@ def plan_for(
         optimal_in_flight=len(stages),
         configurations_considered=1,
     )
-    return complete(PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=4), decision)
+    return complete(PlanningProblem(profile=profile, cluster=CLUSTER, batch_size=4), decision)
 
 
 def batches_of(plan: Plan) -> int:

@@ -65,6 +65,53 @@ def test_a_run_gives_back_the_costs_that_made_it(schedule: str, stops: tuple[int
     assert abs(found.runs[0].error_after) < 0.001 < abs(found.runs[0].error_before)
 
 
+def _split(profile: Profile, back: float, weights: float) -> Profile:
+    """The profile with a split backward, whose halves take these multiples of a block's forward."""
+    blocks = tuple(
+        replace(
+            block,
+            measurements=tuple(
+                replace(m, backward_input_s=back * m.forward_s, backward_weight_s=weights * m.forward_s)
+                for m in block.measurements
+            ),
+        )
+        for block in profile.blocks
+    )
+    return replace(profile, blocks=blocks)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("schedule", ["1f1b-interleaved", "zb-v"])
+def test_the_stages_of_a_rank_are_told_apart(schedule: str, replicas: int) -> None:
+    """Ranks hold two stages each, every block has its own factor, and the halves of a split backward theirs."""
+    factors = (1.2, 0.9, 1.4, 0.8)
+    back = (1.2, 0.9, 0.9, 1.0)  # of the last one, right after its forward, the mean of the others
+    known_by = replace(_split(PROFILE, 1.0, 1.0), blocks=_split(PROFILE, 1.0, 1.0).blocks[:4])
+    hidden = scaled((*factors, 1.0, 1.0), (*back, 1.0, 1.0), instruction_s=3e-4)
+    truth = replace(_split(hidden, 1.5, 0.5), blocks=_split(hidden, 1.5, 0.5).blocks[:4])
+    plan = plan_for(schedule, (1, 2, 3, 4), replicas, chunks=2, profile=known_by)
+    found = calibrate(known_by, CLUSTER, [executed(plan, (truth, network(5e5, 3e-4)))])
+    assert found.forward is not None
+    assert found.forward.values == pytest.approx(factors, rel=0.01)
+    if schedule == "zb-v":
+        assert found.backward_input is not None and found.backward_weight is not None
+        assert found.backward_input.values == pytest.approx([1.5 * each for each in factors], rel=0.01)
+        assert found.backward_weight.values == pytest.approx([0.5 * each for each in factors], rel=0.01)
+    else:
+        assert found.backward is not None
+        assert found.backward.values == pytest.approx(back, rel=0.01)
+    assert known(found.instruction_s) == pytest.approx(3e-4, rel=0.01)
+    assert abs(found.runs[0].error_after) < 0.005 < abs(found.runs[0].error_before)
+
+
+def test_every_boundary_of_two_ranks_shows_their_link() -> None:
+    plan = plan_for("1f1b-interleaved", (1, 2, 3, 6), 1, chunks=2)
+    found = calibrate(PROFILE, CLUSTER, [executed(plan, (PROFILE, network(5e5, 3e-4)))])
+    assert found.levels[0].observations == 3
+    assert found.levels[0].bandwidth_bytes_per_s == pytest.approx(5e5, rel=0.01)
+    assert found.levels[0].latency_s == pytest.approx(3e-4, rel=0.01)
+
+
 def test_all_runs_together_give_back_every_term() -> None:
     shares = {"forward_without_graph": 0.8, "recompute": 0.9, "backward_after_forward": 0.95}
     hidden = (replace(HIDDEN[0], overheads=replace(HIDDEN[0].overheads, **shares)), HIDDEN[1])

@@ -1,7 +1,6 @@
 """Why a run missed its prediction: the parts sum to the gap, and a single cause is found as that one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -20,6 +19,8 @@ PLANS = [
     plan_for("gpipe", (3, 6), 1, recompute=True),
     plan_for("pipedream-2bw", (3, 6), 2),
     plan_for("pipedream", (2, 4, 6), 1),
+    plan_for("1f1b-interleaved", (1, 2, 4, 6), 2, chunks=2),
+    plan_for("zb-v", (2, 3, 4, 6), 1, chunks=2),
 ]
 ONES = (1.0,) * len(PROFILE.blocks)
 
@@ -28,7 +29,6 @@ def _missed(plan: Plan, measured: Timeline, off_processor: Sequence[float | None
     predicted = predict(plan, batches=batches_of(plan))
     throughput = Compared(predicted=throughput_samples_per_s(predicted), measured=throughput_samples_per_s(measured))
     found = missed(plan, predicted, measured, throughput, others_took=off_processor)
-    assert found is not None
     return found, throughput
 
 
@@ -98,9 +98,3 @@ def test_the_kinds_of_instruction_are_all_of_a_batch(plan: Plan) -> None:
 def test_a_run_that_went_as_predicted_missed_nothing() -> None:
     found, _ = _missed(PLANS[0], predict(PLANS[0], batches=batches_of(PLANS[0])))
     assert (found.compute, found.link, found.waiting) == (0.0, 0.0, 0.0)
-
-
-def test_ranks_of_several_stages_are_not_told_apart() -> None:
-    plan = replace(PLANS[0], chunks=3, placement=PLANS[0].placement[:1], schedule="interleaved-1f1b")
-    timeline = predict(PLANS[0], batches=4)
-    assert missed(plan, timeline, timeline, Compared(predicted=1.0, measured=1.0)) is None
