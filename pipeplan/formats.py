@@ -117,14 +117,20 @@ def why_missed(throughput: Compared, found: Missed) -> str:
     causes = [("compute", found.compute), ("link", found.link), ("bubble", found.waiting)]
     if found.other_programs is not None:
         causes.append(("other programs", found.other_programs))
+    if found.checkpoints:
+        causes.append(("checkpoints", found.checkpoints))
     largest_first = sorted(causes, key=lambda each: -abs(each[1]))
-    parts = ", ".join(f"{name} {'-' if part < 0 else '+'}{_number(abs(part))}" for name, part in largest_first)
+    least = 1e-4 * throughput.predicted
+    seen = [(name, part if abs(part) >= least else 0.0) for name, part in largest_first]
+    parts = ", ".join(f"{name} {'-' if part < 0 else '+'}{_number(abs(part))}" for name, part in seen)
     how = "slower" if throughput.measured < throughput.predicted else "faster"
     sentences = [
         f"The run was {percent(abs(throughput.error))} {how} than predicted: "
         f"{_number(throughput.measured)} samples/s, not {_number(throughput.predicted)}.",
         f"By cause, in samples/s: {parts}.",
     ]
+    if found.checkpoints == min(part for _, part in causes) < 0:
+        sentences.append("Write checkpoints less often.")
     if found.other_programs is None:
         sentences.append("These parts include the time that other programs took.")
     elif found.other_programs == min(part for _, part in causes) < 0:

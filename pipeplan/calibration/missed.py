@@ -6,6 +6,7 @@ The plan's streams are played again and again, each time with one more of its co
     compute          forwards, backwards, recomputation and updates as long as the run's, less what other programs took
     link             and what passes between stages, and gradient exchanges, as long as the run's
     other programs   and the time in which other programs kept a computing process from its processor
+    checkpoints      and where most batches end with one, what writing it takes; no price has checkpoints
     waiting          what is left of the gap: single delays that other ranks waited for, which no typical duration shows
 
 Ranks that share a core wait for each other there. That is no other program's time: it counts as compute, as far as a
@@ -20,12 +21,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
-from pipeplan.calibration.samples import MeasuredRun, exchange_samples, stage_samples, transfer_samples
+from pipeplan.calibration.samples import MeasuredRun, exchange_samples, settled, stage_samples, transfer_samples
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import (
+    Checkpoint,
     Forward,
     Instruction,
     Recompute,
@@ -54,6 +56,8 @@ _COST_OF = {
 }
 """The stage cost of which a kind of sample is an instance."""
 
+_KINDS = ("forward", "recompute", "backward", "update", "checkpoint", "send", "receive", "exchange")
+
 Differences = dict[tuple[int, str], float]
 """By stage and cost, its excess over the prediction in seconds."""
 
@@ -69,7 +73,7 @@ def missed(
     """The gap between predicted and measured throughput, by cause.
 
     `predicted` is the plan's play, whose first batch and number of batches the other plays share. `others_took` is by
-    rank the share of its compute time in which other programs kept its process from a processor. Plays three times at
+    rank the share of its compute time in which other programs kept its process from a processor. Plays four times at
     most.
     """
     expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
@@ -77,7 +81,9 @@ def missed(
     whole, own = _compute(expected, seen, lost)
     link = _link(expected, seen)
 
-    plays = [plan.costs, *(_changed(plan.costs, each) for each in (own, own | link, whole | link))]
+    taken = whole | link
+    written = {key: taken.get(key, 0.0) + each_s for key, each_s in _checkpoints(seen).items()}
+    plays = [plan.costs, *(_changed(plan.costs, each) for each in (own, own | link, taken, taken | written))]
     took_s = [batch_s(predicted)]
     for before, costs in pairwise(plays):
         if costs == before:
@@ -89,12 +95,13 @@ def missed(
     gap, size = throughput.measured - throughput.predicted, plan.batch_size
     gap_s = size / throughput.measured - size / throughput.predicted
     a_second = gap / gap_s if gap_s else -(throughput.predicted**2) / size
-    compute, between, others = (a_second * (later - sooner) for sooner, later in pairwise(took_s))
+    compute, between, others, checkpoints = (a_second * (later - sooner) for sooner, later in pairwise(took_s))
     return Missed(
         compute=compute,
         link=between,
-        waiting=gap - compute - between - others,
+        waiting=gap - compute - between - others - checkpoints,
         other_programs=others if lost else None,
+        checkpoints=checkpoints,
         kinds=kinds(predicted, measured),
     )
 
@@ -119,7 +126,7 @@ def kinds(predicted: Timeline, measured: Timeline) -> tuple[KindReport, ...]:
 
 
 def _seconds_by_kind(timeline: Timeline) -> dict[str, float]:
-    found = dict.fromkeys(("forward", "recompute", "backward", "update", "send", "receive", "exchange"), 0.0)
+    found = dict.fromkeys(_KINDS, 0.0)
     share = 1 / len(timeline.lanes) / timeline.batches
     for lane in timeline.lanes:
         for event in lane.events():
@@ -141,6 +148,8 @@ def _kind(instruction: Instruction) -> str:
             return "receive"
         case Update():
             return "update"
+        case Checkpoint():
+            return "checkpoint"
         case _:
             return "exchange"
 
@@ -195,6 +204,21 @@ def _link(expected: MeasuredRun, seen: MeasuredRun) -> Differences:
         found[stage, "reduce_s"] = longer_s
         found[stage, "reduce_tail_s"] = longer_s
     return found
+
+
+def _checkpoints(seen: MeasuredRun) -> Differences:
+    """What a stage's checkpoints add to the update before them, where at least half of the batches end with one."""
+    pipeline, found = seen.pipeline, defaultdict(list)
+    updates: dict[int, int] = defaultdict(int)
+    for lane in seen.timeline.lanes:
+        for step in settled(lane, seen.timeline.batches):
+            if isinstance(step.instruction, Update | Checkpoint):
+                stage = pipeline.stage_of(lane.stage, step.instruction.chunk)
+                if isinstance(step.instruction, Checkpoint):
+                    found[stage].append(step.duration_s)
+                else:
+                    updates[stage] += 1
+    return {(stage, "update_s"): median(each) for stage, each in found.items() if 2 * len(each) >= updates[stage]}
 
 
 def _changed(costs: Sequence[StageCosts], differences: Differences) -> tuple[StageCosts, ...]:

@@ -90,7 +90,8 @@ class Missed:
     slowed the run.
 
     The parts sum to measured - predicted (`calibration.missed` says how they are found). `other_programs` is None if no
-    rank knows its time on a processor; it is then included in the other parts.
+    rank knows its time on a processor; it is then included in the other parts. `checkpoints` is 0 where fewer than half
+    of the batches end with one: throughput is that of the median batch.
     """
 
     compute: float
@@ -98,6 +99,7 @@ class Missed:
     waiting: float
     other_programs: float | None
     kinds: tuple[KindReport, ...]
+    checkpoints: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -72,7 +72,8 @@ def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:
     _compared_row(table, "throughput, samples/s", report.throughput_samples_per_s, 1.0)
     again = report.repredicted
     if again is not None:
-        _compared_row(table, f"the same, from its first {seconds(again.elapsed_s)}", again.throughput_samples_per_s, 1.0)
+        name = f"the same, from its first {seconds(again.elapsed_s)}"
+        _compared_row(table, name, again.throughput_samples_per_s, 1.0)
     for stage in report.stages:
         _compared_row(table, f"stage {stage.stage}: busy, ms a step", stage.busy_s_per_batch, 1e3)
         _compared_row(table, f"stage {stage.stage}: peak memory, MiB", stage.peak_memory_bytes, 1 / MIB)

@@ -88,7 +88,7 @@ def run(
     optimizer: Annotated[str | None, typer.Option(help="sgd, momentum, adam, adamw; default: the plan's.")] = None,
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(help="Steps between checkpoints, and at the end; default: a tenth; 0: none."),
+        typer.Option(help="Steps between checkpoints, and at the end; default: a tenth, 10 at least; 0: none."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's newest whole checkpoint.")] = False,
     max_restarts: Annotated[
@@ -159,7 +159,7 @@ def run(
         autocast=autocast,
         loss_scale=loss_scale,
         batch_norm=batch_norm,
-        checkpoint_every=max(steps // 10, 1) if checkpoint_every is None else checkpoint_every,
+        checkpoint_every=max(steps // 10, 10) if checkpoint_every is None else checkpoint_every,
         out=str(out.resolve()),
         device=device,
         transport=transport,

@@ -1,6 +1,8 @@
 """Why a run missed its prediction: the parts sum to the gap, and a single cause is found as that one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -8,8 +10,11 @@ from hypothesis import strategies as st
 
 from pipeplan.calibration.missed import kinds, missed
 from pipeplan.documents.plan import Plan
+from pipeplan.formats import why_missed
+from pipeplan.programs.instructions import Checkpoint, Update
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
-from pipeplan.simulation.predict import predict
+from pipeplan.simulation.play import simulate
+from pipeplan.simulation.predict import predict, program_of
 from pipeplan.simulation.report import Compared, Missed
 from tests.pipeplan.calibration.measured import CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
 from tests.properties import examples
@@ -33,7 +38,7 @@ def _missed(plan: Plan, measured: Timeline, off_processor: Sequence[float | None
 
 
 def _sum(found: Missed) -> float:
-    return found.compute + found.link + found.waiting + (found.other_programs or 0.0)
+    return found.compute + found.link + found.waiting + found.checkpoints + (found.other_programs or 0.0)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
@@ -98,3 +103,38 @@ def test_the_kinds_of_instruction_are_all_of_a_batch(plan: Plan) -> None:
 def test_a_run_that_went_as_predicted_missed_nothing() -> None:
     found, _ = _missed(PLANS[0], predict(PLANS[0], batches=batches_of(PLANS[0])))
     assert (found.compute, found.link, found.waiting) == (0.0, 0.0, 0.0)
+
+
+def _with_checkpoints(plan: Plan, every: int, seconds: float) -> Timeline:
+    """The plan's run, in which each stage writes a checkpoint after so many batches and trains on after it."""
+    costs = tuple(replace(each, update_s=each.update_s + seconds) for each in plan.costs)
+    program = program_of(plan, batches=batches_of(plan), checkpoint_every=every)
+    played = simulate(program, costs)
+    lanes = []
+    for lane in played.lanes:
+        start_s, end_s = list(lane.start_s), list(lane.end_s)
+        for index, (update, after) in enumerate(pairwise(lane.instructions)):
+            if isinstance(update, Update) and isinstance(after, Checkpoint):
+                end_s[index] -= seconds
+                start_s[index + 1] -= seconds
+        lanes.append(replace(lane, start_s=tuple(start_s), end_s=tuple(end_s)))
+    return replace(played, lanes=tuple(lanes))
+
+
+@pytest.mark.parametrize("plan", [PLANS[0], PLANS[4]], ids=lambda plan: plan.schedule)
+def test_checkpoints_after_every_batch_are_the_gap(plan: Plan) -> None:
+    measured = _with_checkpoints(plan, 1, 0.2)
+    found, throughput = _missed(plan, measured)
+    assert found.checkpoints == pytest.approx(throughput.measured - throughput.predicted, rel=0.05)
+    assert found.checkpoints < -0.1 * throughput.predicted
+    rows = {row.kind: row.s_per_batch for row in found.kinds}
+    assert rows["checkpoint"].predicted == 0.0
+    assert rows["checkpoint"].measured == pytest.approx(0.2 * plan.chunks)
+    sentence = why_missed(throughput, found)
+    assert "checkpoints -" in sentence and "link +0" in sentence and "Write checkpoints less often." in sentence
+
+
+def test_rare_checkpoints_are_not_in_the_median_batch() -> None:
+    found, _ = _missed(PLANS[3], _with_checkpoints(PLANS[3], 10, 0.2))
+    assert found.checkpoints == 0.0
+    assert {row.kind: row.s_per_batch.measured for row in found.kinds}["checkpoint"] > 0
