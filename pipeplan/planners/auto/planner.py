@@ -217,7 +217,8 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
     for other in _one_of_each(others):
         rate = f"{other.samples_per_s:.4g} samples/s"
         if not other.played:
-            reason = f"too long to be played; about {rate}, {_less(other, best)}"
+            found = _less(other, best) if other.samples_per_s < best.samples_per_s else "it may be faster"
+            reason = f"too long to be played; about {rate}, {found}"
         elif other.samples_per_s == best.samples_per_s:
             reason = f"as fast when played: {rate}, on no fewer devices"
         else:
@@ -273,8 +274,13 @@ def _pareto(fitting: Sequence[Ranked]) -> Iterator[Alternative]:
     )
     for each in front:
         less_bytes = best.memory_bytes - each.memory_bytes
-        saved = f"{readable(less_bytes)} less on a device, {_less(each, best)} throughput"
-        yield each.alternative("the answer" if each is best else saved if less_bytes > 0 else "as fast with less")
+        if each is best:
+            reason = "the answer"
+        elif less_bytes > 0:
+            reason = f"{readable(less_bytes)} less on a device, {_less(each, best)} throughput"
+        else:  # no play is faster than the answer
+            reason = f"too long to be played; it may be faster, with {readable(-less_bytes)} more on a device"
+        yield each.alternative(reason)
 
 
 def _less(other: Ranked, best: Ranked) -> str:
