@@ -233,8 +233,13 @@ def sweep(
     varied = name == "batch-size"
     require(varied or batch_size is not None, "batch-size", "is required unless it is varied", batch_size)
     problem = read_problem(profile, cluster, 1 if batch_size is None else batch_size, options, calibration)
-    with progress_bar("planning") as on_progress:
-        rows = ask_sweep(problem, planner_named(planner), name, values, on_progress)
+    try:
+        with progress_bar("planning") as on_progress:
+            rows = ask_sweep(problem, planner_named(planner), name, values, on_progress)
+    except InvalidInputError as error:
+        if error.field != name:
+            raise
+        raise InvalidInputError("over", f"the {name} {error.rule}", error.value) from error
     if as_json:
         found = [
             {

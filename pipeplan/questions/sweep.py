@@ -55,7 +55,16 @@ def sweep(
 
 
 def _varied(problem: PlanningProblem, over: str, value: float) -> PlanningProblem:
-    """The problem with another value for one of `VARIED`."""
+    """The problem with another value for one of `VARIED`, which errors name."""
+    one_type = over != "memory" or not problem.cluster.groups
+    require(one_type, "cluster.groups", "must be of one type to vary its memory", "groups")
+    try:
+        return _with(problem, over, value)
+    except InvalidInputError as error:
+        raise InvalidInputError(over, error.rule, value) from error
+
+
+def _with(problem: PlanningProblem, over: str, value: float) -> PlanningProblem:
     cluster = problem.cluster
     match over:
         case "batch-size":
@@ -68,7 +77,6 @@ def _varied(problem: PlanningProblem, over: str, value: float) -> PlanningProble
             return replace(problem, cluster=replace(cluster, levels=levels))
         case _:
             device = replace(cluster.device, memory_bytes=_whole(over, value))
-            require(not cluster.groups, "cluster.groups", "must be of one type to vary its memory", "groups")
             return replace(problem, cluster=replace(cluster, device=device))
 
 

@@ -76,7 +76,10 @@ def test_sweep_gives_a_row_a_value(files: list[str]) -> None:
         (["--over", "devices=1"], "batch-size: is required unless it is varied"),
         (["--over", "height=1", "--batch-size", "8"], "--over: must be WHAT=VALUES"),
         (["--over", "devices=a", "--batch-size", "8"], "--over: must be devices= and numbers"),
-        (["--over", "bandwidth=0", "--batch-size", "8"], "bandwidth_bytes_per_s: must be a finite number above 0"),
+        (
+            ["--over", "bandwidth=0", "--batch-size", "8"],
+            "--over: the bandwidth must be a finite number above 0, got 0",
+        ),
     ],
 )
 def test_sweep_refuses_what_it_cannot_vary(files: list[str], arguments: list[str], message: str) -> None:
