@@ -108,7 +108,7 @@ def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
     for axis in (*AXES, "sequence_parallel", "sharding", "offload"):
         value = getattr(options, axis)
         rule = f"must be left out for the engine {engine.name}, which runs whole blocks and states: name an --engine"
-        require(value in (None, 1, "none"), axis, rule, value)
+        require(value is not True and value in (None, False, 1, "none"), axis, rule, value)  # True == 1
     unit, known = options.recompute_unit, engine.recomputes
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
     require(unit is None or unit in known, "recompute_unit", rule, unit)

@@ -1,7 +1,8 @@
 """The planners by name, and what all of them share."""
 
-import dataclasses
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,7 +155,26 @@ def test_asp_is_planned_with_room_for_all_gradients_and_the_link_that_they_share
 )
 def test_options_out_of_range_are_refused_by_field_rule_and_value(field: str, value: float) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        dataclasses.replace(Options(), **{field: value})  # type: ignore[arg-type]
+        replace(Options(), **{field: value})  # type: ignore[arg-type]
     assert caught.value.field == field
     assert "must be a" in caught.value.rule
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("planner", ["gpipe", "auto"])
+@pytest.mark.parametrize(
+    "degree",
+    [{"tensor": 2}, {"context": 2}, {"sequence_parallel": True}, {"sharding": "weights"}, {"offload": "both"}],
+)
+def test_our_runtime_has_no_other_degrees_than_stages_and_replicas(planner: str, degree: dict[str, Any]) -> None:
+    problem = PlanningProblem(
+        profile=profile([Cell()] * 2), cluster=cluster((2, 1.0)), batch_size=4, options=Options(**degree)
+    )
+    with pytest.raises(InvalidInputError, match=f"{next(iter(degree))}: must be left out for the engine pipeplan"):
+        solve(planner, problem)
+
+
+def test_degrees_that_change_nothing_may_be_said() -> None:
+    said = Options(tensor=1, context=1, expert=1, sequence_parallel=False, sharding="none", offload="none")
+    problem = PlanningProblem(profile=profile([Cell()] * 2), cluster=cluster((2, 1.0)), batch_size=4)
+    assert solve("gpipe", replace(problem, options=said)) == solve("gpipe", problem)
