@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
 import httpx
 
 from pipeplan.client.connection import TIMEOUT_S, AsyncConnection, Connection, RetryClock
-from pipeplan.client.exchange import DEFAULT_URL, Steps
+from pipeplan.client.exchange import Steps, service_url
 from pipeplan.client.operations import Operations
 from pipeplan.client.reading import AsyncItems, Following, Items, Pages, follow, follow_async
 from pipeplan.errors import InvalidInputError, require
@@ -266,7 +266,7 @@ class AsyncClient:
 
 def _url(given: str | None) -> str:
     """The given URL, or that of the environment."""
-    return given if given is not None else os.environ.get("PIPEPLAN_URL") or DEFAULT_URL
+    return given if given is not None else service_url()
 
 
 def _token(given: str | None) -> str | None:

@@ -9,6 +9,7 @@ after a proxy's answer that it got none (502, 504); DELETE, and what depends on 
 not done; a POST without a key never.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping
@@ -30,6 +31,12 @@ from pipeplan.errors import (
 from pipeplan.protocol.problems import Problem, error_of
 
 DEFAULT_URL = "http://127.0.0.1:8437"
+
+
+def service_url() -> str:
+    """The service that the environment names: `PIPEPLAN_URL`, else one on this machine."""
+    return os.environ.get("PIPEPLAN_URL") or DEFAULT_URL
+
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from pipeplan.client.exchange import DEFAULT_URL
+from pipeplan.client.exchange import service_url
 from pipeplan.configuration import SECRET, resolve
 from pipeplan.documents.names import parse_spec
 from pipeplan.errors import require
@@ -44,7 +44,8 @@ class AgentSettings(BaseSettings):
     `allow` lists the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
     options; a trailing * matches any name, but no dot after the colon. In the
     environment it is a JSON list. `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds the token,
-    `PIPEPLAN_AGENT_CONFIG` a TOML file of settings.
+    `PIPEPLAN_AGENT_CONFIG` a TOML file of settings. Without a `url` of its own an agent serves the clients' service,
+    `PIPEPLAN_URL`.
 
     `address` is where other nodes reach this one (default: as the service is reached), `rendezvous_port` the port that
     it offers them (0: any free one). `devices` is how many ranks it takes at once (default: as many as GPUs; without
@@ -61,7 +62,7 @@ class AgentSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid", env_ignore_empty=True)
 
-    url: str = DEFAULT_URL
+    url: str = Field(default_factory=service_url)
     token: str | None = Field(default=None, repr=False, json_schema_extra=SECRET)
     name: str = Field(default_factory=platform.node, min_length=1, max_length=200)
     work_dir: Path = Field(default_factory=lambda: Path.home() / ".local" / "share" / "pipeplan-agent")

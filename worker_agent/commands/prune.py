@@ -24,7 +24,7 @@ def prune(
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be removed.")] = False,
-    url: Annotated[str | None, typer.Option(help="The service. [PIPEPLAN_AGENT_URL]")] = None,
+    url: Annotated[str | None, typer.Option(help="The service. [PIPEPLAN_AGENT_URL, else PIPEPLAN_URL]")] = None,
     work_dir: Annotated[
         Path | None, typer.Option(help="Where jobs keep their files. [PIPEPLAN_AGENT_WORK_DIR]")
     ] = None,

@@ -10,7 +10,7 @@ from pipeplan.cli.console import require_extra
 
 
 def start(
-    url: Annotated[str | None, typer.Option(help="The service. [PIPEPLAN_AGENT_URL]")] = None,
+    url: Annotated[str | None, typer.Option(help="The service. [PIPEPLAN_AGENT_URL, else PIPEPLAN_URL]")] = None,
     name: Annotated[
         str | None, typer.Option(help="This node's name; default: the host's. [PIPEPLAN_AGENT_NAME]")
     ] = None,

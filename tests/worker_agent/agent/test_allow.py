@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from pipeplan.client.exchange import DEFAULT_URL
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import Job, ProfileTask, RunTask, allows
 from planner_service.app import create_app
@@ -183,6 +184,15 @@ def test_the_list_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PIPEPLAN_AGENT_ALLOW", '["mine.*", "other:tiny"]')
     assert load_settings().allow == ("mine.*", "other:tiny")
     assert load_settings(allow=("third:*",)).allow == ("third:*",)
+
+
+def test_an_agent_serves_the_service_of_its_clients_unless_it_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings().url == DEFAULT_URL
+    monkeypatch.setenv("PIPEPLAN_URL", "http://127.0.0.1:2")
+    assert load_settings().url == "http://127.0.0.1:2"
+    monkeypatch.setenv("PIPEPLAN_AGENT_URL", "http://127.0.0.1:3")
+    assert load_settings().url == "http://127.0.0.1:3"
+    assert load_settings(url="http://127.0.0.1:4").url == "http://127.0.0.1:4"
 
 
 def test_a_list_in_the_environment_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
