@@ -140,13 +140,15 @@ PLAYED, CLOSED = "played", "in closed form"
 
 
 def price_kind(every: Sequence[Alternative]) -> str:
-    """Which rates a chart of these compares: plays if another configuration than the answer was played, else closed
-    forms.
+    """Which rates a chart of these compares: closed forms if others than the answer have them and no play, else plays.
 
     A chart has rates of one kind: a play and a closed form are not comparable.
     """
-    played = [each for each in every if each.throughput_samples_per_s is not None]
-    return PLAYED if every[0] in played and (len(played) > 1 or len(every) == 1) else CLOSED
+    answer, *others = every
+    if answer.throughput_samples_per_s is None:
+        return CLOSED
+    no_plays = all(each.throughput_samples_per_s is None for each in others)
+    return CLOSED if no_plays and any(each.closed_form_samples_per_s for each in others) else PLAYED
 
 
 def rate_of(each: Alternative, kind: str) -> float | None:

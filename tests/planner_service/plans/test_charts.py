@@ -143,6 +143,9 @@ def test_charts_never_compare_a_play_with_a_closed_form() -> None:
     assert closed is not None
     assert (mixed.price, len(mixed.dots), mixed.unknown) == ("played", 2, 1)
     assert (closed.price, [row[-4] for row in closed.rows[1:]]) == ("in closed form", [80.0, 1e6])
+    alone = front_chart(replace(plan, alternatives=(_other(4, 1, None, None),)))
+    assert alone is not None
+    assert (alone.price, len(alone.dots), alone.unknown) == ("played", 1, 1)
 
 
 @pytest.mark.parametrize("chart", ["search", "stages", "memory"])
