@@ -31,13 +31,13 @@ _SIZES = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB")
 
 
 def seconds(value_s: float | None) -> str:
-    """`1.25 s`, `12.5 ms`, `80 µs`."""
+    """`1.25 s`, `12.5 ms`, `80 µs`; less than a nanosecond is `0 s`, which rounding leaves."""
     if value_s is None:
         return NONE
     for unit_s, name in _TIMES:
         if abs(value_s) >= unit_s:
             return f"{_number(value_s / unit_s)} {name}"
-    return "0 s" if value_s == 0 else f"{_number(value_s / 1e-6)} µs"
+    return "0 s" if abs(value_s) < 1e-9 else f"{_number(value_s / 1e-6)} µs"
 
 
 def size(value_bytes: float | None) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeplan.documents.plan import Certificate
-from pipeplan.formats import four_digits, proven, spelled_out
+from pipeplan.formats import four_digits, proven, seconds, spelled_out
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,14 @@ from pipeplan.formats import four_digits, proven, spelled_out
 def test_no_power_of_ten_stands_in_a_rate(value: float, shown: str) -> None:
     """A tiny model's plan was said to train 1.155e+04 samples/s, beside another's 7,253."""
     assert four_digits(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value_s", "shown"),
+    [(0.0, "0 s"), (2e-19, "0 s"), (2e-9, "0.002 µs"), (8e-5, "80 µs"), (0.0125, "12.5 ms"), (23.5, "23.5 s")],
+)
+def test_a_time_has_the_unit_that_it_is_read_in(value_s: float, shown: str) -> None:
+    assert seconds(value_s) == shown
 
 
 def test_a_plans_reasons_are_shown_without_powers_of_ten() -> None:
