@@ -24,6 +24,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from pipeplan.calibration.samples import MeasuredRun, exchange_samples, settled, stage_samples, transfer_samples
+from pipeplan.costs.memory import stages_by_rank
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import (
@@ -156,12 +157,12 @@ def _kind(instruction: Instruction) -> str:
 
 def _lost_by_stage(seen: MeasuredRun, others_took: Sequence[float | None]) -> dict[int, float]:
     """By stage the mean share of its replicas' compute time that other programs took; empty where one is unknown."""
-    pipeline, shares = seen.pipeline, defaultdict(list)
+    stages, shares = stages_by_rank(seen.plan), defaultdict(list)
     for lane, share in zip(seen.timeline.lanes, others_took, strict=bool(others_took)):
         if share is None:
             return {}
-        for chunk in range(pipeline.chunks):
-            shares[pipeline.stage_of(lane.stage, chunk)].append(share)
+        for stage in stages[lane.stage]:
+            shares[stage].append(share)
     return {stage: fmean(its) for stage, its in shares.items()}
 
 

@@ -114,13 +114,16 @@ def pairs(predicted: Timeline, measured: Timeline) -> Iterator[Pair]:
                 )
 
 
-def differences(predicted: Timeline, measured: Timeline) -> tuple[StageDifference, ...]:
+def differences(
+    predicted: Timeline, measured: Timeline, stages: Sequence[Sequence[int]]
+) -> tuple[StageDifference, ...]:
     """By stage and kind of instruction, in the stages' order; within a stage, the kind with the largest excess over its
-    prediction first.
+    prediction first. `stages` are those of each rank of a pipeline, by chunk.
     """
     found: dict[tuple[int, str], list[Pair]] = defaultdict(list)
     for pair in pairs(predicted, measured):
-        found[pair.stage, type(pair.instruction).__name__].append(pair)
+        stage = stages[pair.stage][pair.instruction.chunk]
+        found[stage, type(pair.instruction).__name__].append(pair)
     rows = [
         StageDifference(
             stage=stage,

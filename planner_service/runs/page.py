@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse
 
+from pipeplan.costs.memory import stages_by_rank
 from pipeplan.documents.calibration import mean_absolute_error
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import NotFoundError, require
@@ -58,6 +59,11 @@ class RunView:
     capacity_bytes: int = 0
     differences: tuple[StageDifference, ...] = ()
     losses: LossChart | None = None
+
+    @property
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of every rank of a pipeline."""
+        return stages_by_rank(self.plan)
 
 
 @router.get("/runs")
@@ -120,7 +126,7 @@ def run_view(context: Context, run_id: str) -> RunView:
     if run.report is None:
         return RunView(run=run, plan=plan)
     shown = runs.overlay(context, run_id, DRAWN_BATCHES)
-    found = () if shown.predicted is None else differences(shown.predicted, shown.measured)
+    found = () if shown.predicted is None else differences(shown.predicted, shown.measured, stages_by_rank(plan))
     return RunView(
         run=run,
         plan=plan,

@@ -275,6 +275,7 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from pipeplan.costs.memory import stages_by_rank
     from pipeplan.formats import all_seconds, all_sizes, four_digits, percent, seconds, several, why_missed
 
     def rates(*values: float) -> tuple[str, ...]:
@@ -293,9 +294,10 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     bubble = report.bubble_fraction
     points = f"{100 * (bubble.measured - bubble.predicted):+.1f} points"
     table.add_row("bubble", percent(bubble.predicted), percent(bubble.measured), points)
-    for stage in report.stages:
-        _row(table, f"stage {stage.stage}, busy a step", stage.busy_s_per_batch, lambda *times: all_seconds(times))
-        _row(table, f"stage {stage.stage}, peak memory", stage.peak_memory_bytes, lambda *sizes: all_sizes(sizes))
+    for stage, held in zip(report.stages, stages_by_rank(job.plan), strict=True):
+        of = f"stage{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
+        _row(table, f"{of}, busy a step", stage.busy_s_per_batch, lambda *times: all_seconds(times))
+        _row(table, f"{of}, peak memory", stage.peak_memory_bytes, lambda *sizes: all_sizes(sizes))
     console = Console()
     console.print(table)
     if report.missed is not None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeplan.costs.memory import stages_by_rank
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
@@ -72,12 +73,26 @@ def test_what_took_longer_is_named_by_stage_and_kind() -> None:
         for each, end in zip(late.instructions, late.end_s, strict=True)
     )
     measured = replace(played, lanes=(played.lanes[0], replace(late, end_s=ends)))
-    rows = differences(*overlaid(played, measured, 2))
+    rows = differences(*overlaid(played, measured, 2), stages_by_rank(PLANS["1f1b"]))
     first = next(row for row in rows if row.stage == 1)
     assert (first.kind, first.count) == ("Forward", 2 * PLANS["1f1b"].microbatches)
     assert first.measured_s - first.predicted_s == pytest.approx(0.25)
     assert first.longer_s == pytest.approx(0.25 * first.count)
     assert all(row.longer_s == 0 for row in rows if (row.stage, row.kind) != (1, "Forward"))
+
+
+def test_the_stages_of_a_rank_have_rows_of_their_own() -> None:
+    plan = PLANS["1f1b-interleaved"]
+    played = predict(plan, batches=4)
+    late = played.lanes[1]
+    ends = tuple(
+        end + (0.25 if isinstance(each, Forward) and each.chunk == 1 else 0)
+        for each, end in zip(late.instructions, late.end_s, strict=True)
+    )
+    measured = replace(played, lanes=(played.lanes[0], replace(late, end_s=ends)))
+    rows = differences(*overlaid(played, measured, 2), stages_by_rank(plan))
+    assert {row.stage for row in rows} == {0, 1, 2, 3}
+    assert [(row.stage, row.kind) for row in rows if row.longer_s] == [(3, "Forward")]
 
 
 def test_the_end_of_a_long_run_is_cut_at_a_batch() -> None:
