@@ -79,12 +79,15 @@ def exchanging(
     instructions: Iterable[Instruction], source: Callable[[int], int | None] = lambda version: None
 ) -> list[Instruction]:
     """The stream with an exchange before every update, of the gradients of a version's `source` if it has one."""
-    found: list[Instruction] = []
-    for instruction in instructions:
-        if isinstance(instruction, Update):
-            version = instruction.version
-            found.append(ReduceGradients(version, instruction.chunk, source(version)))
-        found.append(instruction)
+    listed = instructions if isinstance(instructions, list | tuple) else list(instructions)
+    found, done = list[Instruction](), 0
+    for place in [index for index, kind in enumerate(map(type, listed)) if kind is Update]:
+        update = listed[place]
+        assert isinstance(update, Update)
+        found += listed[done:place]
+        found.append(ReduceGradients(update.version, update.chunk, source(update.version)))
+        done = place
+    found += listed[done:]
     return found
 
 

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
-from typing import get_args
+from typing import TypeAlias
 
 import numpy as np
 
 from pipeplan.arrays import BoolArray, IntArray
 from pipeplan.programs.instructions import (
     COMPUTE,
+    NUMBERS,
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -19,8 +20,11 @@ from pipeplan.programs.instructions import (
     StartReduce,
     Update,
     microbatches_of,
+    numbered,
     versions_needed,
 )
+
+KindArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 _BACKWARD = (Backward, BackwardInput, BackwardWeight)
 _COMPLETING = (Backward, BackwardWeight)
@@ -56,18 +60,19 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
     return _last_uses(instructions, _numbered(instructions))
 
 
-def _last_uses(instructions: Sequence[Instruction], kinds: IntArray) -> dict[int, int]:
+def _last_uses(instructions: Sequence[Instruction], kinds: KindArray) -> dict[int, int]:
     computes = np.flatnonzero(_COMPUTES[kinds]).tolist()
     versions = map(attrgetter("version"), compress(instructions, _COMPUTES[kinds].tolist()))
     last: dict[int, int] = dict(zip(versions, computes, strict=True))
-    newest = 0
-    others = _OF_VERSIONS[kinds]
-    for index, instruction in zip(
-        np.flatnonzero(others).tolist(), compress(instructions, others.tolist()), strict=True
-    ):
-        for version in versions_needed(instruction):
-            last[version] = max(last.get(version, 0), index)
-        newest = max(newest, instruction.version if isinstance(instruction, Update) else 0)
+    updates = _UPDATES[kinds]
+    made = list(map(attrgetter("version"), compress(instructions, updates.tolist())))
+    needed = [(version - 1, index) for version, index in zip(made, np.flatnonzero(updates).tolist(), strict=True)]
+    for index in np.flatnonzero(kinds == NUMBERS[Checkpoint]).tolist():
+        needed += [(version, index) for version in versions_needed(instructions[index])]
+    for version, index in needed:
+        if last.get(version, -1) < index:
+            last[version] = index
+    newest = max(made, default=0)
     last[newest] = len(instructions)
     return last
 
@@ -78,16 +83,15 @@ def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:
     return _not_made(instructions, kinds, _last_uses(instructions, kinds))
 
 
-def _not_made(instructions: Sequence[Instruction], kinds: IntArray, used: Iterable[int]) -> tuple[int, ...]:
+def _not_made(instructions: Sequence[Instruction], kinds: KindArray, used: Iterable[int]) -> tuple[int, ...]:
     updates = compress(instructions, _UPDATES[kinds].tolist())
     made = {update.version for update in updates if isinstance(update, Update)}
     return tuple(sorted(v for v in used if v not in made))
 
 
-def _numbered(instructions: Sequence[Instruction]) -> IntArray:
+def _numbered(instructions: Sequence[Instruction]) -> KindArray:
     """The kinds of instructions, as numbers."""
-    numbers = map(_NUMBERS.__getitem__, map(type, instructions))
-    return np.fromiter(numbers, dtype=np.int64, count=len(instructions))
+    return np.frombuffer(numbered(instructions), dtype=np.uint8)
 
 
 def footprints(instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False) -> Iterator[Held]:
@@ -115,17 +119,25 @@ def held_counts(
 
 
 def held_table(
-    instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False, settled: bool = False
+    instructions: Sequence[Instruction],
+    *,
+    recompute: bool,
+    by_block: bool = False,
+    settled: bool = False,
+    numbers: bytes | None = None,
 ) -> IntArray:
-    """[count, instruction]: the counts of `held_counts` in an array, which is faster on long streams."""
-    kinds = _numbered(instructions)
+    """[count, instruction]: the counts of `held_counts` in an array, which is faster on long streams.
+
+    `numbers` are the instructions' kinds (`instructions.numbered`), where they are known.
+    """
+    kinds = _numbered(instructions) if numbers is None else np.frombuffer(numbers, dtype=np.uint8)
     whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
-    spikes = kinds == _NUMBERS[Backward] if by_block and not settled else np.zeros(len(kinds), dtype=bool)
+    spikes = kinds == NUMBERS[Backward] if by_block and not settled else np.zeros(len(kinds), dtype=bool)
     last = _last_uses(instructions, kinds)
     ends = np.asarray(sorted(last.values()), dtype=np.int64)
     made = _MADE[kinds] - np.bincount(ends[ends < len(kinds)], minlength=len(kinds))
     deferred = _DEFERRED[kinds]
-    for index in np.flatnonzero(kinds == _NUMBERS[BackwardWeight]).tolist():
+    for index in np.flatnonzero(kinds == NUMBERS[BackwardWeight]).tolist():
         deferred[index] = -len(microbatches_of(instructions[index]))
     return np.stack(
         [
@@ -139,7 +151,7 @@ def held_table(
     )
 
 
-def _further_gradients(instructions: Sequence[Instruction], kinds: IntArray) -> IntArray:
+def _further_gradients(instructions: Sequence[Instruction], kinds: KindArray) -> IntArray:
     """Sets of gradients beyond the one that is always there, after each instruction.
 
     A set counts while it is exchanged: from the backward that completes it to its update. Another worker's set counts
@@ -171,21 +183,17 @@ def _further_gradients(instructions: Sequence[Instruction], kinds: IntArray) -> 
     return np.repeat(further, np.diff(changes, prepend=0, append=len(kinds)))
 
 
-_NUMBERS = {kind: number for number, kind in enumerate(get_args(Instruction))}
-
-
 def _changes(**changes: int) -> IntArray:
     """By how much instructions of each kind, by number, change a count."""
-    return np.asarray([changes.get(kind.__name__, 0) for kind in _NUMBERS], dtype=np.int64)
+    return np.asarray([changes.get(kind.__name__, 0) for kind in NUMBERS], dtype=np.int64)
 
 
 def _are(*kinds: type[Instruction]) -> BoolArray:
     """Which numbers are of these kinds."""
-    return np.asarray([kind in kinds for kind in _NUMBERS])
+    return np.asarray([kind in kinds for kind in NUMBERS])
 
 
 _COMPUTES, _BACKWARDS, _EXCHANGES, _UPDATES = _are(*COMPUTE), _are(*_BACKWARD), _are(StartReduce), _are(Update)
-_OF_VERSIONS = _are(Update, Checkpoint)
 
 _ALL_KEPT = _changes(Forward=1, Backward=-1, BackwardInput=-1), _changes()
 _INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(Forward=1, Recompute=-1)

@@ -6,10 +6,10 @@ weights after v updates. If a rank has several stages, `chunk` says which of the
 Each chunk counts its own versions and microbatches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 KEPT = 2**14
 """How many instructions of each kind are kept for other streams: making one takes seven times as long as finding it."""
@@ -205,6 +205,12 @@ def recompute(microbatch: int, version: int = 0, chunk: int = 0) -> Recompute:
     return Recompute(microbatch, version, chunk)
 
 
+@lru_cache(maxsize=KEPT)
+def update(version: int, chunk: int = 0) -> Update:
+    """An Update, which the streams of all stages share."""
+    return Update(version, chunk)
+
+
 Compute: TypeAlias = Forward | Recompute | Backward | BackwardInput | BackwardWeight
 Transfer: TypeAlias = SendActivation | RecvActivation | SendGradient | RecvGradient
 Exchange: TypeAlias = StartReduce | ReduceGradients | ReduceTied | ReduceNorm
@@ -214,6 +220,20 @@ COMPUTE = frozenset({Forward, Recompute, Backward, BackwardInput, BackwardWeight
 """Forward and backward work: what the papers' bubbles count as busy."""
 
 _TRANSFERS = frozenset({SendActivation, RecvActivation, SendGradient, RecvGradient})
+
+NUMBERS = {kind: number for number, kind in enumerate(get_args(Instruction))}
+"""The kinds of instructions, numbered."""
+
+
+def numbered(instructions: Sequence[Instruction]) -> bytes:
+    """The kind of every instruction, by number: a byte each, which searches faster than the instructions themselves."""
+    return bytes(map(NUMBERS.__getitem__, map(type, instructions)))
+
+
+def marking(kinds: Collection[type[Instruction]]) -> bytes:
+    """A table for `bytes.translate` that turns the numbers of these kinds into 1, and all others into 0."""
+    marked = {NUMBERS[kind] for kind in kinds}
+    return bytes(number in marked for number in range(256))
 
 
 def is_compute(instruction: Instruction) -> bool:

@@ -88,6 +88,11 @@ class Pipeline:
         first = batch * self.batch_microbatches + 1
         return range(first + worker.replica, first + self.batch_microbatches, self.replicas[worker.stage])
 
+    def numbers_of(self, worker: Worker) -> range:
+        """The same of all batches, which follow each other."""
+        batch, stop = self.batch_microbatches, self.first_batch + self.batches
+        return range(self.first_batch * batch + 1 + worker.replica, stop * batch + 1, self.replicas[worker.stage])
+
     def batch_of(self, microbatch: int) -> int:
         """The batch (from 0) that holds the microbatch (from 1)."""
         return (microbatch - 1) // self.batch_microbatches

@@ -7,7 +7,7 @@ stage 2         F1 B1 F2 B2 F3 B3 F4 B4 U1
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Instruction, Update, backward, forward
@@ -15,6 +15,9 @@ from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 
 T = TypeVar("T")
+
+Block: TypeAlias = tuple[Instruction, ...]
+"""What a stage does of a microbatch at a time: instructions that stand together."""
 
 
 class OneFOneB(Schedule):

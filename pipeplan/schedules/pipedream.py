@@ -11,13 +11,14 @@ stage 2         F1 B1 U1 F2 B2 U2 F3 B3 U3 F4@1 ...
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from math import gcd
 
 from pipeplan.documents.plan import Worker
-from pipeplan.programs.instructions import Instruction, Update, backward, forward
+from pipeplan.programs.instructions import Instruction, backward, forward, update
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
-from pipeplan.schedules.one_f_one_b import alternate
+from pipeplan.schedules.one_f_one_b import alternating
 
 
 class PipeDream(Schedule):
@@ -36,7 +37,7 @@ class PipeDream(Schedule):
         stage (t and stages from 1, no less than 0): w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t)). A stage of r
         replicas makes one version of r minibatches.
         """
-        return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, worker.stage, k))
+        return _stashing(pipeline, worker, _newest_version(pipeline, worker.stage))
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
         """As many updates as the other minibatches in flight have made."""
@@ -72,7 +73,8 @@ class VerticalSync(PipeDream):
         version does not hold.
         """
         first, own = pipeline.replicas[0], pipeline.replicas[worker.stage]
-        return _stashing(pipeline, worker, lambda k: _newest_version(pipeline, 0, k) * first // own)
+        newest = _newest_version(pipeline, 0)
+        return _stashing(pipeline, worker, lambda k: newest(k) * first // own)
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
         """The input stage has NOAM minibatches in flight on each of its r1 replicas.
@@ -89,17 +91,17 @@ class VerticalSync(PipeDream):
         return len(replicas) > 1
 
 
-def _newest_version(pipeline: Pipeline, stage: int, k: int) -> int:
-    """The newest version on a stage when minibatch k is forwarded there."""
-    return max((k - 1) // pipeline.replicas[stage] - (pipeline.in_flight_limit(stage) - 1), 0)
+def _newest_version(pipeline: Pipeline, stage: int) -> Callable[[int], int]:
+    """The newest version on a stage when a minibatch is forwarded there."""
+    replicas, others = pipeline.replicas[stage], pipeline.in_flight_limit(stage) - 1
+    return lambda k: max((k - 1) // replicas - others, 0)
 
 
 def _stashing(pipeline: Pipeline, worker: Worker, version_of: Callable[[int], int]) -> Iterator[Instruction]:
     """1F1B over all minibatches, each on its version, with an update after every backward."""
-    numbers = [k for batch in pipeline.batch_range() for k in pipeline.microbatches_of(worker, batch)]
-    for k, there in alternate(numbers, pipeline.in_flight_limit(worker.stage)):
-        if there:
-            yield forward(k, version_of(k))
-        else:
-            yield backward(k, version_of(k))
-            yield Update((k - 1) // pipeline.replicas[worker.stage] + 1)
+    replicas, numbers = pipeline.replicas[worker.stage], pipeline.numbers_of(worker)
+    versions = list(map(version_of, numbers))
+    forwards = list(zip(map(forward, numbers, versions), strict=True))
+    made = [update((k - 1) // replicas + 1) for k in numbers]
+    backwards = list(zip(map(backward, numbers, versions), made, strict=True))
+    return chain.from_iterable(alternating(forwards, backwards, pipeline.in_flight_limit(worker.stage)))

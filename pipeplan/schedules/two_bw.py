@@ -7,16 +7,13 @@ stage 1      F1    B1 F2 B2 U1 F3 B3 F4 B4 U2 F5@1 ...
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import TypeAlias
 
 from pipeplan.documents.plan import Worker
 from pipeplan.errors import require
 from pipeplan.programs.instructions import Instruction, Update, backward, forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
-from pipeplan.schedules.one_f_one_b import alternating
-
-Block: TypeAlias = tuple[Instruction, ...]
+from pipeplan.schedules.one_f_one_b import Block, alternating
 
 
 class TwoBW(Schedule):

@@ -97,6 +97,7 @@ class Column:
     """A stream: its steps, one for each instruction, and the exchanges by the numbers of the steps that meet at them.
 
     A step of which a transfer is a part has its overhead as well: `receives_s` before its compute, `sends_s` after it.
+    `kinds` are the instructions' (`instructions.numbered`), where transfers are implied.
     """
 
     rank: int
@@ -104,3 +105,4 @@ class Column:
     sends_s: float
     steps: list[Step]
     exchanges: dict[int, Exchange] = field(default_factory=dict)
+    kinds: bytes = b""

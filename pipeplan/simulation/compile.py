@@ -5,6 +5,7 @@ are the same, and take a third of the time to make.
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from math import lcm
 from operator import attrgetter
 
@@ -13,6 +14,7 @@ from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.programs.communicate import with_transfers
 from pipeplan.programs.instructions import (
+    NUMBERS,
     Backward,
     BackwardInput,
     BackwardWeight,
@@ -30,7 +32,9 @@ from pipeplan.programs.instructions import (
     StartReduce,
     Transfer,
     Update,
+    marking,
     microbatches_of,
+    numbered,
 )
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
@@ -42,7 +46,7 @@ _TRANSFER = (SendActivation, RecvActivation, SendGradient, RecvGradient)
 _SENDS = (SendActivation, SendGradient)
 _GRADIENTS = (SendGradient, RecvGradient)
 _COMPLETING = (Backward, BackwardWeight)
-_AMONG_REPLICAS = frozenset({StartReduce, ReduceGradients})
+_AMONG_REPLICAS = marking({StartReduce, ReduceGradients})
 _PASSING = (Forward, Backward, BackwardInput)
 
 _Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
@@ -139,11 +143,13 @@ class Compiler:
 
         Instructions of one kind, chunk and peer have equal steps, but for those that exchange.
         """
-        instructions, keys = stream.instructions, self._alike(stream)
-        step_of = {key: self._step(stream, instructions[keys.index(key)]) for key in dict.fromkeys(keys)}
-        steps = list(map(step_of.__getitem__, keys))
-        column, begun = self._empty(stream, steps, self._costs[stream.stage].handing_over_s), set[int]()
-        for index in [i for i, each in enumerate(map(type, instructions)) if each in _AMONG_REPLICAS]:
+        instructions, kinds = stream.instructions, numbered(stream.instructions)
+        keys = self._alike(stream, kinds)
+        of_kinds = list(dict.fromkeys(keys))
+        every = self._steps(stream, [instructions[keys.index(key)] for key in of_kinds])
+        steps = list(map(dict(zip(of_kinds, every, strict=True)).__getitem__, keys))
+        column, begun = self._empty(stream, steps, self._costs[stream.stage].handing_over_s, kinds), set[int]()
+        for index in compress(range(len(kinds)), kinds.translate(_AMONG_REPLICAS)):
             meet = self._among_replicas(column.exchanges, stream, index, begun)
             steps[index] = (None, 0.0, meet, None)
         for index in column.exchanges:
@@ -152,12 +158,11 @@ class Compiler:
                 steps[index] = (receives, own_s, Meet.COMPLETE, sends)
         return column
 
-    def _alike(self, stream: Stream) -> Sequence[object]:
+    def _alike(self, stream: Stream, kinds: bytes) -> Sequence[object]:
         """For each instruction what it has in common with those that have equal steps."""
         instructions, replicas = stream.instructions, self._program.pipeline.replicas
-        kinds = list(map(type, instructions))
         turns = lcm(*replicas[max(stream.stage - 1, 0) : stream.stage + 2])
-        if turns == 1 and BackwardWeight not in kinds:
+        if turns == 1 and NUMBERS[BackwardWeight] not in kinds:
             several = self._program.pipeline.chunks > 1
             return list(zip(kinds, map(attrgetter("chunk"), instructions), strict=True)) if several else kinds
         return [
@@ -165,28 +170,32 @@ class Compiler:
             for kind, each in zip(kinds, instructions, strict=True)
         ]
 
-    def _step(self, stream: Stream, instruction: Instruction) -> Step:
-        """The instruction's step, with its transfers. What is exchanged is no part of it."""
-        receives, own_s, sends = None, 0.0, None
+    def _steps(self, stream: Stream, instructions: Sequence[Instruction]) -> list[Step]:
+        """The instructions' steps, with their transfers. What is exchanged is no part of them."""
+        found, receives, tables = list[Step](), None, self._seconds(stream)
         worker = Worker(stage=stream.stage, replica=stream.replica)
-        for each in with_transfers([instruction], self._program.pipeline, worker, self._ranks):
+        for each in with_transfers(instructions, self._program.pipeline, worker, self._ranks):
             if isinstance(each, _SENDS):
-                sends = self._edge(stream, each)
+                found[-1] = (*found[-1][:3], self._edge(stream, each))
             elif isinstance(each, _TRANSFER):
                 receives = self._edge(stream, each)
-            elif isinstance(each, BackwardWeight):
-                own_s = self._weights_s(self._stages(stream), each)
-            elif not isinstance(each, StartReduce | ReduceGradients):
-                own_s = self._seconds(stream)[each.chunk][type(each)]
-        return receives, own_s, None, sends
+            else:
+                own_s = 0.0
+                if isinstance(each, BackwardWeight):
+                    own_s = self._weights_s(self._stages(stream), each)
+                elif not isinstance(each, StartReduce | ReduceGradients):
+                    own_s = tables[each.chunk][type(each)]
+                found.append((receives, own_s, None, None))
+                receives = None
+        return found
 
     def _weights_s(self, stages: Sequence[int], instruction: BackwardWeight) -> float:
         own = self._costs[stages[instruction.chunk]]
         return len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
 
-    def _empty(self, stream: Stream, steps: list[Step], sends_s: float = 0.0) -> Column:
+    def _empty(self, stream: Stream, steps: list[Step], sends_s: float = 0.0, kinds: bytes = b"") -> Column:
         receives_s = self._costs[stream.stage].handing_over_s
-        return Column(rank=stream.rank, receives_s=receives_s, sends_s=sends_s, steps=steps)
+        return Column(rank=stream.rank, receives_s=receives_s, sends_s=sends_s, steps=steps, kinds=kinds)
 
     def _stages(self, stream: Stream) -> list[int]:
         pipeline = self._program.pipeline

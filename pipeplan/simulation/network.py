@@ -28,8 +28,8 @@ class Route:
 
     `share`: of a port's bandwidth, what a thing takes at full speed. `ports`: those that it passes, each with the
     number of equal things that pass there side by side, for which the route stands; 1/k where a device carries one
-    k-th of it. `near`: the set of the other routes through them. `speed` and `left_s` are those of the thing on its
-    way; `waiting` holds those that follow it.
+    k-th of it. `near`: the set of the other routes through them; `bit`: the set of this one alone. `speed` and
+    `left_s` are those of the thing on its way; `waiting` holds those that follow it.
     """
 
     number: int
@@ -43,6 +43,10 @@ class Route:
     left_s: float = 0.0
     since_s: float = 0.0
     stamp: int = 0
+    bit: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bit = 1 << self.number
 
     def full_alone(self) -> float:
         """The speed of a transfer that has all its ports to itself."""
@@ -64,11 +68,11 @@ class Network:
         through = [0] * ports
         for route in routes:
             for port, _ in route.ports:
-                through[port] |= 1 << route.number
+                through[port] |= route.bit
         for route in routes:
             route.alone = route.full_alone()
             for port, _ in route.ports:
-                route.near |= through[port] & ~(1 << route.number)
+                route.near |= through[port] & ~route.bit
 
     def start(self, route: Route, thing: object, seconds: float, now_s: float) -> None:
         """Puts a transfer that takes so many seconds at full speed on a route, or in the route's queue."""
@@ -77,12 +81,12 @@ class Network:
             return
         route.carried, route.left_s, route.since_s, route.speed = thing, seconds, now_s, 0.0
         if self._busy & route.near:
-            self.changed |= 1 << route.number
+            self.changed |= route.bit
         else:
             route.speed = route.alone
             route.stamp += 1
             heappush(self.ends, (now_s + seconds / route.alone, route.number, route.stamp, route))
-        self._busy |= 1 << route.number
+        self._busy |= route.bit
 
     def arrived(self) -> tuple[object, float]:
         """Removes the next transfer from its route, which continues with the one that waits. Returns the transfer, and
@@ -97,7 +101,7 @@ class Network:
             route.carried, route.left_s, route.since_s = follower, seconds, end_s
             heappush(self.ends, (end_s + seconds / route.speed, number, route.stamp, route))
         else:
-            self._busy ^= 1 << number
+            self._busy ^= route.bit
             self.changed = (self.changed | route.near) & self._busy
         ends = self.ends
         while ends and ends[0][2] != ends[0][3].stamp:

@@ -16,7 +16,7 @@ time advances to its next event; no later send can start before that event.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 from operator import mul
@@ -67,12 +67,15 @@ class Engine:
 
     def play(self) -> None:
         """Plays to the end. Raises ScheduleError if a worker cannot reach its end, or a tensor is never received."""
+        ready, wakes = self._ready, [self._worker(column).__next__ for column in self.columns]
         while True:
-            while self._ready:
-                self._advance(self._ready.popleft())
+            while ready:
+                wakes[ready.popleft()]()
             if not self._carry():
                 break
+        self._require_ends()
 
+    def _require_ends(self) -> None:
         blocked = [column.rank for column in self.columns if len(self.end_s[column.rank]) < len(column.steps)]
         if blocked:
             raise ScheduleError(f"deadlock: {'; '.join(map(self._waits, blocked[:4]))}")
@@ -88,42 +91,40 @@ class Engine:
         instruction = self._program.streams[rank].instructions[len(self.end_s[rank])]
         return f"rank {rank} waits at {format_instruction(instruction)}"
 
-    def _advance(self, rank: int) -> None:
-        """Plays one worker as far as it can go."""
-        column, starts, ends = self.columns[rank], self.start_s[rank], self.end_s[rank]
-        receives_s, sends_s, now_s = column.receives_s, column.sends_s, self.over_s[rank]
-        steps, requests = column.steps, self._requests
-        for index in range(len(ends), len(steps)):
-            receives, own_s, meet, sends = steps[index]
+    def _worker(self, column: Column) -> Iterator[None]:
+        """Plays one worker: as far as it can go, and from there on each time that it is woken."""
+        rank, requests, wake = column.rank, self._requests, self._ready.append
+        receives_s, sends_s, now_s = column.receives_s, column.sends_s, 0.0
+        started, ended = self.start_s[rank].append, self.end_s[rank].append
+        for index, (receives, own_s, meet, sends) in enumerate(column.steps):
             start_s = now_s
             if receives is not None:
-                if not receives.arrival_s:  # the tensor is yet to be sent: its arrival wakes the worker
+                while not receives.arrival_s:  # the tensor is yet to be sent: its arrival wakes the worker
                     receives.awaited = True
-                    break
+                    yield
                 arrival_s = receives.arrival_s.popleft()
                 start_s = (arrival_s if arrival_s > now_s else now_s) + receives_s
             if meet is None:
                 now_s = start_s + own_s
-            elif (over_s := self._exchange(column, index, start_s)) is not None:
-                now_s = over_s
             else:
-                break
-            starts.append(start_s)
-            ends.append(now_s)
-            if sends is not None:
-                now_s += sends_s
-                if sends.route is not None:
-                    heappush(requests, (now_s, sends.group, sends.number, sends))
-                else:
-                    sends.free_s = (sends.free_s if sends.free_s > now_s else now_s) + sends.seconds
-                    self._arrive(sends, sends.free_s + sends.latency_s)
+                while (over_s := self._exchange(column, index, start_s)) is None:
+                    yield
+                now_s = over_s
+            started(start_s)
+            ended(now_s)
+            if sends is None:
+                continue
+            now_s += sends_s
+            if sends.route is not None:
+                heappush(requests, (now_s, sends.group, sends.number, sends))
+                continue
+            sends.free_s = (sends.free_s if sends.free_s > now_s else now_s) + sends.seconds
+            sends.arrival_s.append(sends.free_s + sends.latency_s)
+            if sends.awaited:
+                sends.awaited = False
+                wake(sends.receiver)
         self.over_s[rank] = now_s
-
-    def _arrive(self, edge: Edge, arrival_s: float) -> None:
-        edge.arrival_s.append(arrival_s)
-        if edge.awaited:
-            edge.awaited = False
-            self._ready.append(edge.receiver)
+        yield
 
     def _exchange(self, column: Column, index: int, now_s: float) -> float | None:
         """When the exchange ends; None while a replica is missing, or it waits for its ports."""
@@ -182,8 +183,12 @@ class Engine:
             while ends and ends[0][0] <= now_s:
                 thing, end_s = network.arrived()
                 if isinstance(thing, Edge):
-                    self._arrive(thing, end_s + thing.latency_s)
-                elif isinstance(thing, Exchange):
+                    thing.arrival_s.append(end_s + thing.latency_s)
+                    if thing.awaited:
+                        thing.awaited = False
+                        ready.append(thing.receiver)
+                else:
+                    assert isinstance(thing, Exchange)
                     self._exchanged(thing, end_s)
             while requests and requests[0][0] <= now_s:
                 _, group, number, edge = heappop(requests)
@@ -234,12 +239,12 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Se
     )
 
 
-def peak_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> int:
-    """The most that the rank holds after any of its instructions (`held_bytes`)."""
+def peak_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts], kinds: bytes) -> int:
+    """The most that the rank holds after any of its instructions (`held_bytes`), whose `kinds` are known."""
     pipeline, own = program.pipeline, costs[stream.stage]
     if pipeline.chunks == 1 and stream.instructions:
         recompute, by_block = (law(stream.stage) for law in (pipeline.recomputes, pipeline.recomputes_by_block))
-        table = held_table(stream.instructions, recompute=recompute, by_block=by_block)
+        table = held_table(stream.instructions, recompute=recompute, by_block=by_block, numbers=kinds)
         most_bytes = sum(map(mul, own.each_held_bytes, table.max(axis=1).tolist()))
         if most_bytes <= np.iinfo(np.int64).max:
             return own.fixed_bytes + int((np.asarray(own.each_held_bytes) @ table).max())

@@ -6,12 +6,15 @@ may leave out their transfers, which their compute implies. That takes a third o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from operator import sub
 
 from pipeplan.documents.stage_costs import StageCosts
-from pipeplan.programs.instructions import COMPUTE, Update
+from pipeplan.programs.instructions import COMPUTE, Update, marking, numbered
 from pipeplan.programs.program import Program
 from pipeplan.simulation.play import Engine, peak_bytes
+
+_COMPUTES, _UPDATES = marking(COMPUTE), marking({Update})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +40,21 @@ def total(
     engine.play()
     batch_ends_s: list[float] = []
     busy_s: list[float] = []
-    for stream, start_s, end_s in zip(program.streams, engine.start_s, engine.end_s, strict=True):
+    peaks_bytes: list[int] = []
+    for stream, column, start_s, end_s in zip(
+        program.streams, engine.columns, engine.start_s, engine.end_s, strict=True
+    ):
         instructions = stream.instructions
-        taken_s = list(map(sub, end_s, start_s))
-        for index in [index for index, kind in enumerate(map(type, instructions)) if kind not in COMPUTE]:
-            taken_s[index] = 0.0
-        busy_s.append(sum(taken_s))
+        kinds = column.kinds or numbered(instructions)
+        busy_s.append(sum(compress(map(sub, end_s, start_s), kinds.translate(_COMPUTES)), 0.0))
+        peaks_bytes.append(peak_bytes(program, stream, costs, kinds))
         if stream.stage == 0 and stream.replica == 0:
-            updates = [place for place, one in enumerate(instructions) if isinstance(one, Update)]
-            a_batch = len(updates) // program.pipeline.batches
-            batch_ends_s = [end_s[place] for place in updates[a_batch - 1 :: a_batch]]
+            updates_s = list(compress(end_s, kinds.translate(_UPDATES)))
+            a_batch = len(updates_s) // program.pipeline.batches
+            batch_ends_s = updates_s[a_batch - 1 :: a_batch]
     return Total(
         batch_ends_s=tuple(batch_ends_s),
         span_s=max(engine.over_s, default=0.0),
         busy_s=tuple(busy_s),
-        peak_bytes=tuple(peak_bytes(program, stream, costs) for stream in program.streams),
+        peak_bytes=tuple(peaks_bytes),
     )
