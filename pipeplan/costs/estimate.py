@@ -51,7 +51,7 @@ def estimate(
     pairs, nothing = list(pairwise(ranks)), (None, SharedPort())
     crossed = {(a, b): nothing if a == b else boundary_crossing(cluster, a, b) for a, b in set(pairs)}
     edges, ports = [crossed[pair][0] for pair in pairs], [crossed[pair][1] for pair in pairs]
-    in_turn = schedule is not None and schedule.update == "replica"
+    in_turn, replicas = schedule is not None and schedule.update == "replica", [stage.replicas for stage in stages]
     among = _broadcast if in_turn else AMONG[synchronisation]
     exchanges = {members: among(cluster, members) for members in set(ranks)}
     return tuple(
@@ -67,7 +67,7 @@ def estimate(
             after=edges[index] if index < len(edges) else None,
             fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
             recompute_factor=recompute_factor,
-            shares=_shares(profile.overheads, schedule, stages, index, recompute_factor),
+            shares=_shares(profile.overheads, schedule, replicas, index, recompute_factor, recompute=stage.recompute),
         )
         for index, stage in enumerate(stages)
     )
@@ -186,12 +186,17 @@ def _stage_costs(
 
 
 def _shares(
-    overheads: Overheads, schedule: Schedule | None, stages: Sequence[Stage], index: int, recompute_factor: float | None
+    overheads: Overheads,
+    schedule: Schedule | None,
+    replicas: Sequence[int],
+    index: int,
+    recompute_factor: float | None,
+    *,
+    recompute: bool,
 ) -> _Shares:
     """The shares of stage number `index`. A `recompute_factor` covers everything that recomputation adds."""
-    recompute, last = stages[index].recompute, index == len(stages) - 1
-    hot = backward_follows_forward(schedule, recompute=recompute, last=last)
-    copies = schedule is not None and schedule.keeps_versions([stage.replicas for stage in stages], index)
+    hot = backward_follows_forward(schedule, recompute=recompute, last=index == len(replicas) - 1)
+    copies = schedule is not None and schedule.keeps_versions(replicas, index)
     known = recompute_factor is None
     return _Shares(
         forward=overheads.forward_without_graph if recompute and known else 1.0,

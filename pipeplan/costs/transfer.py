@@ -95,8 +95,10 @@ def boundary_crossing(cluster: Cluster, senders: Sequence[int], receivers: Seque
 
     Minibatches go round robin over the replicas of both.
     """
-    rounds = np.arange(lcm(len(senders), len(receivers)))
-    pairs = np.stack([np.asarray(senders)[rounds % len(senders)], np.asarray(receivers)[rounds % len(receivers)]])
-    farthest = int(Bandwidths(cluster).levels(pairs.min(axis=0), pairs.max(axis=0)).argmax())
-    pair = pairs[:, farthest].tolist()
+    pair = [senders[0], receivers[0]]
+    if len(senders) > 1 or len(receivers) > 1:
+        rounds = np.arange(lcm(len(senders), len(receivers)))
+        pairs = np.stack([np.asarray(senders)[rounds % len(senders)], np.asarray(receivers)[rounds % len(receivers)]])
+        farthest = int(Bandwidths(cluster).levels(pairs.min(axis=0), pairs.max(axis=0)).argmax())
+        pair = pairs[:, farthest].tolist()
     return replace(cluster.link(pair), size=2), shared_port(cluster, pair)

@@ -95,11 +95,11 @@ def text_id(canonical: str) -> str:
 
 def known_id(document: Any) -> str:
     """`content_id` of a document that is needed repeatedly: all planners name the same profile."""
-    return _known_id(_Same(document))
+    return _known_id(Same(document))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Same:
+class Same:
     """A document by its identity: equal documents may differ in their text, as in 1 and 1.0."""
 
     content: Any
@@ -108,11 +108,11 @@ class _Same:
         return id(self.content)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.content is other.content
+        return isinstance(other, Same) and self.content is other.content
 
 
 @lru_cache(maxsize=8)
-def _known_id(same: _Same) -> str:
+def _known_id(same: Same) -> str:
     return content_id(same.content)
 
 

@@ -1,7 +1,8 @@
 """Plan: a planner's answer, complete enough to be executed; or Infeasible: why there is none."""
 
 from dataclasses import dataclass, fields
-from itertools import accumulate
+from functools import lru_cache
+from operator import attrgetter
 from typing import ClassVar
 
 from pipeplan.documents.degrees import DegreeChoice
@@ -102,6 +103,15 @@ class Worker:
     replica: int = 0
 
     __pydantic_config__: ClassVar = STRICT
+
+
+_PLACE = attrgetter("stage", "replica")
+
+
+@lru_cache(maxsize=8)
+def _places(replicas: tuple[int, ...]) -> frozenset[tuple[int, int]]:
+    """Every replica of stages with so many: clusters have thousands, and a search makes many plans."""
+    return frozenset((stage, replica) for stage, count in enumerate(replicas) for replica in range(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +319,9 @@ class Plan:
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         first_stages = self.stages[: self.depth // self.chunks]
         replicas = [stage.replicas for stage in first_stages]
-        firsts = [0, *accumulate(replicas)]  # plain numbers: there may be thousands of workers
-        spans = range(len(replicas)), [range(count) for count in replicas]
-        known = (w for w in self.placement if w.stage in spans[0] and w.replica in spans[1][w.stage])
-        places = {firsts[worker.stage] + worker.replica for worker in known}
-        if not len(places) == len(self.placement) == firsts[-1]:
-            rule = f"must place each of the {firsts[-1]} replicas of the stages once"
+        workers = sum(replicas)
+        if len(self.placement) != workers or set(map(_PLACE, self.placement)) != _places(tuple(replicas)):
+            rule = f"must place each of the {workers} replicas of the stages once"
             raise InvalidInputError("placement", rule, [(w.stage, w.replica) for w in self.placement])
 
     @property

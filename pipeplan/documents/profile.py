@@ -2,9 +2,11 @@
 
 from bisect import bisect
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from pipeplan.documents.forms import ModelForm
+from pipeplan.documents.identity import Same
 from pipeplan.documents.names import STRICT, parse_spec, require_line, require_name
 from pipeplan.errors import require, require_amount, require_count, require_unique
 
@@ -311,9 +313,17 @@ class Profile:
             return tuple(b.at(microbatch_size) for b in self.blocks)
         rule = f"must be one of the measured sizes {list(measured)}, or lie between them"
         require(measured[0] < microbatch_size < measured[-1], "microbatch_size", rule, microbatch_size)
-        above = bisect(measured, microbatch_size)
-        below_size, above_size = measured[above - 1], measured[above]
-        return tuple(interpolate(b.at(below_size), b.at(above_size), microbatch_size) for b in self.blocks)
+        return _between(Same(self), microbatch_size)
+
+
+@lru_cache(maxsize=32)
+def _between(profile: Same, microbatch_size: int) -> tuple[Measurement, ...]:
+    """Every block between two measured sizes. A search makes many plans of few sizes."""
+    measured: tuple[int, ...] = profile.content.microbatch_sizes
+    above = bisect(measured, microbatch_size)
+    below_size, above_size = measured[above - 1], measured[above]
+    blocks: tuple[Block, ...] = profile.content.blocks
+    return tuple(interpolate(b.at(below_size), b.at(above_size), microbatch_size) for b in blocks)
 
 
 def interpolate(below: Measurement, above: Measurement, microbatch_size: int) -> Measurement:

@@ -13,7 +13,7 @@ from itertools import count
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.pipedream.probe import Stages, UnitsNeeded, least_units, units_before
 from pipeplan.planners.pipedream.recurrence import NOTHING, LevelSearch
 from pipeplan.planners.pipedream.space import ROUNDING
@@ -155,49 +155,62 @@ def _least_sent(
 ) -> Iterator[tuple[int, int, int]]:
     """The fewest stages that send the least, by dynamic programming over stages, states and units above the least."""
     tables = [np.where(np.arange(left + 1) == 0, np.where(np.isfinite(layers[0]), 0.0, np.inf)[:, None], np.inf)]
+    takes = [_Taking.above_need(level, edges, extra) for extra in range(left + 1)]
     for stages in range(1, len(layers)):
-        choices = [_sent(level, edges, layers, tables[-1], stages, extra) for extra in range(left + 1)]
+        choices = [taking.sent(layers, tables[-1], stages) for taking in takes]
         tables.append(edges.least_by_start(np.min(choices, axis=0)))
     # read off from the front
     here, over = 0, left
     for stages in reversed(range(1, len(layers))):
         row = slice(*np.searchsorted(edges.start, (here, here + 1)))
-        part = Edges(
-            states=edges.states,
-            start=edges.start[row],
-            stop=edges.stop[row],
-            need=edges.need[row],
-            two=edges.two[row],
-        )
         # of the edges from here that are part of the least, that of the smallest cut, then of the fewest units
-        choices = [_sent(level, part, layers, tables[stages - 1], stages, extra)[:, over] for extra in range(left + 1)]
+        choices = [taking.some(row).sent(layers, tables[stages - 1], stages)[:, over] for taking in takes]
         sent = np.stack(choices)
         enough = sent.min() * (1 + ROUNDING)
         edge, extra = (int(found[0]) for found in np.nonzero((sent <= enough).T))
-        units = int(part.need[edge]) + extra
-        over += int(layers[stages][here]) - units - int(layers[stages - 1][part.stop[edge]])
-        yield _stage(part, edge, units)
-        here = int(part.stop[edge])
+        edge += row.start
+        units = int(edges.need[edge]) + extra
+        over += int(layers[stages][here]) - units - int(layers[stages - 1][edges.stop[edge]])
+        yield _stage(edges, edge, units)
+        here = int(edges.stop[edge])
 
 
-def _sent(
-    level: LevelSearch, edges: Edges, layers: list[FloatArray], table: FloatArray, stages: int, extra: int
-) -> FloatArray:
-    """Bytes by edge and by units above the least, if the first of so many stages takes `extra` above its need."""
-    units = edges.need + extra
-    least, beyond = layers[stages][edges.start], layers[stages - 1][edges.stop]
-    known = np.isfinite(least) & np.isfinite(beyond)
-    shift = np.where(known, np.where(known, least, 0) - units - np.where(known, beyond, 0), -table.shape[1])
-    over = np.arange(table.shape[1]) + shift.astype(np.int64)[:, None]
-    inside = (over >= 0) & (over < table.shape[1]) & ((extra == 0) | (units >= edges.two))[:, None]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Taking:
+    """By edge, a stage that takes some units above its need: the units, whether it may, and the bytes that it sends.
 
-    # of a stage: its exchange, a worker's share a minibatch, and the boundary after it both ways
-    space, stop = level.space, edges.states[edges.stop]
-    weight_bytes = space.weight_bytes[stop] - space.weight_bytes[edges.states[edges.start]]
-    downstream = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)
-    own = space.exchange * (units - 1) / units * weight_bytes + downstream
-    sent = table[edges.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + own[:, None]
-    return np.where(inside, sent, np.inf)
+    Of a stage: its exchange, a worker's share a minibatch, and the boundary after it both ways.
+    """
+
+    start: IntArray
+    stop: IntArray
+    units: IntArray
+    able: BoolArray
+    own: FloatArray
+
+    @classmethod
+    def above_need(cls, level: LevelSearch, edges: Edges, extra: int) -> "_Taking":
+        """So many units above."""
+        units, space, stop = edges.need + extra, level.space, edges.states[edges.stop]
+        weight_bytes = space.weight_bytes[stop] - space.weight_bytes[edges.states[edges.start]]
+        downstream = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)
+        own = space.exchange * (units - 1) / units * weight_bytes + downstream
+        able = np.full(len(units), True) if extra == 0 else units >= edges.two
+        return cls(edges.start, edges.stop, units, able, own)
+
+    def some(self, edges: slice) -> "_Taking":
+        """Some of the edges."""
+        return _Taking(self.start[edges], self.stop[edges], self.units[edges], self.able[edges], self.own[edges])
+
+    def sent(self, layers: list[FloatArray], table: FloatArray, stages: int) -> FloatArray:
+        """Bytes by edge and by units above the least, if the first of so many stages takes these units."""
+        least, beyond = layers[stages][self.start], layers[stages - 1][self.stop]
+        known = np.isfinite(least) & np.isfinite(beyond)
+        shift = np.where(known, np.where(known, least, 0) - self.units - np.where(known, beyond, 0), -table.shape[1])
+        over = np.arange(table.shape[1]) + shift.astype(np.int64)[:, None]
+        inside = (over >= 0) & (over < table.shape[1]) & self.able[:, None]
+        sent = table[self.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + self.own[:, None]
+        return np.where(inside, sent, np.inf)
 
 
 def _stage(edges: Edges, edge: int, units: int) -> tuple[int, int, int]:
