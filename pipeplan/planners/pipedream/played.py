@@ -28,7 +28,7 @@ from pipeplan.planners.pipedream.terms import network, search, synchronised
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.spaces import EverySplit, Splits
 
-FEW = 8
+FEW = 16
 """The most devices that count as a small number."""
 
 _ROUNDING = 1e-9
