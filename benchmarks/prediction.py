@@ -1,8 +1,7 @@
 """Predicted against measured throughput: `python -m benchmarks.prediction [MODEL...] [--folder DIR]`.
 
 The demo's model is profiled once; plans of every schedule are run on 2 processes. A calibration is then made from some
-of the runs, and from all but one in turn, and predicts the others. Runs whose ranks hold several stages teach none:
-what each of the stages costs cannot be told apart.
+of the runs, and from all but one in turn, and predicts the others.
 
 With models (of `MODELS`, or `all`) each of these is profiled, and some plans are predicted from that alone.
 
