@@ -56,28 +56,24 @@ def sweep(
 
 def _varied(problem: PlanningProblem, over: str, value: float) -> PlanningProblem:
     """The problem with another value for one of `VARIED`, which errors name."""
-    one_type = over != "memory" or not problem.cluster.groups
-    require(one_type, "cluster.groups", "must be of one type to vary its memory", "groups")
+    cluster = problem.cluster
+    rule = "must be of one type to vary its memory"
+    require(over != "memory" or not cluster.groups, "cluster.groups", rule, "groups")
     try:
-        return _with(problem, over, value)
+        match over:
+            case "batch-size":
+                return replace(problem, batch_size=_whole(over, value))
+            case "devices":
+                return replace(problem, cluster=sub_cluster(cluster, _whole(over, value)))
+            case "bandwidth":
+                *inside, outermost = cluster.levels
+                levels = (*inside, replace(outermost, bandwidth_bytes_per_s=value))
+                return replace(problem, cluster=replace(cluster, levels=levels))
+            case _:
+                device = replace(cluster.device, memory_bytes=_whole(over, value))
+                return replace(problem, cluster=replace(cluster, device=device))
     except InvalidInputError as error:
         raise InvalidInputError(over, error.rule, value) from error
-
-
-def _with(problem: PlanningProblem, over: str, value: float) -> PlanningProblem:
-    cluster = problem.cluster
-    match over:
-        case "batch-size":
-            return replace(problem, batch_size=_whole(over, value))
-        case "devices":
-            return replace(problem, cluster=sub_cluster(cluster, _whole(over, value)))
-        case "bandwidth":
-            *inside, outermost = cluster.levels
-            levels = (*inside, replace(outermost, bandwidth_bytes_per_s=value))
-            return replace(problem, cluster=replace(cluster, levels=levels))
-        case _:
-            device = replace(cluster.device, memory_bytes=_whole(over, value))
-            return replace(problem, cluster=replace(cluster, device=device))
 
 
 def _whole(field: str, value: float) -> int:
