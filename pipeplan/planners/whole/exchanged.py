@@ -11,6 +11,7 @@ port of each of n units (`costs.collectives.LevelRing`).
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.groups import grouped
 from pipeplan.documents.cluster import Cluster
 from pipeplan.planners.whole.degrees import Degrees, Shapes
-from pipeplan.planners.whole.placements import most_sent, placed_exchange, way_through
+from pipeplan.planners.whole.placements import most_sent, placed_exchange, ways_on
 from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
 
 
@@ -73,7 +74,7 @@ def _in_flight(p: IntArray | int, v: IntArray | int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedBatch:
-    """Seconds of a batch on a placement: at least, whatever the stages are, and with equal stages."""
+    """Seconds of a batch on a placement: at least, whatever the stages are, and with stages as even as blocks allow."""
 
     least_s: float
     likely_s: float
@@ -87,22 +88,32 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
     2. A microbatch takes its way to the last stage and back. Of the first stage's no more are on it at a time than it
        has in flight (Little 1961): one for each rank, two where ranks hold several stages. A rank's equal stages have
        (v + 1) p - 1 in flight together, and are on their ways for (v + 1) / 2 whole ones of each microbatch.
-    3. After the backward come the exchanges, as in `least_with_exchange_s`, and the updates.
+    3. With one stage a rank, every rank sees such rounds of the later ranks, once its first microbatch has come through
+       the ranks before it (`planners.bound`, 2 and 3). The slowest link may be anywhere.
+    4. Activations and gradients that meet at a port take twice as long. They do so for the share of time in which the
+       port is busy (`_crowded_s`).
+    5. After the backward come the exchanges, as in `least_with_exchange_s`, and the updates.
     """
     groups, edges = grouped(cluster, degrees.recipe.form.devices), at.terms.edge_bytes[1:-1]
     p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
     step_s, update_s = float(at.step_s[-1]), float(at.update_s[-1])
-    least_s, likely_s = 0.0, (m + degrees.idle_steps) * step_s / p
+    rank_s = at.slowest_rank_s(p)
+    least_s, likely_s = 0.0, (m + degrees.idle_steps) * rank_s
     if p > 1:
         sent_bytes = degrees.recipe.form.devices * int(edges.min())
-        latency_s, s_per_byte = way_through(groups, p, degrees.data, inside=inside)
-        way_s = m * (step_s + 2 * v * (latency_s + s_per_byte * sent_bytes))
+        after_s = ways_on(groups, p, degrees.data, inside=inside).after_s(sent_bytes)
+        way_s = m * (step_s + 2 * v * float(after_s[0]))
         *inner, outermost = groups.levels
         if all(each.transfer_bytes_per_s >= outermost.transfer_bytes_per_s for each in inner):
             sends = most_sent(groups, p, degrees.data, v, inside=inside)
             least_s = m * sends * sent_bytes / outermost.bandwidth_bytes_per_s
-        paced_s = way_s / min(m, p) if v == 1 else way_s * (v + 1) / 2 / min(m * v, (v + 1) * p - 1)
-        likely_s = max(likely_s, paced_s + least_s)  # activations and gradients meet at ports
+        if v == 1:
+            alone_s, met_s = (_paced_s(step_s / p, times * after_s, m) for times in (2, 4))
+        else:
+            rounds = (v + 1) / 2 / min(m * v, (v + 1) * p - 1)
+            alone_s, met_s = way_s * rounds, (2 * way_s - m * step_s) * rounds
+        fill_s = degrees.idle_steps * rank_s + 2 * float(after_s[0])
+        likely_s = max(likely_s, _crowded_s(alone_s, met_s, least_s), least_s + fill_s)
         least_s = max(least_s, way_s / min(m, p if v == 1 else 2 * p))
     if at.terms.engine.overlaps:
         return PlacedBatch(least_s=least_s, likely_s=likely_s)
@@ -117,6 +128,21 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
         ),
         likely_s=likely_s + size_bytes * exchanged.even + (inside_s + update_s) / p,
     )
+
+
+def _paced_s(rank_s: float, after_s: FloatArray, m: int) -> float:
+    """Seconds of a batch whose rounds decide, with equal stages; `after_s` has hops there and back, by rank."""
+    later = np.arange(len(after_s), 0, -1)
+    rounds_s = m * (rank_s * later + after_s) / np.minimum(later, m)
+    return float((rank_s * (len(after_s) - later) + after_s[0] - after_s + rounds_s).max())
+
+
+def _crowded_s(alone_s: float, met_s: float, port_s: float) -> float:
+    """Seconds b of a batch in which transfers meet others for the share port_s / b of the time.
+
+    It takes `alone_s` if none meet and `met_s` if all do: b = alone_s + (met_s - alone_s) port_s / b.
+    """
+    return (alone_s + sqrt(alone_s**2 + 4 * (met_s - alone_s) * port_s)) / 2
 
 
 def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:

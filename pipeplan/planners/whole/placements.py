@@ -104,23 +104,38 @@ def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int)
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ways:
+    """What a microbatch takes from each rank of a pipeline through the later ones, one direction, without computing.
+
+    An entry for each rank: the latency, and the seconds a byte that ranks hand on.
+    """
+
+    latency_s: FloatArray
+    s_per_byte: FloatArray
+
+    def after_s(self, size_bytes: float) -> FloatArray:
+        """Seconds from each rank to the last one."""
+        return self.latency_s + self.s_per_byte * size_bytes
+
+
 @lru_cache(maxsize=65536)
-def way_through(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> tuple[float, float]:
-    """The latency of a microbatch's way through all ranks, one direction, and its seconds a byte that ranks hand on.
+def ways_on(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> Ways:
+    """The ways of a placement.
 
     All replicas hand on at once, as a play has it: those behind one port share it.
     """
     devices = _devices(ranks, replicas, inside)
     crossed = Bandwidths(cluster).levels(devices[:-1], devices[1:])
-    latency_s, s_per_byte = 0.0, 0.0
+    latency_s, s_per_byte = np.zeros(ranks), np.zeros(ranks)
     for boundary, farthest in enumerate(crossed.argmax(axis=1).tolist()):
         pair = devices[boundary : boundary + 2, farthest].tolist()
         link, port = cluster.link(pair), shared_port(cluster, pair)
         units = devices[boundary : boundary + 2] // port.devices
         together = max(int(np.bincount(own[units[0] != units[1]]).max(initial=0)) for own in units)
-        latency_s += link.latency_s
-        s_per_byte += max(1.0, together * port.device_share) / link.bandwidth_bytes_per_s
-    return latency_s, s_per_byte
+        latency_s[boundary] = link.latency_s
+        s_per_byte[boundary] = max(1.0, together * port.device_share) / link.bandwidth_bytes_per_s
+    return Ways(latency_s=np.cumsum(latency_s[::-1])[::-1], s_per_byte=np.cumsum(s_per_byte[::-1])[::-1])
 
 
 def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1) -> tuple[int, ...]:

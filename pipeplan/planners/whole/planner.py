@@ -4,7 +4,7 @@ The search is that of `auto`: configurations by their bounds, the highest first;
 fast, to have a rate early that rules others out. What is compared is played, on the cluster whose devices are groups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
@@ -23,7 +23,7 @@ from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.whole.choices import choices
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways
-from pipeplan.planners.whole.space import WholeSpace
+from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
 
 USED = (
     "microbatch_size",
@@ -55,7 +55,7 @@ MOVED = 20_000
 PLAYED_FIRST = 12
 """So many of different degrees are played before bounds decide on the order: on slow networks these are far off."""
 
-AMONG = 400
+AMONG = 1000
 """Among so many that are likely to be fast."""
 
 NEAR = 0.95
@@ -102,11 +102,11 @@ def whole(problem: PlanningProblem) -> Answer:
 
 
 def _different(space: WholeSpace) -> Iterator[Proposal]:
-    """Plans that are likely to be fast, one for each number of tensor devices, ranks, and one stage or several."""
+    """Plans that are likely to be fast, one for each form, most blocks that a rank has, and one stage or several."""
     seen = set[object]()
     for placed in islice(space.likely(), AMONG):
         degrees = placed.degrees
-        kind = degrees.recipe.form, degrees.pipeline, degrees.chunks > 1
+        kind = degrees.recipe.form, _most_blocks(space, degrees), degrees.chunks > 1
         stops = None if kind in seen else placed.split()
         plan = None if stops is None else placed.plan(stops)
         if plan is not None:
@@ -126,7 +126,7 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
     while (best := ranking.best) is not None and (degrees := Degrees.of(best.plan)) not in left_behind:
         left_behind.add(degrees)
         rate = best.samples_per_s
-        for placed in space.near(degrees):
+        for placed in _one_of_each_first(space, space.near(degrees)):
             stops = placed.split() if placed.most > rate * (1 + CLOSE) else None
             plan = None if stops is None or placed.most_of(stops) <= rate * (1 + CLOSE) else placed.plan(stops)
             if plan is None or most_samples_per_s(plan) <= rate * (1 + CLOSE):
@@ -137,6 +137,26 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
                 return
             if ranking.best_rate > rate * (1 + CLOSE):
                 break
+
+
+def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
+    """The same, with one of each kind before the others: of a kind, estimates are wrong alike.
+
+    Numbers of ranks whose longest have as many blocks are of a kind, and so are ways to share states out.
+    """
+    firsts, others, seen = list[PlacedDegrees](), list[PlacedDegrees](), set[object]()
+    for placed in every:
+        degrees, recipe = placed.degrees, placed.degrees.recipe
+        way = recipe.form, recipe.microbatch_size, recipe.recompute, recipe.offload
+        kind = way, _most_blocks(space, degrees), degrees.chunks > 1
+        (others if kind in seen else firsts).append(placed)
+        seen.add(kind)
+    return firsts + others
+
+
+def _most_blocks(space: WholeSpace, degrees: Degrees) -> int:
+    """How many blocks the ranks with the most of them have."""
+    return -(-len(space.forms[0].blocks) // degrees.pipeline)
 
 
 def offloading(problem: PlanningProblem) -> PlanningProblem:

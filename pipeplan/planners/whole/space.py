@@ -142,14 +142,11 @@ class WholeSpace:
 
     def likely(self) -> Iterator[PlacedDegrees]:
         """The same, those first that would be fastest with equal stages; of fewer replicas where one may be as fast."""
-        bounded = [*self._bounded]
-        if self._most_of_fewer > max((float(each.likely.max(initial=0.0)) for each in bounded), default=0.0):
-            bounded += self._bounded_fewer
-        yield from self._by_placement(bounded, "likely")
+        yield from self._by_placement(self._bounded_likely, "likely")
 
     def near(self, degrees: Degrees) -> Iterator[PlacedDegrees]:
         """Those that a step leads to (`steps_to`), on all placements, in the order of `likely`."""
-        near = [each.some(np.flatnonzero(steps_to(each.shapes, degrees) == 1)) for each in self._bounded]
+        near = [each.some(np.flatnonzero(steps_to(each.shapes, degrees) == 1)) for each in self._bounded_likely]
         yield from self._by_placement(near, "likely")
 
     def _with_fewer(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
@@ -285,6 +282,12 @@ class WholeSpace:
         return [self._rates(each) for each in self._shapes]
 
     @cached_property
+    def _bounded_likely(self) -> list[_Bounded]:
+        """Those, and those of fewer replicas where one may be as fast."""
+        most = max((float(each.likely.max(initial=0.0)) for each in self._bounded), default=0.0)
+        return [*self._bounded, *self._bounded_fewer] if self._most_of_fewer > most else self._bounded
+
+    @cached_property
     def _bounded_fewer(self) -> list[_Bounded]:
         return [self._rates(each) for each in self._fewer]
 
@@ -340,7 +343,8 @@ class WholeSpace:
             chosen = np.flatnonzero((found.data == data) & ((found.pipeline > 1) == pipelined))
             some = found.some(chosen)
             at = terms.at(data, pipelined=bool(pipelined))
-            rank_s, way_s = least_rank_s(at, some), float(at.forward_s[-1] + at.backward_s[-1])
+            rank_s = np.asarray([at.slowest_rank_s(ranks) for ranks in some.pipeline.tolist()])
+            way_s = float(at.forward_s[-1] + at.backward_s[-1])
             m, p = some.microbatches, some.pipeline
             fill_s = np.where(some.chunks > 1, 0.0, way_s / (1 - (1 - 1 / m) ** p))
             exchanged_s = least_with_exchange_s(at, some, self.problem.cluster)
@@ -392,18 +396,6 @@ def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *,
             seconds = max(seconds, size_bytes / rate + level.latency_s)
         unit *= level.size
     return seconds
-
-
-def least_rank_s(at: ReplicaTerms, some: Shapes) -> FloatArray:
-    """What the slowest rank computes of a microbatch at least: its share, or of the k longest blocks its part of k."""
-    longest = np.sort(np.diff(at.step_s))[::-1]
-    together_s = np.append(0.0, np.cumsum(longest))
-    many = np.arange(1, len(longest) + 1)
-    least = {
-        ranks: max(float(at.step_s[-1]) / ranks, float((together_s[many] - together_s[many - -(-many // ranks)]).max()))
-        for ranks in np.unique(some.pipeline).tolist()
-    }
-    return np.asarray([least[ranks] for ranks in some.pipeline.tolist()])
 
 
 def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArray:

@@ -230,6 +230,7 @@ class ReplicaTerms:
     terms: RecipeTerms
     data: int
     pipelined: bool
+    _slowest_s: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -290,6 +291,23 @@ class ReplicaTerms:
     def step_s(self) -> FloatArray:
         """Sums of all that a microbatch takes."""
         return self.forward_s + sums(self._whole_backward_s)
+
+    def slowest_rank_s(self, ranks: int) -> float:
+        """What the slowest of so many ranks computes of a microbatch at least.
+
+        That is its share, or of the k longest blocks its part of k.
+        """
+        if ranks not in self._slowest_s:
+            together_s = self._longest_s
+            many = np.arange(1, len(together_s))
+            part_s = float((together_s[many] - together_s[many - -(-many // ranks)]).max())
+            self._slowest_s[ranks] = max(float(self.step_s[-1]) / ranks, part_s)
+        return self._slowest_s[ranks]
+
+    @cached_property
+    def _longest_s(self) -> FloatArray:
+        """Sums of what blocks take of a microbatch, the longest first."""
+        return sums(np.sort(np.diff(self.step_s))[::-1])
 
     @cached_property
     def _whole_backward_s(self) -> FloatArray:

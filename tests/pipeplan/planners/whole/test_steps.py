@@ -7,6 +7,7 @@ import pytest
 
 from pipeplan.documents.forms import Form
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, steps_to
+from pipeplan.planners.whole.exchanged import _crowded_s, _paced_s
 
 OWN = Recipe(form=Form(tensor=2), microbatch_size=2, recompute="none", sharding="optimizer")
 DEGREES = Degrees(recipe=OWN, pipeline=8, chunks=1, data=4, microbatches=16)
@@ -36,3 +37,17 @@ def shapes(recipe: Recipe, *rows: tuple[int, int, int]) -> Shapes:
 )
 def test_a_step_changes_one_choice_or_moves_devices(recipe: Recipe, row: tuple[int, int, int], steps: int) -> None:
     assert steps_to(shapes(recipe, row), DEGREES).tolist() == [steps]
+
+
+def test_crowded_transfers_lie_between_those_that_never_meet_and_always_do() -> None:
+    assert _crowded_s(4.0, 6.0, 0.0) == 4.0
+    assert _crowded_s(4.0, 6.0, 5.0) == pytest.approx(4.0 + (6.0 - 4.0) * 5.0 / _crowded_s(4.0, 6.0, 5.0))
+    assert _crowded_s(4.0, 6.0, 6.0) == pytest.approx(6.0)
+
+
+def test_the_slowest_round_may_be_one_of_later_ranks() -> None:
+    """Four ranks of a second, 16 microbatches; the way to the last one takes 6 s there and back.
+
+    From rank 2 on two are in flight: 2 s before it and (2 + 6) / 2 s for each. From rank 0 it is (4 + 6) / 4 s.
+    """
+    assert _paced_s(1.0, np.asarray([6.0, 6.0, 6.0, 0.0]), 16) == pytest.approx(2.0 + 16 * 4.0)
