@@ -102,11 +102,11 @@ def whole(problem: PlanningProblem) -> Answer:
 
 
 def _different(space: WholeSpace) -> Iterator[Proposal]:
-    """Plans that are likely to be fast, one for each form, most blocks that a rank has, and one stage or several."""
+    """Plans that are likely to be fast, one for each form, data, most blocks of a rank, and one stage or several."""
     seen = set[object]()
     for placed in islice(space.likely(), AMONG):
         degrees = placed.degrees
-        kind = degrees.recipe.form, _most_blocks(space, degrees), degrees.chunks > 1
+        kind = degrees.recipe.form, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
         stops = None if kind in seen else placed.split()
         plan = None if stops is None else placed.plan(stops)
         if plan is not None:
@@ -142,13 +142,14 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
 def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
     """The same, with one of each kind before the others: of a kind, estimates are wrong alike.
 
-    Numbers of ranks whose longest have as many blocks are of a kind, and so are ways to share states out.
+    With as many replicas, numbers of ranks whose longest have as many blocks are of a kind, and so are ways to share
+    states out.
     """
     firsts, others, seen = list[PlacedDegrees](), list[PlacedDegrees](), set[object]()
     for placed in every:
         degrees, recipe = placed.degrees, placed.degrees.recipe
         way = recipe.form, recipe.microbatch_size, recipe.recompute, recipe.offload
-        kind = way, _most_blocks(space, degrees), degrees.chunks > 1
+        kind = way, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
         (others if kind in seen else firsts).append(placed)
         seen.add(kind)
     return firsts + others
