@@ -5,10 +5,9 @@ costs. The plan is then played again.
 """
 
 from dataclasses import replace
-from itertools import islice
 
 from pipeplan.programs.instructions import Update
-from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.programs.timeline import Timeline
 
 FIRST_S = 1.0
 
@@ -23,23 +22,19 @@ def beginning(timeline: Timeline, *, seconds: float = FIRST_S) -> Timeline | Non
     """
     if timeline.batches < LEAST_BATCHES:
         return None
-    ends = [_ends(lane, timeline.batches) for lane in timeline.lanes]
+    ends = []  # the index of each batch's last update
+    for lane in timeline.lanes:
+        updates = [index for index, one in enumerate(lane.instructions) if isinstance(one, Update)]
+        a_batch = len(updates) // timeline.batches
+        ends.append(updates[a_batch - 1 :: a_batch])
     start_s = min(lane.start_s[0] for lane in timeline.lanes)
     for batches in range(LEAST_BATCHES, timeline.batches + 1):
         end_s = max(lane.end_s[its[batches - 1]] for lane, its in zip(timeline.lanes, ends, strict=True))
         if end_s - start_s >= seconds:
             break
-    lanes = tuple(_first(lane, its[batches - 1] + 1) for lane, its in zip(timeline.lanes, ends, strict=True))
-    return replace(timeline, lanes=lanes, batches=batches)
-
-
-def _ends(lane: Lane, batches: int) -> list[int]:
-    """The index of each batch's last update."""
-    updates = [index for index, one in enumerate(lane.instructions) if isinstance(one, Update)]
-    each = len(updates) // batches
-    return list(islice(updates, each - 1, None, each))
-
-
-def _first(lane: Lane, instructions: int) -> Lane:
     columns = ("instructions", "start_s", "end_s", "memory_bytes")
-    return replace(lane, **{name: getattr(lane, name)[:instructions] for name in columns})
+    lanes = (
+        replace(lane, **{name: getattr(lane, name)[: its[batches - 1] + 1] for name in columns})
+        for lane, its in zip(timeline.lanes, ends, strict=True)
+    )
+    return replace(timeline, lanes=tuple(lanes), batches=batches)
