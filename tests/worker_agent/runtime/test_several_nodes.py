@@ -36,7 +36,7 @@ def together(plan: Plan, folder: Path, *arguments: str) -> list[subprocess.Compl
 
 
 PLAN = make_plan("1f1b", (0, 2, 4), optimizer="adam")
-OPTIONS = ("--clip-norm", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "2")
+OPTIONS = ("--clip-norm", "0.5", "--lr-schedule", "cosine", "--warmup-steps", "2", "--checkpoint-every", "1")
 
 
 def one_nodes(out: Path) -> Weights:
