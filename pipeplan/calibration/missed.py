@@ -24,7 +24,6 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from pipeplan.calibration.samples import MeasuredRun, exchange_samples, settled, stage_samples, transfer_samples
-from pipeplan.costs.memory import stages_by_rank
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import (
@@ -157,11 +156,11 @@ def _kind(instruction: Instruction) -> str:
 
 def _lost_by_stage(seen: MeasuredRun, others_took: Sequence[float | None]) -> dict[int, float]:
     """By stage the mean share of its replicas' compute time that other programs took; empty where one is unknown."""
-    stages, shares = stages_by_rank(seen.plan), defaultdict(list)
+    shares = defaultdict(list)
     for lane, share in zip(seen.timeline.lanes, others_took, strict=bool(others_took)):
         if share is None:
             return {}
-        for stage in stages[lane.stage]:
+        for stage in seen.stages[lane.stage]:
             shares[stage].append(share)
     return {stage: fmean(its) for stage, its in shares.items()}
 
@@ -208,18 +207,22 @@ def _link(expected: MeasuredRun, seen: MeasuredRun) -> Differences:
 
 
 def _checkpoints(seen: MeasuredRun) -> Differences:
-    """What a stage's checkpoints add to the update before them, where at least half of the batches end with one."""
-    pipeline, found = seen.pipeline, defaultdict(list)
-    updates: dict[int, int] = defaultdict(int)
+    """What a stage's checkpoints add to its updates, where at least half of the batches end with one.
+
+    One of a stage's replicas writes, and the others wait for it: the longest counts.
+    """
+    found: Differences = {}
     for lane in seen.timeline.lanes:
-        for step in settled(lane, seen.timeline.batches):
-            if isinstance(step.instruction, Update | Checkpoint):
-                stage = pipeline.stage_of(lane.stage, step.instruction.chunk)
-                if isinstance(step.instruction, Checkpoint):
-                    found[stage].append(step.duration_s)
-                else:
-                    updates[stage] += 1
-    return {(stage, "update_s"): median(each) for stage, each in found.items() if 2 * len(each) >= updates[stage]}
+        after = settled(lane, seen.timeline.batches)
+        for chunk, stage in enumerate(seen.stages[lane.stage]):
+            own = [step for step in after if step.instruction.chunk == chunk]
+            written_s = [step.duration_s for step in own if isinstance(step.instruction, Checkpoint)]
+            updates = sum(isinstance(step.instruction, Update) for step in own)
+            a_batch = sum(isinstance(each, Update) and each.chunk == chunk for each in lane.instructions)
+            a_batch //= seen.timeline.batches
+            if written_s and 2 * len(written_s) * a_batch >= updates:
+                found[stage, "update_s"] = max(found.get((stage, "update_s"), 0.0), median(written_s) / a_batch)
+    return found
 
 
 def _changed(costs: Sequence[StageCosts], differences: Differences) -> tuple[StageCosts, ...]:

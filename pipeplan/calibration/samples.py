@@ -6,12 +6,13 @@ executing them, and a plan's costs have no other place for it.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import TypeAlias
 
-from pipeplan.documents.plan import Plan, Worker
+from pipeplan.costs.memory import stages_by_rank
+from pipeplan.documents.plan import Plan, Stage, Worker
 from pipeplan.documents.profile import DeviceMemory
 from pipeplan.errors import require
 from pipeplan.programs.instructions import (
@@ -29,9 +30,7 @@ from pipeplan.programs.instructions import (
     SendGradient,
     Update,
 )
-from pipeplan.programs.pipeline import Pipeline, pipeline_of
 from pipeplan.programs.timeline import Lane, Timeline
-from pipeplan.schedules.registry import schedule_named
 
 WARM_UP_SHARE = 0.1
 """The share of a run's batches that is ignored at its start; at least one batch, if there are several."""
@@ -61,9 +60,9 @@ class MeasuredRun:
             require(known in (0, len(lanes)), field, "must have one entry for each worker, or none", known)
 
     @property
-    def pipeline(self) -> Pipeline:
-        """The plan's pipeline, which says what stage an instruction is for."""
-        return replace(pipeline_of(self.plan, batches=1), v_shaped=schedule_named(self.plan.schedule).v_shaped)
+    def stages(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each rank of a pipeline, by chunk: what stage an instruction of a lane is for."""
+        return stages_by_rank(self.plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +135,15 @@ def stage_samples(run: MeasuredRun, typical: Callable[[Sequence[float]], float] 
     backward-weight (a microbatch), update.
     """
     found: dict[tuple[int, str], list[float]] = defaultdict(list)
-    pipeline = run.pipeline
+    stages = run.stages
     for lane in run.timeline.lanes:
         updated = False
         for step in settled(lane, run.timeline.batches):
             one = step.instruction
             if not isinstance(one, Compute | Update):
                 continue
-            stage = pipeline.stage_of(lane.stage, one.chunk)
-            kind = _kind(one, pipeline, stage)
+            stage = stages[lane.stage][one.chunk]
+            kind = _kind(one, run.plan.stages[stage])
             if isinstance(one, Forward | Update):
                 kind = "forward-after-update" if kind == "forward" and updated else kind
                 updated = isinstance(one, Update)
@@ -153,14 +152,14 @@ def stage_samples(run: MeasuredRun, typical: Callable[[Sequence[float]], float] 
     return {key: sample(values, typical) for key, values in sorted(found.items())}
 
 
-def _kind(one: Compute | Update, pipeline: Pipeline, stage: int) -> str:
+def _kind(one: Compute | Update, stage: Stage) -> str:
     match one:
         case Forward():
-            return "forward-without-graph" if pipeline.recomputes(stage) else "forward"
+            return "forward-without-graph" if stage.recompute else "forward"
         case Recompute():
             return "recompute"
         case Backward():
-            return "backward-by-block" if pipeline.recomputes_by_block(stage) else "backward"
+            return "backward-by-block" if stage.recompute_unit == "block" else "backward"
         case BackwardInput():
             return "backward-input"
         case BackwardWeight():
@@ -173,11 +172,11 @@ def exchange_samples(run: MeasuredRun) -> Mapping[int, Sample]:
     """By stage the seconds of the gradient exchange, from the moment at which the last replica has reached it."""
     started: dict[tuple[int, int], list[float]] = defaultdict(list)
     ended: dict[tuple[int, int], list[float]] = defaultdict(list)
-    pipeline = run.pipeline
+    stages = run.stages
     for lane in run.timeline.lanes:
         for step in settled(lane, run.timeline.batches):
             if isinstance(step.instruction, ReduceGradients):
-                key = pipeline.stage_of(lane.stage, step.instruction.chunk), step.instruction.version
+                key = stages[lane.stage][step.instruction.chunk], step.instruction.version
                 started[key].append(step.start_s)
                 ended[key].append(step.end_s)
     by_stage: dict[int, list[float]] = defaultdict(list)
@@ -208,7 +207,7 @@ _Message: TypeAlias = tuple[int, bool, int]
 
 def transfer_samples(run: MeasuredRun) -> TransferSamples:
     """The observations of a run's sends and receives, matched."""
-    pipeline = run.pipeline
+    stages = run.stages
     sent_s: dict[_Message, float] = {}
     send_s: list[float] = []
     received: list[tuple[_Message, SampledStep]] = []
@@ -216,13 +215,13 @@ def transfer_samples(run: MeasuredRun) -> TransferSamples:
         for step in steps(lane):
             match step.instruction:
                 case SendActivation() | SendGradient() as send:
-                    sent_s[_message(send, pipeline.stage_of(lane.stage, send.chunk))] = step.end_s
+                    sent_s[_message(send, stages[lane.stage][send.chunk])] = step.end_s
         for step in settled(lane, run.timeline.batches):
             match step.instruction:
                 case SendActivation() | SendGradient():
                     send_s.append(step.duration_s)
                 case RecvActivation() | RecvGradient() as receive:
-                    received.append((_message(receive, pipeline.stage_of(lane.stage, receive.chunk)), step))
+                    received.append((_message(receive, stages[lane.stage][receive.chunk]), step))
     matched = [(message, step, sent_s[message]) for message, step in received if message in sent_s]
     delays_s = _delays_s(matched)
     found_s = [

@@ -8,7 +8,6 @@ from pipeplan.calibration.fit import StageSeconds, block_factors
 from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
 from pipeplan.calibration.samples import sample, steps
 from pipeplan.costs.estimate import update_beyond_bytes_s
-from pipeplan.costs.memory import stages_by_rank
 from pipeplan.documents.calibration import BlockFactors, Calibration, Term
 from pipeplan.documents.profile import Measurement, Profile
 from pipeplan.schedules.registry import schedule_named
@@ -172,7 +171,7 @@ def activation_factor(seen: Sequence[Observed]) -> Term | None:
     """
     factors = []
     for o in seen:
-        predicted, of_ranks = simulated(o.run, o.costs).timeline, stages_by_rank(o.plan)
+        predicted, of_ranks = simulated(o.run, o.costs).timeline, o.run.stages
         for ours, theirs in zip(predicted.lanes, o.run.timeline.lanes, strict=True):
             stages = of_ranks[ours.stage]
             in_flight = ours.peak_memory_bytes - min(ours.memory_bytes, default=0)

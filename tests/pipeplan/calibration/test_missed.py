@@ -134,6 +134,14 @@ def test_checkpoints_after_every_batch_are_the_gap(plan: Plan) -> None:
     assert "checkpoints -" in sentence and "link +0" in sentence and "Write checkpoints less often." in sentence
 
 
+def test_a_checkpoint_that_one_of_three_replicas_writes_counts() -> None:
+    plan = plan_for("1f1b", (6,), 3)
+    writing, others = (_with_checkpoints(plan, 1, seconds) for seconds in (0.2, 0.0))
+    found, throughput = _missed(plan, replace(writing, lanes=(writing.lanes[0], *others.lanes[1:])))
+    assert found.checkpoints == pytest.approx(throughput.measured - throughput.predicted, rel=0.05)
+    assert found.checkpoints < -0.1 * throughput.predicted
+
+
 def test_rare_checkpoints_are_not_in_the_median_batch() -> None:
     found, _ = _missed(PLANS[3], _with_checkpoints(PLANS[3], 10, 0.2))
     assert found.checkpoints == 0.0
