@@ -10,6 +10,7 @@ from pipeplan.calibration.calibrate import calibrate
 from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.files import parse
+from pipeplan.planners.problem import Options
 from planner_service.app import create_app
 from planner_service.overview.openapi import CLUSTER, PROFILE
 from planner_service.plans import service as plans
@@ -54,6 +55,22 @@ def test_the_page_shows_terms_and_errors_and_offers_runs_of_the_same_profile(
     both = http.get(f"/runs/calibrate?run={run_id}&run={other}").raise_for_status().text
     assert f'name="run" value="{other}" checked' in both
     assert f'href="/runs/calibrate?run={run_id}"' in http.get(f"/runs/{run_id}").text
+
+
+def test_a_run_of_several_stages_a_rank_is_calibrated_from_its_page(database_url: str) -> None:
+    app = create_app(Settings(database_url=database_url))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        services: Context = app.state.context
+        chosen = Options(schedule="1f1b-interleaved", stages=2, chunks=2)
+        plan_id = store_plan(services, planner="auto", options=chosen)
+        assert plans.get(services, plan_id).chunks == 2
+        run_id = finished_run(services, plan_id)
+        assert f'href="/runs/calibrate?run={run_id}"' in client.get(f"/runs/{run_id}").raise_for_status().text
+        answer = client.get("/v1/runs/calibration", params={"id": run_id}).raise_for_status()
+    found = parse(Calibration, answer.text)
+    assert found.forward is not None and found.backward is not None
+    assert found.forward.values == pytest.approx([1.25] * len(PROFILE.blocks), rel=0.01)
+    assert found.backward.values == pytest.approx([1.25] * len(PROFILE.blocks), rel=0.01)
 
 
 def test_a_press_makes_the_plan_again_with_the_corrected_costs(database_url: str) -> None:
