@@ -1,11 +1,13 @@
 """Fit: observations of sums -> the factors and terms that explain them.
 
-Both fits are linear least squares in relative errors, with a Gaussian prior around the known values. A more certain
-observation has more weight. Terms that no observation separates keep their proportions.
+The factors of blocks and the terms of links are linear least squares in relative errors, with a Gaussian prior around
+the known values. A more certain observation has more weight. Terms that no observation separates keep their
+proportions. A factor on which seconds depend in any other way is searched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -28,6 +30,10 @@ LEAST_FACTOR = 1e-3
 
 BANDWIDTH_DEVIATION, LATENCY_DEVIATION = 3.0, 0.1
 """The expected distances of the seconds a byte, and of the latency, from the cluster's, as shares."""
+
+_FACTORS = (2.0**-10, 2.0**10)
+_BISECTIONS = 48
+"""The range in which a factor is searched, and the number of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +117,17 @@ def link_terms(delays: Sequence[Delay], bandwidth_bytes_per_s: float, latency_s:
         ratio = float(np.median([delay.seconds / known for delay, known in zip(delays, known_s, strict=True)]))
         return bandwidth_bytes_per_s / ratio, latency_s * ratio
     return bandwidth_bytes_per_s / float(slowness), float(found_latency_s)
+
+
+def factor_for(seconds: Callable[[float], float], wanted_s: float) -> float | None:
+    """The factor for which a function takes these seconds. It takes longer with a larger factor.
+
+    None if no factor between 2^-10 and 2^10 gives them.
+    """
+    low, high = _FACTORS
+    if not seconds(low) < wanted_s < seconds(high):
+        return None
+    for _ in range(_BISECTIONS):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if seconds(middle) < wanted_s else (low, middle)
+    return high

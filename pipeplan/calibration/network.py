@@ -4,10 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
-from math import sqrt
 from operator import mul
 
-from pipeplan.calibration.fit import LEAST_SLOWNESS, Delay, link_terms
+from pipeplan.calibration.fit import LEAST_SLOWNESS, Delay, factor_for, link_terms
 from pipeplan.calibration.observed import Observed, costs_of, played, term
 from pipeplan.calibration.samples import MeasuredRun, exchange_samples
 from pipeplan.costs.transfer import ranks_of_stages
@@ -21,10 +20,6 @@ _PLAYED_BATCHES = 6
 
 _SHOWN = 0.05
 """If workers wait for a smaller share of an exchange, other work may hide it, however long it takes."""
-
-_FACTORS = (2.0**-10, 2.0**10)
-_BISECTIONS = 48
-"""The range in which the factor of exchanges is searched, and the number of steps."""
 
 
 def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> tuple[LevelTerms, ...]:
@@ -90,14 +85,11 @@ def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, c
         timeline = played(o.plan, costs(factor), batches=batches)
         return exchange_samples(MeasuredRun(plan=o.plan, timeline=timeline))[stage].value
 
-    low, high = _FACTORS
-    if not waits_s(low) < seen_s < waits_s(high):
+    factor = factor_for(waits_s, seen_s)
+    if factor is None:
         return None
-    for _ in range(_BISECTIONS):  # with a larger factor, workers wait longer
-        middle = sqrt(low * high)
-        low, high = (middle, high) if waits_s(middle) < seen_s else (low, middle)
-    shown = seen_s > _SHOWN * costs(high)[stage].reduce_s or waits_s(high / 2) > seen_s / 4
-    return high if shown else None
+    shown = seen_s > _SHOWN * costs(factor)[stage].reduce_s or waits_s(factor / 2) > seen_s / 4
+    return factor if shown else None
 
 
 def unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> Term | None:

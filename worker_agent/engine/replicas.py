@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pipeplan.costs.collectives import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from pipeplan.errors import PipeplanError, RunFailedError
+from worker_agent.engine.devices import let_gloo_wait
 from worker_agent.models.spec import described
 
 Bucket = tuple[int, ...]
@@ -36,6 +37,8 @@ def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | 
         if len(members) > 1:
             group = dist.new_group(members, group_desc=f"replicas of stage {stage}")
             own = group if rank in members else own
+    if own is not None and dist.get_backend(own) == "gloo":
+        let_gloo_wait()
     return own
 
 

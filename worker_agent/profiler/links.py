@@ -6,16 +6,14 @@ those above it waited for a core, which is not the link's fault.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from worker_agent.engine.channel import ChannelEdge, Inbox, Outbox, open_lines
-from worker_agent.engine.replicas import average
 
 TINY_BYTES = 1024
 BIG_BYTES = (2**20, 4 * 2**20, 16 * 2**20)
@@ -95,20 +93,6 @@ def measure_handing_over(
     if outbox:
         outbox.flush()
     return median(own_s[1:]) if own_s else None
-
-
-def measure_exchange(tensors: Sequence[Tensor], device: torch.device, *, repeats: int = 5) -> float:
-    """Seconds in which all ranks average these tensors, as a stage's replicas do with gradients. Collective."""
-    everybody = dist.new_group(group_desc="all ranks")
-    seconds = []
-    for _ in range(repeats + 1):
-        settle(device)
-        dist.barrier()
-        start_s = time.perf_counter()
-        average(tensors, everybody)
-        settle(device)
-        seconds.append(time.perf_counter() - start_s)
-    return _typical_s(seconds[1:])
 
 
 def _one_way_s(size_bytes: int, left: int, right: int, device: torch.device, repeats: int) -> float:

@@ -37,10 +37,12 @@ from worker_agent.models.losses import Loss, build_loss
 from worker_agent.models.spec import user_code
 from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.block_memory import measure_memory
+from worker_agent.profiler.exchange import measure_exchange
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, read_job
-from worker_agent.profiler.links import TINY_BYTES, measure_exchange, measure_handing_over, measure_links, settle
+from worker_agent.profiler.links import TINY_BYTES, measure_handing_over, measure_links, settle
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
 from worker_agent.profiler.times import (
+    BlockCrossing,
     measure_split,
     measure_times,
     measure_version_s_per_byte,
@@ -49,7 +51,6 @@ from worker_agent.profiler.times import (
     pass_backward,
     pass_forward,
     prepare_gradients,
-    sampled,
 )
 from worker_agent.profiler.updates import UpdateTimes, Updating, measure_updates
 
@@ -108,16 +109,15 @@ class ProfilingRank:
         updates, version_s_per_byte = self._updates()
         self.progress.step("links")
         link = measure_links(self.device)
-        handing_over_s, handing_over_more_s, exchanged_bytes, exchange_s = None, None, 0, None
+        handing_over_s, handing_over_more_s, exchanged = None, None, None
         message_bytes = int(median(block.output_bytes for block in sizes[0]))
         if dist.get_world_size() > 1:
             handing_over = partial(measure_handing_over, before_each=self._passage(), rounds=self.passages)
             handing_over_s = handing_over(TINY_BYTES, self.device)
             handing_over_more_s = handing_over(message_bytes, self.device)
-            gradients = sampled([p.grad for p in prepare_gradients(self.blocks) if p.grad is not None])
-            if gradients:
-                exchanged_bytes = sum(gradient.nbytes for gradient in gradients)
-                exchange_s = measure_exchange(gradients, self.device)
+            exchanged = measure_exchange(
+                self.blocks, self._forward(), self.device, rounds=self.passages, autocast=self.autocast
+            )
         self.progress.step("done")
         return RankFigures(
             model_name=self.chain.name,
@@ -131,8 +131,7 @@ class ProfilingRank:
             handing_over_s=handing_over_s,
             handing_over_more_s=handing_over_more_s,
             message_bytes=message_bytes,
-            exchanged_bytes=exchanged_bytes,
-            exchange_s=exchange_s,
+            exchanged=exchanged,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,
             latency_s=link.latency_s if link else None,
             device=with_context(described, self.device, dist.get_world_size()),
@@ -186,7 +185,7 @@ class ProfilingRank:
         start_s, passed = time.perf_counter(), 0
         while passed < 2 or time.perf_counter() - start_s < task.seconds / 2:  # the first one takes longer
             before_s = time.perf_counter()
-            self._pass(microbatch(passed))
+            pass_backward(self._pass_forward(microbatch(passed)), nothing_around, self.autocast)
             settle(self.device)
             passed += 1
         wanted = ceil(task.seconds / (time.perf_counter() - before_s))
@@ -202,14 +201,18 @@ class ProfilingRank:
             inputs, targets = source.microbatch(index)
         return moved(inputs, self.device, self.dtype), moved(targets, self.device, self.dtype)
 
-    def _passage(self) -> Callable[[int], None]:
-        """Passes a microbatch of the smallest size, by its number."""
+    def _forward(self) -> Callable[[int], list[BlockCrossing]]:
+        """Passes a microbatch of the smallest size forward, by its number."""
         source = self._open(min(self.job.task.microbatch_sizes))
-        return lambda number: self._pass(self._microbatch(source, number))
+        return lambda number: self._pass_forward(self._microbatch(source, number))
 
-    def _pass(self, microbatch: Microbatch) -> None:
-        crossings = pass_forward(self.blocks, self.loss, *microbatch, nothing_around, self.autocast)
-        pass_backward(crossings, nothing_around, self.autocast)
+    def _passage(self) -> Callable[[int], None]:
+        """Passes a microbatch of the smallest size forward and backward, by its number."""
+        forward = self._forward()
+        return lambda number: pass_backward(forward(number), nothing_around, self.autocast)
+
+    def _pass_forward(self, microbatch: Microbatch) -> list[BlockCrossing]:
+        return pass_forward(self.blocks, self.loss, *microbatch, nothing_around, self.autocast)
 
     def _updates(self) -> tuple[UpdateTimes, float]:
         """What an update takes, and seconds for each byte of a weight version's copy.

@@ -1,15 +1,20 @@
 """Results: what each profiling process measured, and the profile and cluster that these figures make."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import ClassVar
 
+from pipeplan.calibration.fit import factor_for
+from pipeplan.costs.estimate import estimate
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.files import dump, parse
 from pipeplan.documents.names import STRICT
+from pipeplan.documents.plan import Stage
 from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Overheads, Profile
+from pipeplan.programs.program import pipelines_in_a_row
+from worker_agent.profiler.exchange import Exchanged
 from worker_agent.profiler.job import ProfileJob
 
 
@@ -44,8 +49,7 @@ class RankFigures:
     The link is the one to the next rank; the last rank of several has none. `without_graph` holds, for each microbatch
     size, the time of a forward without a graph as a share of one with a graph. `updates_s` is by block, and
     `first_update_s` comes on top in every stage. `handing_over_s` is what it costs the first two ranks to send or take
-    a message of a few bytes, `handing_over_more_s` one of `message_bytes`. All ranks took `exchange_s` to average
-    gradients of `exchanged_bytes`.
+    a message of a few bytes, `handing_over_more_s` one of `message_bytes`.
     `model_spec` names the model without a path, where the task's SPEC has one.
     """
 
@@ -60,8 +64,7 @@ class RankFigures:
     handing_over_s: float | None
     handing_over_more_s: float | None
     message_bytes: int
-    exchanged_bytes: int
-    exchange_s: float | None
+    exchanged: Exchanged | None
     bandwidth_bytes_per_s: float | None
     latency_s: float | None
     device: Device
@@ -94,7 +97,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     updates_s = [median(figures.updates_s[index] for figures in ranks) for index in range(len(first.block_names))]
     update_s_per_byte = least_s_per_byte(updates_s, first.weight_bytes)
     instruction_s, message_s_per_byte = _handing_over_s(ranks)
-    return Profile(
+    profile = Profile(
         model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
         device=device_of(ranks),
         dtype=job.task.dtype,
@@ -119,7 +122,6 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             instruction_s=instruction_s,
             message_s_per_byte=message_s_per_byte,
             forward_without_graph=median(share for figures in ranks for share in figures.without_graph),
-            exchange_factor=_exchange_factor(ranks),
         ),
         method=Method(
             warm_up_rounds=job.task.warm_up_rounds,
@@ -129,6 +131,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             torch_version=first.torch_version,
         ),
     )
+    return _with_exchange(profile, ranks)
 
 
 def _handing_over_s(ranks: Sequence[RankFigures]) -> tuple[float, float]:
@@ -149,15 +152,31 @@ def least_s_per_byte(updates_s: Sequence[float], weight_bytes: Sequence[int]) ->
     return min((seconds / size for seconds, size in zip(updates_s, weight_bytes, strict=True) if size), default=0.0)
 
 
-def _exchange_factor(ranks: Sequence[RankFigures]) -> float:
-    """How many times longer an exchange took than a ring over the measured links would; 1 where none was measured."""
-    seconds = [figures.exchange_s for figures in ranks if figures.exchange_s is not None]
-    if not seconds:
-        return 1.0
-    level = cluster_of(ranks).levels[0]
-    moved_bytes = 2 * (len(ranks) - 1) / len(ranks) * ranks[0].exchanged_bytes
-    moving_s = moved_bytes / level.bandwidth_bytes_per_s
-    return max(median(seconds) - level.latency_s, 0.0) / moving_s or 1.0
+def _with_exchange(profile: Profile, ranks: Sequence[RankFigures]) -> Profile:
+    """With the factor of exchanges with which all blocks, as one stage, add to a backward what was measured."""
+    measured = [figures.exchanged for figures in ranks if figures.exchanged is not None]
+    if not measured:
+        return profile
+    cluster, stage = cluster_of(ranks), Stage(start=0, stop=len(profile.blocks), replicas=len(ranks))
+    pairs = zip(profile.blocks, measured[0].bytes_by_block, strict=True)
+    exchanged = replace(profile, blocks=tuple(replace(block, weight_bytes=size) for block, size in pairs))
+
+    def with_factor(profile: Profile, factor: float) -> Profile:
+        return replace(profile, overheads=replace(profile.overheads, exchange_factor=factor))
+
+    def added_s(factor: float) -> float:
+        costs = estimate(
+            with_factor(exchanged, factor),
+            cluster,
+            [stage],
+            pipelines_in_a_row([len(ranks)]),
+            microbatch_size=profile.microbatch_sizes[0],
+            optimizer="sgd",
+        )
+        return costs[0].exchange_tail_s(split=False)
+
+    factor = factor_for(added_s, median(each.added_s for each in measured))
+    return profile if factor is None else with_factor(profile, factor)
 
 
 def cluster_of(ranks: Sequence[RankFigures]) -> Cluster:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,8 @@ from worker_agent.models.losses import Loss
 from worker_agent.models.spec import user_code
 from worker_agent.models.values import Value, as_values, carries_gradient
 from worker_agent.profiler.autocast import Autocast, entering
+
+T = TypeVar("T", bound=Tensor)
 
 Direction = Literal["forward", "backward"]
 Around = Callable[[Direction, int], AbstractContextManager[None]]
@@ -302,9 +304,9 @@ def measure_version_s_per_byte(
     return median(copies_s[1:]) / sum(source.nbytes for source in sources)
 
 
-def sampled(tensors: Sequence[Tensor]) -> list[Tensor]:
+def sampled(tensors: Sequence[T]) -> list[T]:
     """The first tensors, as many as fit in `SAMPLE_BYTES`, but at least one."""
-    chosen: list[Tensor] = []
+    chosen: list[T] = []
     size_bytes = 0
     for tensor in tensors:
         if chosen and size_bytes + tensor.nbytes > SAMPLE_BYTES:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import RunFailedError
 from pipeplan.programs.program import Program
+from worker_agent.engine.devices import let_gloo_wait
 from worker_agent.engine.replicas import total
 from worker_agent.engine.weights import Weights
 from worker_agent.models.chain import Chain
@@ -129,6 +130,8 @@ def open_tied_groups(program: Program, tied: Iterable[Stages], rank: int) -> Tie
             group = dist.new_group(members, group_desc=f"stages {stages}, replica {replica}")
             if rank in members:
                 own[stages] = group
+    if own and dist.get_backend() == "gloo":
+        let_gloo_wait()
     return own
 
 

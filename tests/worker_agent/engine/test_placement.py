@@ -12,6 +12,7 @@ import torch.distributed as dist
 from tests.forked import fork_server
 from worker_agent.engine import devices as placement
 from worker_agent.engine.channel import open_lines
+from worker_agent.engine.replicas import open_replica_group
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +44,32 @@ def test_a_gpu_has_a_queue_for_every_communicator_unless_its_user_says_otherwise
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the scheduler's policies are Linux's")
 def test_gloos_threads_do_not_stop_the_thread_that_computes(tmp_path: Path) -> None:
-    process = fork_server().Process(target=_look_at_threads, args=(tmp_path,), daemon=True)
-    process.start()
-    process.join(30)
-    assert process.exitcode == 0
-    before, after = (json.loads((tmp_path / name).read_text()) for name in ("before", "after"))
-    assert before and set(before.values()) == {os.SCHED_OTHER}
-    assert after == {**dict.fromkeys(before, os.SCHED_BATCH), "computes": os.SCHED_OTHER}
+    processes = [fork_server().Process(target=_look_at_threads, args=(tmp_path, rank), daemon=True) for rank in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
+    for rank in (0, 1):
+        before, opened, after = (json.loads((tmp_path / f"{name}-{rank}").read_text()) for name in LOOKS)
+        assert before and set(before.values()) == {os.SCHED_OTHER}
+        assert opened == {**dict.fromkeys(before, os.SCHED_BATCH), "computes": os.SCHED_OTHER}
+        assert len(after) > len(opened)  # with the threads of the replicas' group
+        assert after == {**dict.fromkeys(after, os.SCHED_BATCH), "computes": os.SCHED_OTHER}
 
 
-def _look_at_threads(folder: Path) -> None:
-    """The policies of gloo's threads of a process group, before and after its lines are opened."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-    (folder / "before").write_text(json.dumps(_policies()))
-    open_lines([], 0)
-    (folder / "after").write_text(json.dumps({**_policies(), "computes": os.sched_getscheduler(0)}))
+LOOKS = ("before", "opened", "after")
+
+
+def _look_at_threads(folder: Path, rank: int) -> None:
+    """The policies of gloo's threads: of a process group, after its lines are opened, and with a group of replicas."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    (folder / f"before-{rank}").write_text(json.dumps(_policies()))
+    open_lines([], rank)
+    (folder / f"opened-{rank}").write_text(json.dumps({**_policies(), "computes": os.sched_getscheduler(0)}))
+    assert open_replica_group([0, 0], rank) is not None
+    (folder / f"after-{rank}").write_text(json.dumps({**_policies(), "computes": os.sched_getscheduler(0)}))
+    dist.barrier()
 
 
 def _policies() -> dict[str, int]:

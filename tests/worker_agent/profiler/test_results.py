@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from pipeplan.costs.estimate import estimate
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse
+from pipeplan.documents.plan import Stage
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.errors import InvalidInputError
+from pipeplan.programs.program import pipelines_in_a_row
 from pipeplan.protocol.jobs import ProfileTask
+from worker_agent.profiler.exchange import Exchanged
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, following, read_job, write_job
 from worker_agent.profiler.results import (
     BlockFigures,
@@ -50,8 +54,7 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
         handing_over_s=None if bandwidth is None else 3e-4,
         handing_over_more_s=None if bandwidth is None else 5e-4,
         message_bytes=100,
-        exchanged_bytes=1000,
-        exchange_s=4e-5,
+        exchanged=Exchanged(bytes_by_block=(1000,), added_s=4e-5),
         bandwidth_bytes_per_s=bandwidth,
         latency_s=None if bandwidth is None else 1e-5,
         device=Device(name="core", memory_bytes=memory_bytes),
@@ -115,12 +118,47 @@ def test_overheads_are_medians_over_the_ranks_that_measured_them() -> None:
 
 
 def test_an_exchange_is_compared_with_a_ring_over_the_link() -> None:
-    """1000 bytes at 1 GB/s take a ring of two a microsecond after 10 us of latency; it took 40 us."""
-    assert profile_of(JOB, RANKS).overheads.exchange_factor == pytest.approx(30.0)
+    """1000 bytes at 1 GB/s take a ring of two a microsecond after two hops of 10 us; they added 40 us to a backward."""
+    assert profile_of(JOB, RANKS).overheads.exchange_factor == pytest.approx(20.0)
+
+
+def test_what_an_exchange_adds_is_played_as_it_was_measured() -> None:
+    """Three blocks of a bucket each: the first two exchanges are hidden behind the backward, unless they take long."""
+    for added_s in (0.03, 0.5, 20.0):
+        ranks = [_with_three_blocks(figures, added_s) for figures in RANKS]
+        profile, cluster = profile_of(JOB, ranks), cluster_of(ranks)
+        costs = estimate(
+            profile,
+            cluster,
+            [Stage(start=0, stop=3, replicas=2)],
+            pipelines_in_a_row([2]),
+            microbatch_size=2,
+            optimizer="sgd",
+        )
+        assert costs[0].reduce_tail_s == pytest.approx(added_s)
+        hidden = added_s < costs[0].reduce_s / 2
+        assert hidden == (added_s < 1)  # a backward of a block takes 5.5 s
+
+
+def test_an_exchange_that_added_nothing_is_taken_to_be_as_fast_as_the_link() -> None:
+    ranks = [dataclasses.replace(one, exchanged=Exchanged(bytes_by_block=(1000,), added_s=0.0)) for one in RANKS]
+    assert profile_of(JOB, ranks).overheads.exchange_factor == 1.0
+
+
+def _with_three_blocks(one: RankFigures, added_s: float) -> RankFigures:
+    size = 30 * 2**20
+    return dataclasses.replace(
+        one,
+        block_names=("a", "b", "c"),
+        weight_bytes=(size,) * 3,
+        sizes=tuple(blocks * 3 for blocks in one.sizes),
+        updates_s=one.updates_s * 3,
+        exchanged=Exchanged(bytes_by_block=(size,) * 3, added_s=added_s),
+    )
 
 
 def test_a_device_that_was_alone_knows_of_no_exchange_and_no_message() -> None:
-    alone = dataclasses.replace(RANKS[0], handing_over_s=None, handing_over_more_s=None, exchange_s=None)
+    alone = dataclasses.replace(RANKS[0], handing_over_s=None, handing_over_more_s=None, exchanged=None)
     overheads = profile_of(JOB, [alone]).overheads
     assert (overheads.instruction_s, overheads.message_s_per_byte, overheads.exchange_factor) == (0.0, 0.0, 1.0)
 
