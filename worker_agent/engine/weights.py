@@ -89,6 +89,7 @@ class Weights:
         )
         self.optimizer = optimizer(self._handles) if slots else None
         self._optimizer_bytes: int | None = None
+        self._states = 0
 
     @property
     def live_bytes(self) -> int:
@@ -97,7 +98,7 @@ class Weights:
 
     @property
     def optimizer_bytes(self) -> int:
-        """The bytes of the optimizer's states. Only an update changes them; every instruction asks."""
+        """The bytes of the optimizer's states. Only an update that makes states changes them; every instruction asks."""
         if self._optimizer_bytes is None:
             states = self.optimizer.state.values() if self.optimizer else ()
             values = (value for state in states for value in state.values())
@@ -179,7 +180,9 @@ class Weights:
             del self._stash[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._factor, self._skips = None, False
-        self._optimizer_bytes = None
+        states = sum(map(len, self.optimizer.state.values())) if self.optimizer else 0
+        if states != self._states:  # an optimizer makes a state when it first needs it, and then keeps its size
+            self._states, self._optimizer_bytes = states, None
 
     def _make(
         self,

@@ -33,7 +33,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A batch whose times are known, in whole nanoseconds: no clock is finer, and more digits would only take room."""
+    """A batch whose times are known."""
 
     instructions: Sequence[Instruction]
     seconds: Sequence[float]
@@ -105,11 +105,14 @@ class Recorder:
                 self._read_oldest()
 
     def lane(self, *, rank: int, stage: int, replica: int) -> Lane:
-        """Everything recorded. What comes after the last batch, such as a checkpoint, counts as part of it."""
+        """Everything recorded. What comes after the last batch, such as a checkpoint, counts as part of it.
+
+        Times are in whole nanoseconds: no clock is finer, and more digits would only take room.
+        """
         while self._unread:
             self._read_oldest()
         batches = [*self._first, *self._last, self._read(self._open)]
-        seconds = [moment_s for batch in batches for moment_s in batch.seconds]
+        seconds = [round(moment_s, 9) for batch in batches for moment_s in batch.seconds]
         return Lane(
             rank=rank,
             stage=stage,
@@ -148,5 +151,5 @@ class Recorder:
         self._on_batch(kept.spent())
 
     def _read(self, batch: _Batch) -> _Kept:
-        seconds = array("d", (round(moment_s, 9) for moment_s in self._clock.take(2 * len(batch.instructions))))
+        seconds = array("d", self._clock.take(2 * len(batch.instructions)))
         return _Kept(batch.instructions, seconds, array("q", batch.memory_bytes))
