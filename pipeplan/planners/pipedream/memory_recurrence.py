@@ -1,24 +1,27 @@
-"""Memory recurrence: PipeDream's recurrence (2018, section 3.2; SOSP 2019, section 3.1) from the end, with memory.
+"""Memory recurrence: PipeDream's recurrence (2018, section 3.2; SOSP 2019, section 3.1) with a limit on memory.
 
-It is the exact partition where memory decides and the closed form of `fitting` is not enough. Where we differ from the
-papers (`space` has their formulas and the numbers of the steps): the papers take the last stage off and never look at
-memory. How many minibatches a stage has in flight depends on the devices downstream. So we take the first stage off:
-the devices downstream are then known.
+It finds the exact partition where memory decides and the closed form of `fitting` is not enough. `space` has the
+papers' formulas and the numbers of the steps. The papers split off the last stage and do not consider memory. Here,
+memory depends on the minibatches in flight, and these depend on the devices downstream of a stage. So the first stage
+is split off: when it is added, the devices downstream of it are known.
 
     step 2   T^k(a..s, m)     = 1/m max(V^{k-1}(a..s, all units | ((p - m) U + d) / m), W_k(m))
     step 3   V^k(a..b, p | d) = T^k(a..b, p)                                                            one stage
     step 4   V^k(a..b, p | d) = min over s, m of max(T^k(a..s, m), 2 a_s / B_k, V^k(s..b, p - m | d))   several
 
-V is the smaller of steps 3 and 4. p units are left for a..b, d devices are downstream for each replica of all that
-they are part of, and a unit of level k has U devices. A stage of r devices has 1 + ceil(devices downstream / r)
-minibatches in flight (2018, section 3.3); a stage that does not fit its device takes forever. As ceil(d / r) =
-ceil(ceil(d) / r), d is rounded up wherever it is handed on, and there are no more tables than devices. O(n^2 M^2) on
-one level; every level around another adds a factor n and the numbers d.
+V is the smaller of steps 3 and 4, in seconds a minibatch. The pipeline from state a to state b gets p units of level k,
+and a unit has U devices. The units belong to one replica of an outer stage; d is the number of devices downstream of
+that outer stage, divided by its replicas. On the outermost level d is 0.
 
-Few states are looked at. With a limit on the bottleneck, p devices compute no more than p times the limit: so much is
-before a state, and so much after it, at most. The caller raises the limit until what it finds is within it. On one
-level, memory keeps the states before p devices near as well: the devices before them reach only so far, and those
-downstream hold only so much.
+A stage of r devices has 1 + ceil(devices downstream / r) minibatches in flight (2018, section 3.3). A stage that does
+not fit its device takes infinitely long. d is rounded up when it is passed to an inner level. This loses nothing,
+because ceil(d / r) = ceil(ceil(d) / r), and it leaves at most one table for each number of devices. With n states and
+M units, one level takes O(n^2 M^2). Each further level multiplies this by n and by the number of different d.
+
+`MemoryProblem` leaves out most states. Within a limit on the bottleneck, p devices compute for at most p times the
+limit. This bounds the compute before and after the state where the last p devices begin. The caller raises the limit
+until the result is within it. On one level, memory leaves out further states: the devices upstream reach only so far,
+and those downstream hold only so much.
 """
 
 from dataclasses import dataclass, field
@@ -32,20 +35,23 @@ from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 CALL_ENTRIES = 10_000
-"""How many entries are compared in the least time of one stage's table, however small."""
+"""Entries that could be compared in the time that numpy takes for even the smallest table of stages."""
 
 SLACK = 1e-9
-"""By how much sums of compute may differ from those in another order, as a share of all compute or of the limit."""
+"""Rounding of sums of compute: how far two orders of addition may differ, as a share of all compute or of the limit."""
 
 EVERY = slice(None)
 
 _AT_ONCE = 2**15
-"""Entries that are compared at once."""
+"""Entries that are compared at once, to stay in a processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recurrence:
-    """The tables V^k, each made when it is needed. `of_bytes`: what a device holds takes the place of time."""
+    """The tables V^k, each made when it is first needed.
+
+    With `of_bytes`, the bytes that a device holds take the place of seconds: V is then the most that any device holds.
+    """
 
     space: PartitionSpace
     memory: Memory
@@ -54,7 +60,7 @@ class Recurrence:
     _reach: dict[int, IntArray] = field(default_factory=dict)
 
     def work(self) -> float:
-        """Entries that the outermost level compares, and inside as many for each number of devices downstream."""
+        """An estimate of the entries that all tables compare: those of an inner level once for each number d."""
         states, (*inside, outermost) = len(self.space), self.space.levels
         work = states**2 * outermost.units**2 / 4.0 + CALL_ENTRIES * outermost.units**2
         tables, around = 1.0, outermost.units
@@ -67,9 +73,10 @@ class Recurrence:
     def stage_s(
         self, level: int, units: int, downstream: int, beyond: int, rows: slice = EVERY, columns: slice = EVERY
     ) -> FloatArray:
-        """T^k of the stages between two ranges of states on so many units, with units downstream and devices beyond.
+        """T^k in seconds of the stages from the states `rows` to the states `columns`, on so many units.
 
-        It is infinite where there is no stage, or none that fits.
+        `downstream` counts units of this level downstream of the stage; `beyond` is d, in devices. The shape is (rows,
+        columns). An entry is infinite where there is no stage, or the stage does not fit.
         """
         space = self.space
         if level > 0:
@@ -93,13 +100,13 @@ class Recurrence:
 
     @cached_property
     def _stages(self) -> BoolArray:
-        """Whether a stage may reach from one state to another."""
+        """Whether there is a stage from one state to another; of the shape (states, states)."""
         states = len(self.space)
         return np.triu(np.ones((states, states), dtype=bool), k=1) if self.space.before is None else self.space.before
 
     @cached_property
     def _most_in_flight(self) -> FloatArray:
-        """How many minibatches in flight every stage has room for, to the byte; below 1 where there is no stage."""
+        """The most minibatches in flight that each stage has memory for, to the byte; 0 where there is no stage."""
         every, limit = np.arange(len(self.space)), self.memory.law.limit_bytes
         most = self.memory.most_in_flight(every, every)
         with np.errstate(invalid="ignore"):  # nothing in flight takes nothing, however many there are
@@ -109,11 +116,11 @@ class Recurrence:
 
     @cached_property
     def fewest(self) -> FloatArray:
-        """The fewest devices from each state to the end, as far as memory goes."""
+        """By state, the fewest devices that hold all stages from there to the end."""
         return fewest(self._most_in_flight, self.space)
 
     def reach(self, held: int) -> IntArray:
-        """By state, the last one that a stage from there, or from an earlier state, reaches with so many in flight."""
+        """By state, the last state that a stage from there or from an earlier state reaches, with `held` in flight."""
         if held not in self._reach:
             fits = self._most_in_flight >= held
             last = np.where(fits.any(axis=1), len(self.space) - 1 - np.argmax(fits[:, ::-1], axis=1), 0)
@@ -121,7 +128,7 @@ class Recurrence:
         return self._reach[held]
 
     def values(self, level: int, beyond: int) -> FloatArray:
-        """V^k by units less one, first and last state."""
+        """V^k in seconds, for d = `beyond`: of the shape (units, states, states), the first entry for one unit."""
         key = (level, beyond)
         if key in self._values:
             return self._values[key]
@@ -139,16 +146,17 @@ class Recurrence:
         return self._values[key]
 
     def boundaries_s(self, level: int) -> FloatArray:
-        """2 a / B of every state; 0 if bytes take the place of time."""
+        """2 a / B in seconds by state; 0 if bytes take the place of seconds."""
         if self.of_bytes:
             return np.zeros(len(self.space))
         return np.asarray(2.0 * self.space.boundary_bytes / self.space.levels[level].bandwidth_bytes_per_s)
 
 
 def _joined(stage_s: FloatArray, later: FloatArray) -> FloatArray:
-    """From state to state, the least over all cuts of the larger of a stage up to the cut and what is later.
+    """By states a and b: min over s of max(stage_s[a, s], later[s, b]). All arrays have the shape (states, states).
 
-    A stage ends at a later state than it begins. A few rows are made at once: as many as fit in a processor's cache.
+    A stage ends later than it begins, so entries of s < a are left out. Rows are made in groups that fit in a
+    processor's cache.
     """
     joined, rows = np.full_like(later, np.inf), max(_AT_ONCE // later.size, 1)
     for row in range(0, len(later), rows):
@@ -158,13 +166,13 @@ def _joined(stage_s: FloatArray, later: FloatArray) -> FloatArray:
 
 
 def downstream_each(devices: int, replicas: int) -> int:
-    """Devices downstream for each replica, rounded up."""
+    """Devices downstream divided by replicas, rounded up."""
     return -(-devices // replicas)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryProblem:
-    """From one state to another on one level, with devices beyond: the entries that one answer needs."""
+    """The pipelines from `start` to `stop` on one level, with d = `beyond`; only entries that matter are computed."""
 
     tables: Recurrence
     level: int
@@ -173,7 +181,10 @@ class MemoryProblem:
     beyond: int
 
     def optimum_s(self, units: int, limit_s: float = np.inf) -> FloatArray:
-        """V by units (from 0) and first state, to the stop; a value above the limit may be too high."""
+        """V from each state to the stop, in seconds: of the shape (units + 1, states), the first row for no unit.
+
+        Values within the limit are exact. A value above it may be too high.
+        """
         boundaries_s = self.tables.boundaries_s(self.level)
         best = np.full((units + 1, len(self.tables.space)), np.inf)
         near = self._near(units, limit_s)
@@ -189,9 +200,9 @@ class MemoryProblem:
         return best
 
     def _near(self, units: int, limit_s: float) -> list[slice]:
-        """By units that are left of so many, the states where they may begin if no stage takes longer than the limit.
+        """By the number of last units, from 0 to all: the range of states where their stages may begin.
 
-        Where none are left that is the stop.
+        No stage of the pipeline takes longer than the limit. No units at all begin at the stop.
         """
         space, of_bytes = self.tables.space, self.tables.of_bytes
         left = np.arange(units + 1)
@@ -209,7 +220,7 @@ class MemoryProblem:
         return [slice(self.stop, self.stop + 1), *every[1:]]
 
     def _farthest(self, units: int) -> list[int]:
-        """By units that are left, the last state that the others reach in memory, stage by stage."""
+        """By the number of last units: the last state that stages on the other units reach, as far as memory goes."""
         reach, farthest = self.tables.reach, [0] * (units + 1)
         for left in reversed(range(units)):
             stages = (
@@ -222,7 +233,10 @@ class MemoryProblem:
         return self.tables.stage_s(self.level, units, downstream, self.beyond, rows, columns)
 
     def preferred(self, units: int, cost_s: float) -> Stages:
-        """Fewer stages, then fewer bytes, smaller cuts and fewer units on the earlier stages, within the cost."""
+        """The stages to choose among those within the cost, in seconds.
+
+        Fewer stages come first, then fewer bytes sent, then smaller cuts, then fewer units on the earlier stages.
+        """
         limit_s = cost_s * (1 + 2 * ROUNDING)
 
         # the fewest stages, and among those the fewest bytes, by units and first state
@@ -264,7 +278,10 @@ class MemoryProblem:
         rows: slice,
         columns: slice,
     ) -> tuple[FloatArray, FloatArray]:
-        """Stages and bytes if a stage of so many units, between these ranges of states, comes first."""
+        """The number of stages, and the bytes sent, if a stage on `units` from `rows` to `columns` comes first.
+
+        `ranks` has both for what is downstream, by units and state. Infinite where the stage exceeds the limit.
+        """
         space, (count, sent) = self.tables.space, ranks
         at_stop = np.arange(len(space))[columns] == self.stop
         boundary = np.where(at_stop, 0.0, self.tables.boundaries_s(self.level)[columns])

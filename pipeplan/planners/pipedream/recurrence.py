@@ -1,15 +1,17 @@
-"""Recurrence: PipeDream's recurrence A (2018, section 3.2; by levels SOSP 2019, section 3.1), solved exactly.
+"""Recurrence: PipeDream's recurrence A, solved exactly (2018, section 3.2; by levels SOSP 2019, section 3.1).
 
-`space` has the formulas and the numbers of their steps. Two solvers give the same A^k between any two states:
+A^k(i->j, m) is the time of the slowest stage, in seconds a minibatch, of the best pipeline from state i to state j on m
+units of level k. `space` defines the terms and numbers the steps. Two solvers give the same values:
 
-- `bare_recurrence` is the papers' table, step by step, on a chain. It is the quickest way for few states and units.
-- `LevelSearch` asks for one entry and never fills the table. It probes a bottleneck: `probe` solves step 2 for the
-  number of units. A plan that a probe finds has a true cost, at most the bottleneck; the next probe is below that cost.
-  The search ends when a probe just below the best cost finds nothing.
+- `bare_recurrence` fills the papers' table, step by step, on a chain. It is the faster one for few states and units.
+- `LevelSearch` computes a single entry without the table. It asks `probe` whether some pipeline stays within a given
+  bottleneck. If there is one, its true cost is the best so far, and the next probe asks for less. The search ends when
+  a probe just below the best cost finds none.
 
-Where a unit is itself a network, step 2 needs A^{k-1}, which has no closed form. The probe then uses two bounds. The
-lower one shares the compute among all devices of the unit; the upper one is data parallelism over all of them. Only the
-stages of a plan that was found, where the bounds differ, are solved inside.
+A unit of an outer level is itself a network. Step 2 then needs A^{k-1}, which has no closed form, and the probe uses
+two bounds instead. The lower bound shares the compute equally among all devices of the unit. The upper bound is data
+parallelism over all of them. Only where the two bounds differ, and only for the stages of a pipeline that was found, is
+the inner level solved.
 """
 
 import math
@@ -33,31 +35,33 @@ from pipeplan.planners.pipedream.probe import (
 from pipeplan.planners.pipedream.space import ROUNDING, STEP, PartitionSpace
 
 NOTHING = 1e-18
-"""Share of a known time that is tested first if the only known bound is 0."""
+"""The first bottleneck to test where the lower bound is 0, as a share of the best cost so far."""
 
 _FIRST_STEP = 0.005
-"""How far above a bound the search begins: plans are often near their bound."""
+"""How far above the lower bound the search begins, as a share of it: the optimum is often near its bound."""
 
 _NEAR_ENOUGH = 1.03
-"""Ratio of found to refuted below which the find may well be the optimum: the next test is just below it."""
+"""Ratio of the best cost to the refuted bottleneck. Below it, the next test is just under the best cost."""
 
 _NEAR = 24
-"""States that are solved together with the one asked for: some may be asked for next."""
+"""How many states after a start are solved together, because the search often asks for them next."""
 
 _MANY_UNITS = 256
-"""With more units than this, to bound what lies inside takes longer than to look."""
+"""Inner levels of more units are not bounded by `furthest`: it takes longer than what it saves."""
 
 _SMALL = 1_000_000
-"""Entries up to which the bare recurrence is the quickest."""
+"""Up to so many entries, (states x units)^2, the bare recurrence is the faster solver."""
 
 
 def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
-    """PipeDream's recurrence as the papers print it: A(j, all units) for every state j after the first, on a chain.
+    """A(j, all units) in seconds, for every state j after the first of a chain: the recurrence as the papers print it.
 
         A(j, m) = T(0..j, m)                                                              case 1
         A(j, m) = min over i < j, m' < m of max(A(i, m - m'), 2 C_i, T(i..j, m'))         case 2
 
-    `stage_s[m - 1, i, j]` is T(i..j, m), infinite unless i < j; `cut_s[i]` is 2 C_i. O(N^2 M^2).
+    With N states and M units, `stage_s` has the shape (M, N, N): `stage_s[m - 1, i, j]` is T(i..j, m) in seconds,
+    infinite unless i < j. `cut_s` has the shape (N,): `cut_s[i]` is 2 C_i in seconds. The result has the shape
+    (N - 1,). O(N^2 M^2).
     """
     units, states, _ = stage_s.shape
     before_s = np.empty((units, states))  # [m - 1, i]: max(A(i, m), 2 C_i), what step 4 needs of a sub-pipeline
@@ -77,7 +81,10 @@ def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Optimum:
-    """The least bottleneck from one state to another, stages that reach it, and the probe that refutes all below."""
+    """The least bottleneck from one state to another, and stages whose slowest one takes as long.
+
+    No pipeline stays within `refuted_s` seconds; `refutation` is the table of the probe that showed it.
+    """
 
     cost_s: float
     stages: Stages
@@ -87,16 +94,17 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelStep:
-    """The next bottleneck to test: by a factor `up` above the refuted one until a plan is found, then between the two.
+    """How the next bottleneck to test is chosen, between the refuted one and the best cost.
 
-    "Between" is their geometric mean, or, where they are close, just below the cost that was found.
+    Until a pipeline is found, it lies above the refuted bottleneck by the share `up` of it. After that it is the
+    geometric mean of the two, or just below the best cost where the two are close.
     """
 
     up: float = 0.0
     refuted: bool = False
 
     def to_test_s(self, low_s: float, high_s: float) -> float:
-        """A bottleneck above what is refuted and below what was found."""
+        """The next bottleneck in seconds, above `low_s`, which is refuted, and below `high_s`, the best cost."""
         top_s = high_s * (1 - STEP)
         if self.refuted and high_s < low_s * _NEAR_ENOUGH:
             return top_s
@@ -104,14 +112,18 @@ class LevelStep:
         return min(max(middle_s, low_s * (1 + STEP), high_s * NOTHING), top_s)
 
     def after(self, found: bool) -> "LevelStep":
-        """The step after this test. Steps up grow as long as nothing is found."""
+        """The step after this test. `up` grows as long as no pipeline is found."""
         if found:
             return LevelStep()
         return LevelStep(up=min(4 * self.up, max(self.up, 1.0)), refuted=not self.up)
 
 
 class LevelSearch:
-    """A^k of one level, and inside it of the levels within; `fewer`: on at most all units, else on exactly all."""
+    """The optima A^k of one level; `inner` has those of the level inside it.
+
+    A pipeline takes all units of the level, or with `fewer` at most all. What was computed is kept: `known[a][b]` is
+    A^{k-1}(a..b, all units inside) in seconds, NaN where it was not asked for. `probes` counts the probes.
+    """
 
     def __init__(self, space: PartitionSpace, level: int, *, fewer: bool = False) -> None:
         self.space = space
@@ -126,13 +138,13 @@ class LevelSearch:
 
     @cached_property
     def parallel_s_per_byte(self) -> float:
-        """What data parallelism over all devices of a level takes to exchange a byte of weights."""
+        """Seconds a byte of weights that data parallelism over all devices of this level takes to exchange them."""
         own = float(self.space.exchange_s(self.level, 1.0, self.units))
         inside = self.inner.parallel_s_per_byte if self.inner else 0.0
         return max(inside, own) / self.units
 
     def stage_s(self, start: int, stop: int, units: int) -> float:
-        """T^k(start..stop, units), exactly."""
+        """T^k(start..stop, units) in seconds, exactly."""
         # step 1: W_k(m)
         weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
         exchange_s = float(self.space.exchange_s(self.level, weight_bytes, units))
@@ -152,7 +164,10 @@ class LevelSearch:
         return max(unit_s, exchange_s) / units
 
     def _learn(self, start: int, stop: int) -> FloatArray:
-        """A^{k-1} from a state, exactly: to one stop, or at little more cost to all that are as near."""
+        """Computes A^{k-1} from a state to a stop exactly, and to all nearer states where that is cheap.
+
+        Returns the row of `known`, by stop.
+        """
         if self.inner is None:
             raise ValueError("a device is no network")
         near = max(stop, min(start + _NEAR, self.space.last))
@@ -168,19 +183,19 @@ class LevelSearch:
         return known
 
     def optimum_s(self, start: int, stop: int) -> float:
-        """A^k(start..stop, all units): the least bottleneck between two states."""
+        """A^k(start..stop, all units) in seconds: the least bottleneck between two states."""
         if (start, stop) not in self._optima and self.small(start, stop):
             return float(self.small_optima_s(start, stop)[-1])
         return self.optimum(start, stop).cost_s
 
     def small(self, start: int, stop: int) -> bool:
-        """Whether the bare recurrence is the quickest, on this level and those inside."""
+        """Whether the bare recurrence is the faster solver between these states, on this level and on all inside it."""
         here = self.space.before is None and not self.fewer
         here = here and ((stop - start) * self.units) ** 2 <= _SMALL
         return here and (self.inner is None or self.inner.small(start, stop))
 
     def small_optima_s(self, start: int, stop: int) -> FloatArray:
-        """A^k from one state to each up to another, on a chain, by the bare recurrence."""
+        """A^k in seconds from `start` to every later state up to `stop`, on a chain, by the bare recurrence."""
         states = slice(start, stop + 1)
         # A^{k-1} of all stages between these states; infinite where no stage is
         if self.inner is None:
@@ -203,7 +218,7 @@ class LevelSearch:
         return bare_recurrence(stage_s, cut_s)
 
     def optimum(self, start: int, stop: int) -> Optimum:
-        """A^k(start..stop, all units) and stages that reach it, by probing bottlenecks."""
+        """A^k(start..stop, all units) and stages that reach it, by probes."""
         if (start, stop) in self._optima:
             return self._optima[start, stop]
         everything = ((start, stop, self.units),)
@@ -230,7 +245,10 @@ class LevelSearch:
         return optimum
 
     def refutation(self, start: int, stop: int) -> Optimum:
-        """The optimum with a table that refutes all below it, also where the bounds alone had done so."""
+        """The optimum, with a table that refutes every lower bottleneck.
+
+        `optimum` has no such table where its bounds met without a probe; this method makes one.
+        """
         optimum = self.optimum(start, stop)
         below_s = optimum.cost_s * (1 - STEP)
         if optimum.refutation is not None and optimum.refuted_s >= below_s * (1 - STEP):
@@ -239,14 +257,14 @@ class LevelSearch:
         return replace(optimum, refuted_s=below_s, refutation=table)
 
     def measured(self, stages: Stages) -> Optimum:
-        """Stages at their true cost, boundaries included."""
+        """These stages with their true cost: the slowest stage or boundary."""
         cuts = np.asarray([stop for _, stop, _ in stages[:-1]], dtype=np.int64)
         boundary_s = 2.0 * self.space.boundary_bytes[cuts] / self.space.levels[self.level].bandwidth_bytes_per_s
         slowest_s = max(self.cost_s(stages), float(boundary_s.max(initial=0.0)))
         return Optimum(cost_s=slowest_s, stages=stages, refuted_s=0.0)
 
     def cost_s(self, stages: Stages) -> float:
-        """The slowest of these stages, exactly: only those whose bounds differ are solved inside."""
+        """Seconds of the slowest stage, exactly. The inner level is solved only for stages whose bounds differ."""
         start, stop, units = np.asarray(stages).T
         compute_s = (self.space.compute_s[stop] - self.space.compute_s[start]) / self.devices
         weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
@@ -258,7 +276,10 @@ class LevelSearch:
         return max(float(known_s.max()), *(self.stage_s(*stages[index]) for index in open_), 0.0)
 
     def bound_s(self, start: int, stop: int) -> float:
-        """No plan is faster: all devices share the compute, and on a chain some stage holds each single block."""
+        """A lower bound in seconds of every pipeline between two states.
+
+        All devices together do the compute. On a chain, some stage also holds the most expensive block.
+        """
         space = self.space
         total_s = float(space.compute_s[stop] - space.compute_s[start]) / (self.devices * self.units)
         if space.before is not None or self.units == 1:
@@ -269,7 +290,7 @@ class LevelSearch:
         return max(total_s, float(least_s.max()))
 
     def needs(self, bottleneck_s: float, start: int, stop: int) -> UnitsNeeded:
-        """Step 2 solved for the units at a bottleneck, between two states."""
+        """The least units of every stage between two states, at a bottleneck: step 2 solved for m."""
         furthest = None
         if self.inner is not None and self.inner.units <= _MANY_UNITS and self.space.before is None:
             furthest = np.arange(len(self.space))
@@ -284,13 +305,13 @@ class LevelSearch:
         )
 
     def states(self, between: IntArray, bottleneck_s: float) -> IntArray:
-        """Those of some states that may be cut within a bottleneck, and the first and the last."""
+        """Those of the states `between` where a cut takes at most the bottleneck; the first and the last always."""
         allowed = self.space.allowed(self.level, bottleneck_s)[between]
         allowed[[0, -1]] = True
         return between[allowed]
 
     def probe(self, between: IntArray, bottleneck_s: float) -> tuple[Stages | None, Table]:
-        """Stages from the first to the last of these states within the bottleneck, or a table without a way."""
+        """Stages from the first to the last of these states, within the bottleneck, or None; and the probe's table."""
         states = self.states(between, bottleneck_s)
         needs = self.needs(bottleneck_s, int(between[0]), int(between[-1]))
         while True:
@@ -317,7 +338,7 @@ class LevelSearch:
                 return stages, table
 
     def spread(self, stages: Stages) -> Stages:
-        """The stages on all units: the first that has more than one unit takes those that are left over."""
+        """The stages on all units: the first stage of more than one unit also takes those that are left over."""
         left = 0 if self.fewer else self.units - sum(units for _, _, units in stages)
         spread = []
         for start, stop, units in stages:
@@ -327,9 +348,10 @@ class LevelSearch:
         return tuple(spread)
 
     def furthest(self, bottleneck_s: float, start: int, stop: int) -> IntArray:
-        """On a chain, the last state that at most all units of this level reach, from each state between two.
+        """On a chain, by state from start to stop: the last state that all units of this level, or fewer, can reach.
 
-        An upper bound: compute and exchange alone limit how far a stage on m units goes, and likewise a unit inside.
+        It is an upper bound. Only compute and exchange limit how far a stage on m units goes, and inner levels are
+        bounded in the same way.
         """
         # how far one stage on so many units goes at best, from each state
         part, reach = slice(start, stop + 1), list[IntArray]()
@@ -358,10 +380,11 @@ class LevelSearch:
 
 
 def _last_within(sums: FloatArray, allowance: float) -> IntArray:
-    """From each entry of rising sums, the last entry that is higher by no more than the allowance.
+    """By entry of the ascending `sums`: the index of the last entry that is higher by at most the allowance.
 
-    The differences decide: a sum that is large beside the allowance is rounded by more than what matters. Two steps
-    back are enough unless many entries lie that close; then the answer is too far, which an upper bound may be.
+    The search compares sums, whose rounding may exceed a small allowance. So the differences are compared as well,
+    twice, one entry back each time. Where more entries lie so close together, the answer is too high. That is allowed:
+    the caller needs an upper bound.
     """
     last = np.searchsorted(sums, (sums + allowance) * (1 + ROUNDING), side="right") - 1
     for _ in range(2):

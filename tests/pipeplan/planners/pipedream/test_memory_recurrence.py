@@ -1,4 +1,4 @@
-"""The recurrence with memory looks at few states: what it finds within a limit is what looking at all of them finds."""
+"""The recurrence with memory leaves out most states, and still finds what a look at all of them finds."""
 
 import numpy as np
 from hypothesis import given
@@ -26,7 +26,7 @@ laws = st.builds(
 
 
 def looking_at_all(tables: Recurrence, units: int) -> FloatArray:
-    """V by units and first state, step by step, on one level."""
+    """V in seconds from each state to the end, on one level, step by step: of the shape (units + 1, states)."""
     states = len(tables.space)
     boundaries_s = tables.boundaries_s(0)
     best = np.full((units + 1, states), np.inf)
@@ -97,7 +97,7 @@ def test_the_smallest_feasible_limit_gives_the_stages_that_hold_least(states: St
 
 
 def test_a_long_chain_whose_blocks_need_ever_more_devices_is_answered() -> None:
-    # a block with so many devices downstream of it fits on as many, so that 70 blocks need 2^69
+    # a block needs as many devices as are downstream of it, so the number doubles with each: 2^69 for 70 blocks
     found = profile([Cell(activation_bytes=10)] * 70)
     problem = PlanningProblem(profile=found, cluster=cluster((80, 1.0), memory_bytes=21), batch_size=1)
     answer = solve("pipedream", problem)
