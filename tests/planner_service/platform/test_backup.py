@@ -24,6 +24,7 @@ from planner_service.platform.tables import metadata
 from planner_service.runs import service as runs
 from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
 from tests.planner_service.servers import pipeplan, served
+from tests.waiting import wait_until
 
 WRITERS = 4
 
@@ -61,8 +62,7 @@ def test_a_backup_is_one_state_while_a_service_writes(context: Context, database
         before = set(acknowledged)
         answer = pipeplan("db", "backup", str(file), "--database", database_url)
         assert answer.returncode == 0, answer.stderr
-        after = len(acknowledged)
-    assert after > len(before)
+        wait_until(lambda: len(acknowledged) > len(before))  # they write on; a busy machine lets them wait
     with closing(sqlite3.connect(file)) as opened:
         assert opened.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert opened.execute("PRAGMA foreign_key_check").fetchall() == []
