@@ -16,7 +16,7 @@ DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 ALL = pytest.mark.parametrize("name", list(services()))
 
 
-def test_it_is_of_the_schema_of_compose() -> None:
+def test_the_file_is_valid_by_the_schema_of_compose() -> None:
     command = [str(BIN / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(FILE)]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stdout
@@ -40,14 +40,14 @@ def test_nothing_runs_as_root_or_gains_rights_or_writes_to_its_image(name: str) 
 
 
 @ALL
-def test_everything_has_limits_and_says_how_it_is(name: str) -> None:
+def test_every_service_has_limits_and_a_health_check(name: str) -> None:
     service = services()[name]
     assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory", "pids"}
     assert service["healthcheck"].get("test") or (name == "migrate" and service["healthcheck"] == {"disable": True})
 
 
 @ALL
-def test_images_are_pinned(name: str) -> None:
+def test_every_image_has_a_version(name: str) -> None:
     _, _, tag = services()[name]["image"].rpartition(":")
     assert re.match(r"\d+\.\d+", tag)
 

@@ -66,7 +66,7 @@ def test_every_object_has_a_name_of_its_own_in_the_namespace() -> None:
 
 
 @pytest.mark.parametrize("container", [container for _, container in CONTAINERS], ids=IDS)
-def test_variables_are_settings(container: Node) -> None:
+def test_every_variable_of_ours_is_a_setting_of_the_program_that_gets_it(container: Node) -> None:
     agents = {f"PIPEPLAN_AGENT_{name}".upper() for name in agent_settings.AgentSettings.model_fields}
     service = {f"PIPEPLAN_{name}".upper() for name in Settings.model_fields}
     ours = [name for name in variables(container) if name.startswith("PIPEPLAN_")]

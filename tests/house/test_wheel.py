@@ -46,7 +46,7 @@ pytestmark = pytest.mark.campaign  # an environment of its own
 ASKED = ("--profile", "profile.json", "--cluster", "cluster.json", "--batch-size", "8")
 
 
-def test_it_solves_checks_and_simulates(folder: Path) -> None:
+def test_the_installed_wheel_solves_checks_and_simulates(folder: Path) -> None:
     solved = pipeplan(folder, "solve", "--planner", "auto", *ASKED, "--json", "-o", "plan.json")
     assert solved.returncode == 0, solved.stderr
     assert json.loads(solved.stdout)["feasible"] is True
@@ -79,7 +79,7 @@ def test_what_needs_an_extra_says_which_in_one_sentence(folder: Path, arguments:
     assert f"pip install 'pipeplan[{extra}]'" in ended.stderr
 
 
-def test_it_holds_types_and_the_licence(folder: Path) -> None:
+def test_the_wheel_holds_types_and_the_licence(folder: Path) -> None:
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     for package in ("pipeplan", "planner_service", "worker_agent"):
         assert (packages / package / "py.typed").is_file()

@@ -41,7 +41,7 @@ def again(plan: Plan, run: Timeline, seconds: float, off: Sequence[float | None]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.schedule)
-def test_it_has_whole_batches_as_few_as_take_so_long(plan: Plan) -> None:
+def test_the_beginning_is_the_fewest_whole_batches_that_take_so_long(plan: Plan) -> None:
     run = predict(plan, batches=BATCHES)
     for seconds in (0.0, run.makespan_s / 2, 2 * run.makespan_s):
         first = beginning(run, seconds=seconds)

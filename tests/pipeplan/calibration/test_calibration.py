@@ -326,27 +326,27 @@ class TestRefusals:
             calibrate(PROFILE, CLUSTER, [self.RUN, run])
         return refused.value
 
-    def test_a_run_of_another_model(self) -> None:
+    def test_a_run_of_another_model_is_refused(self) -> None:
         error = self.refused(replace(self.RUN, plan=replace(self.RUN.plan, model=Model(name="other"))))
         assert (error.field, error.value) == ("runs.1.plan.model", "other")
 
-    def test_a_run_in_another_dtype(self) -> None:
+    def test_a_run_in_another_dtype_is_refused(self) -> None:
         error = self.refused(replace(self.RUN, plan=replace(self.RUN.plan, dtype="float64")))
         assert error.field == "runs.1.plan.dtype"
 
-    def test_a_run_of_a_plan_from_another_profile(self) -> None:
+    def test_a_run_of_a_plan_from_another_profile_is_refused(self) -> None:
         error = self.refused(replace(self.RUN, plan=replace(self.RUN.plan, profile_id="0" * 32)))
         assert error.field == "runs.1.plan.profile_id"
 
-    def test_no_run(self) -> None:
+    def test_a_calibration_without_runs_is_refused(self) -> None:
         with pytest.raises(InvalidInputError, match="runs: must be at least one"):
             calibrate(PROFILE, CLUSTER, [])
 
-    def test_a_timeline_of_other_workers(self) -> None:
+    def test_a_timeline_that_lacks_a_worker_is_refused(self) -> None:
         with pytest.raises(InvalidInputError, match=r"timeline\.lanes"):
             replace(self.RUN, timeline=replace(self.RUN.timeline, lanes=self.RUN.timeline.lanes[:1]))
 
-    def test_a_timeline_that_ends_early(self) -> None:
+    def test_a_timeline_without_an_update_is_refused(self) -> None:
         lanes = tuple(
             replace(
                 lane,
@@ -369,7 +369,7 @@ class TestRefusals:
             (replace(PROFILE, blocks=PROFILE.blocks[:5]), "calibration.blocks"),
         ],
     )
-    def test_a_calibration_for_another_profile(self, changed: Profile, field: str) -> None:
+    def test_a_problem_with_the_calibration_of_another_profile_is_refused(self, changed: Profile, field: str) -> None:
         found = calibrate(PROFILE, CLUSTER, [self.RUN])
         with pytest.raises(InvalidInputError) as refused:
             PlanningProblem(profile=changed, cluster=CLUSTER, batch_size=4, calibration=found)

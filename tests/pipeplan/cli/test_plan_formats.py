@@ -43,7 +43,7 @@ def test_a_plans_documents_are_equal(plan: Plan) -> None:
     assert yaml.safe_load(as_yaml(plan)) == plain_values(plan)
 
 
-def test_variables_are_the_plans(plan: Plan) -> None:
+def test_variables_hold_what_the_plan_says(plan: Plan) -> None:
     values = dict(line.split("=") for line in as_env(plan).splitlines())
     assert all(name.startswith("PLAN_") for name in values)
     assert values["PLAN_STAGES"] == str(plan.depth) == "2"

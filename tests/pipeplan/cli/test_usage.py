@@ -31,7 +31,7 @@ def test_a_command_that_lacks_everything_shows_its_help(arguments: tuple[str, ..
     assert "Usage:" in ended.out + ended.err
 
 
-def test_help_ends_well() -> None:
+def test_asking_for_help_ends_with_status_0() -> None:
     assert pipeplan("solve", "--help").status == 0
 
 

@@ -310,7 +310,7 @@ def test_a_graph_that_does_not_fit_is_answered_with_the_reasons() -> None:
         assert isinstance(answer, Infeasible) and answer.reasons
 
 
-def test_auto_plans_graphs() -> None:
+def test_auto_plans_a_graph_in_one_order_and_its_certificate_says_so() -> None:
     plan = solve("auto", problem_of(graph(CELLS, RESIDUAL)))
     assert isinstance(plan, Plan) and plan.order is not None
     assert plan.certificate is not None and "on one order of the graph" in plan.certificate.method

@@ -159,7 +159,7 @@ def test_overlapping_moves_no_work_keeps_the_laws_and_holds_two_sets_of_gradient
 
 
 @given(programs, st.floats(0.0, 20.0), st.floats(0.0, 1.0))
-def test_overlapping_delays_nothing(program: Program, reduce_s: float, share: float) -> None:
+def test_overlapping_exchanges_makes_no_program_longer(program: Program, reduce_s: float, share: float) -> None:
     costs = [replace(COSTS, reduce_s=reduce_s, reduce_tail_s=max(share, 1 - 2 / max(reduce_s, 2)) * reduce_s)]
     depth = program.pipeline.depth
     before, after = (simulate(made, costs * depth) for made in (program, overlap_exchanges(program)))

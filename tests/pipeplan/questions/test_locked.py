@@ -47,7 +47,7 @@ def with_blocks(blocks: tuple[Block, ...]) -> LockedQuestion:
     return replace(ASKED, profile=replace(ASKED.profile, blocks=blocks))
 
 
-def test_what_stays_holds() -> None:
+def test_a_lock_holds_while_nothing_has_changed() -> None:
     assert all(one.holds for one in found(ASKED).values())
     assert whole(LOCK, plan_document(LOCK.plan)).holds
 

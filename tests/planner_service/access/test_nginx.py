@@ -182,7 +182,7 @@ def test_events_come_while_they_happen(behind: Behind) -> None:
             assert next(line for line in lines if line.startswith("event:")) == "event: cancelled"
 
 
-def test_large_bodies_pass(behind: Behind) -> None:
+def test_nginx_lets_large_bodies_through(behind: Behind) -> None:
     large = replace(PROFILE, blocks=tuple(replace(PROFILE.blocks[0], name=f"{n:0600d}") for n in range(3000)))
     with behind.client() as client:
         answer = client.post("/v1/profiles", json=asdict(large), headers=behind.bearer)

@@ -173,7 +173,7 @@ def test_filters_and_cursors_are_those_of_every_list(context: Context, http: Tes
     assert ids[0] in page.text
 
 
-def test_it_goes_by_a_rule_of_its_own_only(context: Context, http: TestClient, clock: Clock) -> None:
+def test_retention_removes_entries_by_the_logs_own_rule_only(context: Context, http: TestClient, clock: Clock) -> None:
     http.post("/v1/jobs", json=PROFILE_TASK.model_dump(mode="json")).raise_for_status()
     clock.advance(400 * DAY_S)
     retention.prune(context, parse_rules(["jobs=90d"]))

@@ -72,7 +72,7 @@ def test_plans_are_created_got_listed_and_compared(run: Run, folder: Path) -> No
 
 
 @pytest.mark.campaign
-def test_people_get_tables(run: Run, folder: Path) -> None:
+def test_without_json_the_plan_commands_print_tables(run: Run, folder: Path) -> None:
     status, stdout, _ = _create(run, folder)
     assert status == 0
     assert "samples/s" in stdout

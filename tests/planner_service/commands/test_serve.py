@@ -24,7 +24,7 @@ print(child.stderr.readline(), end="", flush=True)
 """
 
 
-def test_it_serves_and_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_a_service_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     database = tmp_path / "new" / "service.sqlite3"
     with serving(database) as (url, process):
         service = Client(url)
@@ -51,7 +51,7 @@ def test_it_serves_and_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path
         agent.close()
 
 
-def test_an_interrupt_ends_it_in_good_order(tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_service_in_good_order(tmp_path: Path) -> None:
     with serving(tmp_path / "service.sqlite3") as (_, process):
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=20)
@@ -68,7 +68,7 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
     assert second.stderr.count("\n") == 1
 
 
-def test_it_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path) -> None:
+def test_a_service_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path) -> None:
     answer = pipeplan_process(
         "serve", "--host", "0.0.0.0", "--port", "0", PIPEPLAN_DATABASE_URL=f"sqlite:///{tmp_path / 'x.sqlite3'}"
     )
@@ -78,7 +78,7 @@ def test_it_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path
 
 
 @pytest.mark.campaign
-def test_it_ends_when_its_parent_has_ended(tmp_path: Path) -> None:
+def test_a_service_ends_when_its_parent_has_ended(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'service.sqlite3'}"
     serve = [sys.executable, "-c", "from pipeplan.cli.app import main; main()", "serve", "--port", "0"]
     command = [sys.executable, "-c", PARENT, *serve, "--database", database, "--exit-with-parent"]

@@ -72,7 +72,7 @@ def test_a_log_that_nobody_reads_does_not_stop_the_service(tmp_path: Path) -> No
     assert statuses == {200}
 
 
-def test_it_serves_with_a_file_of_settings(tmp_path: Path) -> None:
+def test_a_service_takes_its_settings_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "pipeplan.toml"
     path.write_text(f"port = 0\ndatabase_url = 'sqlite:///{tmp_path}/s.sqlite3'\nlog_format = 'json'\n", "utf-8")
     command = [*PIPEPLAN, "serve", "--config", str(path)]

@@ -77,7 +77,7 @@ def test_a_traceback_stays_in_its_json_line_and_is_marked_for_people() -> None:
         ("http://127.0.0.1:8437/v1/plans", "http://127.0.0.1:8437/v1/plans"),
     ],
 )
-def test_secrets_are_masked(text: str, shown: str) -> None:
+def test_secrets_are_masked_in_the_lines_of_the_log(text: str, shown: str) -> None:
     assert masked(text) == shown
     assert json.loads(JsonFormatter().format(_record(text)))["event"] == shown
 

@@ -102,7 +102,7 @@ def test_an_unforeseen_error_is_a_problem_without_a_traceback(
     assert "Traceback" not in answer.text
 
 
-def test_health_and_readiness(http: TestClient) -> None:
+def test_healthz_says_ok_and_readyz_the_revision_of_the_tables_too(http: TestClient) -> None:
     assert http.get("/healthz").json() == {"status": "ok"}
     assert http.get("/readyz").json() == {"status": "ok", "revision": head()}
 

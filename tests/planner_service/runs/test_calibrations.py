@@ -29,7 +29,9 @@ def run_id(context: Context) -> str:
     return finished_run(context, store_plan(context))
 
 
-def test_it_is_the_librarys_calibration_of_the_same_runs(http: TestClient, context: Context, run_id: str) -> None:
+def test_the_services_calibration_is_the_librarys_of_the_same_runs(
+    http: TestClient, context: Context, run_id: str
+) -> None:
     other = finished_run(context, store_plan(context, batch_size=32))
     measured = [
         MeasuredRun(

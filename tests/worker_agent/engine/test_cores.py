@@ -30,7 +30,7 @@ def test_ranks_that_share_cores_wait_for_each_other_too(ranks: int, share: float
     assert shares_of_others([RANK] * ranks) == [share] * ranks
 
 
-def test_it_is_unknown_who_used_shared_cores_if_the_system_does_not_say() -> None:
+def test_who_used_shared_cores_is_unknown_if_the_system_does_not_say() -> None:
     unknown = replace(RANK, busy_s=None)
     assert shares_of_others([unknown] * 3) == [None] * 3
     assert shares_of_others([unknown] * 2) == [1.0] * 2

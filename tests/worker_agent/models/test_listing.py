@@ -29,7 +29,7 @@ def listed(*arguments: str) -> str:
     return out
 
 
-def test_it_lists_the_blocks_of_an_own_module_in_a_form_to_paste() -> None:
+def test_the_blocks_of_an_own_module_are_listed_in_a_form_to_paste() -> None:
     out = listed(f"{PLACE}:Masked", "--data", f"{PLACE}:tokens", "--microbatch-size", "2")
     assert 'model.cuts = ["embed", "layers.0", "layers.1", "layers.2"]' in out
     row = next(line for line in out.splitlines() if line.startswith("layers.1"))
@@ -53,7 +53,7 @@ def test_the_pages_module_is_cut_where_it_says(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("spec", ["preset:mlp", "hf:gpt2?n_layer=1&n_embd=16&n_head=2&vocab_size=32&n_positions=16"])
-def test_it_lists_the_blocks_of_every_other_model(spec: str) -> None:
+def test_the_blocks_of_every_other_model_are_listed(spec: str) -> None:
     found = json.loads(listed(spec, "--json"))
     assert len(found["names"]) == len(found["hands_on"]) == len(found["weight_bytes"]) and not found["own"]
 

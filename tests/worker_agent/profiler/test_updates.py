@@ -71,7 +71,7 @@ def test_an_update_is_what_comes_first_and_each_blocks_own_part(rounds: int) -> 
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
-def test_it_is_a_runs_own_update_after_a_backward_of_its_own(name: str) -> None:
+def test_the_update_is_a_runs_own_after_a_backward_of_its_own(name: str) -> None:
     layer = nn.Linear(4, 3)
     before = layer.weight.detach().clone()
     passed: list[int] = []

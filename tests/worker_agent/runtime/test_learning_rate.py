@@ -38,7 +38,7 @@ def execute(job: RunJob) -> Weights:
         ("cosine", [0.5, 1, 1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0]),
     ],
 )
-def test_it_rises_in_the_warm_up_and_decays_to_nothing_at_the_end(
+def test_the_rate_rises_in_the_warm_up_and_decays_to_nothing_at_the_end(
     schedule: str, shares: list[float], tmp_path: Path
 ) -> None:
     job = job_of(make_plan("1f1b", CUTS[2]), tmp_path, lr_schedule=schedule)

@@ -200,7 +200,7 @@ def pass_microbatches(
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("model", MODELS)
-def test_it_computes_what_the_whole_stage_does_to_the_last_bit(
+def test_a_stage_by_block_computes_what_the_whole_stage_does_to_the_last_bit(
     model: Callable[[], list[nn.Module]], first: bool, last: bool, statistics: bool
 ) -> None:
     if first and last and model is all_frozen:
@@ -271,7 +271,7 @@ def stage_of(blocks: Sequence[nn.Module], criterion: Any = None) -> StageByBlock
     return StageByBlock(blocks, first_block=0, criterion=criterion, seed=0, device=CPU)
 
 
-def test_it_holds_the_inputs_of_all_blocks_and_in_a_backward_one_blocks_activations() -> None:
+def test_a_stage_by_block_holds_all_blocks_inputs_and_one_blocks_activations() -> None:
     # Inputs of 4, 6 and 4 numbers a row; the middle block keeps its input and two times 10 numbers.
     middle = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Sigmoid(), nn.Linear(10, 4))
     stage = stage_of([nn.Linear(4, 6), middle, nn.Linear(4, 2)])
@@ -349,7 +349,7 @@ def test_a_backward_that_fails_names_its_block(place: int) -> None:
         stage.backward(1, (torch.ones(3, 4),))
 
 
-def test_it_neither_recomputes_as_a_whole_nor_splits_its_backward() -> None:
+def test_a_stage_by_block_neither_recomputes_as_a_whole_nor_splits_its_backward() -> None:
     stage = stage_of([nn.Tanh()])
     wrong: list[Callable[[], object]] = [
         lambda: stage.recompute_forward(1),

@@ -61,7 +61,7 @@ def test_a_stages_ranks_are_devices_of_its_type() -> None:
     assert [worker.stage for worker in plan.placement] == [2, 0, 1]
 
 
-def test_types_may_alternate() -> None:
+def test_stages_of_one_device_type_need_not_be_neighbours() -> None:
     """Both ends need memory: no order that has all devices of a type together will do."""
     roomy, small = Gpu(name="roomy", count=2, memory_bytes=1000), Gpu(name="small", memory_bytes=50)
     blocks = [Cell(weight_bytes=300), Cell(weight_bytes=1), Cell(weight_bytes=300)]

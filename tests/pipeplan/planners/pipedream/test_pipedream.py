@@ -243,7 +243,7 @@ certified = st.builds(
 @given(
     st.one_of(st.lists(cells(), min_size=1, max_size=6).map(profile), graphs(blocks_at_most=5)), clusters(8), certified
 )
-def test_certificates_hold(model: Profile, machines: Cluster, options: Options) -> None:
+def test_the_certificate_of_every_plan_passes_its_check(model: Profile, machines: Cluster, options: Options) -> None:
     roomy = replace(machines, device=replace(machines.device, memory_bytes=PLENTY))
     problem = PlanningProblem(profile=model, cluster=roomy, batch_size=1, options=options)
     plan = on_paper("pipedream", problem)
