@@ -31,11 +31,12 @@ PROCESSES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The settings of the main job. `steps` are the fewest and the most."""
+    """The settings of the main job. A microbatch size is measured for `profile_s`; `steps` are the fewest and most."""
 
     model: str
     data: str
     microbatch_sizes: tuple[int, ...]
+    profile_s: float = 1.0
     batch_size: int
     learning_rate: float
     steps: tuple[int, int]
@@ -210,7 +211,14 @@ def main_job(
 ) -> DemoOutcome:
     """Does the main job against a service with one agent. Raises PipeplanError in one sentence."""
     model, data, sizes = workload.model, workload.data, workload.microbatch_sizes
-    task = ProfileTask(model=model, data=data, microbatch_sizes=sizes, optimizer=OPTIMIZER, devices=PROCESSES)
+    task = ProfileTask(
+        model=model,
+        data=data,
+        microbatch_sizes=sizes,
+        optimizer=OPTIMIZER,
+        devices=PROCESSES,
+        seconds=workload.profile_s,
+    )
     measured = _finished(client, agent, task, "profiling", on_progress)
     profile_id, cluster_id = str(measured.profile_id), str(measured.cluster_id)
 

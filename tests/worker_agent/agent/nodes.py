@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -39,14 +40,16 @@ def working(
         process.wait(30)
 
 
-def store_plan(service: Client) -> str:
-    """The id of a plan of four blocks on two stages, for any model that has as many."""
+def store_plan(service: Client, *, stages: int = 2) -> str:
+    """The id of a plan of four blocks on so many devices, a stage on each, for any model that has as many blocks."""
+    (level,) = CLUSTER.levels
+    cluster = replace(CLUSTER, levels=(replace(level, size=stages),))
     request = PlanRequest(
         profile_id=service.create_profile(PROFILE).id,
-        cluster_id=service.create_cluster(CLUSTER).id,
+        cluster_id=service.create_cluster(cluster).id,
         planner="pipedream-2bw",
         batch_size=8,
-        options=Options(stages=2, schedule="1f1b"),
+        options=Options(stages=stages, schedule="1f1b" if stages > 1 else "data-parallel"),
     )
     return str(service.create_plan(request).plan_id)
 

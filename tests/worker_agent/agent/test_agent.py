@@ -133,7 +133,7 @@ def test_a_job_that_fails_leaves_the_agent_to_the_next_one(site: Site) -> None:
 def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     work_dir = tmp_path / "work"
     with served(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S="2") as url, Client(url) as service:
-        task = run_task(store_plan(service), model=SLEEP, steps=14, checkpoint_every=4)
+        task = run_task(store_plan(service, stages=1), model=SLEEP, steps=14, checkpoint_every=4)
         job = service.enqueue_job(task)
         with working(url, work_dir) as (agent, log):
             checkpoint = work_dir / job.id / "out" / "checkpoints" / "step-4" / "manifest.json"
@@ -157,7 +157,11 @@ def test_an_agent_that_starts_before_the_service_waits_for_it(tmp_path: Path) ->
         port = free.getsockname()[1]
     with working(f"http://127.0.0.1:{port}", tmp_path / "work") as (agent, log):
         wait_until(lambda: "waiting for the service" in log.read_text())
-        with served(tmp_path / "service.sqlite3", "--port", str(port)) as url, Client(url) as service:
+        # after its start a service gives up no job before a lease's length has passed
+        with (
+            served(tmp_path / "service.sqlite3", "--port", str(port), PIPEPLAN_LEASE_S="1") as url,
+            Client(url) as service,
+        ):
             job = service.enqueue_job(ProfileTask(model="os:system", microbatch_sizes=(1,)))
             assert service.wait_for_job(job.id, timeout_s=TIMEOUT_S).state == "failed"
             assert log.read_text().count("waiting for the service") == 1

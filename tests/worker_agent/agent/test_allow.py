@@ -218,8 +218,8 @@ class _Into(httpx.BaseTransport):
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[TestClient]:
-    """The real application on a database of its own."""
-    settings = Settings(database_url=f"sqlite:///{tmp_path / 'service.sqlite3'}")
+    """The real application on a database of its own. It gives up no job before a lease's length after its start."""
+    settings = Settings(database_url=f"sqlite:///{tmp_path / 'service.sqlite3'}", lease_s=1.0)
     with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         yield client
 

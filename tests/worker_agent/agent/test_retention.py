@@ -18,14 +18,17 @@ from hypothesis import strategies as st
 from pipeplan.cli.console import run_app
 from pipeplan.client.client import Client
 from pipeplan.errors import NotFoundError, ServiceError
-from pipeplan.protocol.jobs import JobState
+from pipeplan.protocol.jobs import JobState, LeaseRequest, LinksResult, LinksTask
+from planner_service.overview.openapi import CLUSTER
 from tests.planner_service.servers import environment, served
 from tests.waiting import wait_until
 from tests.worker_agent.agent.nodes import run_task, store_plan, working
 from worker_agent.agent.child import Mark
+from worker_agent.agent.client import AgentClient
 from worker_agent.agent.limits import folder_bytes
 from worker_agent.agent.retention import Bounds, JobFolder, Retention, finish, remove, surplus
 from worker_agent.agent.settings import AgentSettings
+from worker_agent.agent.spool import completion, new_report_id
 from worker_agent.cli import app
 
 NOW_S = 1_000_000.0
@@ -184,13 +187,15 @@ def _settings(work_dir: Path, **chosen: Any) -> AgentSettings:
 def test_an_agent_removes_by_its_settings_what_no_job_may_resume_from(tmp_path: Path) -> None:
     work_dir = tmp_path / "work"
     with served(tmp_path / "service.sqlite3") as url, Client(url) as service:
-        plan_id = store_plan(service)
-        with working(url, work_dir):
-            over, cancelled = (service.enqueue_job(run_task(plan_id, checkpoint_every=2)) for _ in range(2))
-            service.cancel_job(cancelled.id)
-            assert service.wait_for_job(over.id, timeout_s=60).state == "succeeded"
-        for name in (cancelled.id, _id(1)):
-            (work_dir / name).mkdir(exist_ok=True)
+        over, cancelled = (service.enqueue_job(LinksTask(devices=1)) for _ in range(2))
+        service.cancel_job(cancelled.id)
+        with AgentClient(url) as agent:
+            lease = agent.lease(LeaseRequest(agent="node-1"))
+            assert lease is not None and lease.job.id == over.id
+            report = completion(lease, LinksResult(cluster=CLUSTER), new_report_id())
+            assert agent.report(report.path, report.body).state == "succeeded"
+        for name in (over.id, cancelled.id, _id(1)):
+            _made(work_dir, name)
         limits = {"PIPEPLAN_AGENT_PRUNE_KEEP": "0", "PIPEPLAN_AGENT_PRUNE_MAX_BYTES": "0"}
         with working(url, work_dir, variables=limits) as (_, log):
             wait_until(lambda: "removed 1 folders of ended jobs" in log.read_text())
