@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,21 +124,47 @@ def test_weights_in_the_memory_of_arrays_are_trained(schedule: str, tmp_path: Pa
     assert distance(checkpoint_weights(tmp_path, 3), expected) < 1e-13
 
 
-def test_a_saved_model_trained_in_two_stages_and_exported_equals_one_processs_steps(tmp_path: Path) -> None:
-    """Through the commands, with real torchrun: a folder in, a folder out."""
+def trained_and_exported_here(model: str, plan: Plan, folder: Path) -> None:
+    """Three steps by ranks that are forked, and the export in this process."""
+    out = str(folder / "out")
+    job = RunJob(
+        plan=plan,
+        model=model,
+        data=TOKENS,
+        steps=3,
+        seed=3,
+        learning_rate=0.01,
+        checkpoint_every=1,
+        out=out,
+        device="cpu",
+    )
+    run_ranks(job)
+    assert export_checkpoint(folder / "out" / "checkpoints", folder / "ended") == 3
+
+
+def trained_and_exported_by_commands(model: str, plan: Plan, folder: Path) -> None:
+    """Three steps by real torchrun, and the export as users start it."""
+    arguments = command(plan, folder, model=model, steps=3)
+    arguments[arguments.index("--data") + 1] = TOKENS
+    ended = finish([*arguments, "--lr", "0.01", "--checkpoint-every", "1"])
+    assert ended.returncode == 0, ended.stderr
+    main = "from worker_agent.cli import main; main()"
+    exported = [sys.executable, "-c", main, "export", str(folder / "out"), "--to", str(folder / "ended")]
+    answer = subprocess.run(exported, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0 and "after step 3" in answer.stderr, answer.stderr
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("way", [trained_and_exported_here, trained_and_exported_by_commands])
+def test_a_saved_model_trained_in_two_stages_and_exported_equals_one_processs_steps(
+    way: Callable[[str, Plan, Path], None], tmp_path: Path
+) -> None:
     folder = tmp_path / "begun"
     begun: Any = build_model(f"{SPECS['llama']}&tie_word_embeddings=true", seed=9).root
     begun.save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     plan = make_plan("1f1b", (0, 2, 4), optimizer="adam")
-    arguments = command(plan, tmp_path, model=f"hf:{folder}", steps=3)
-    arguments[arguments.index("--data") + 1] = TOKENS
-    ended = finish([*arguments, "--lr", "0.01", "--checkpoint-every", "1"])
-    assert ended.returncode == 0, ended.stderr
-    main = "from worker_agent.cli import main; main()"
-    exported = [sys.executable, "-c", main, "export", str(tmp_path / "out"), "--to", str(tmp_path / "ended")]
-    answer = subprocess.run(exported, capture_output=True, text=True, timeout=120, check=False)
-    assert answer.returncode == 0 and "after step 3" in answer.stderr, answer.stderr
+    way(f"hf:{folder}", plan, tmp_path)
     assert (tmp_path / "ended" / "tokenizer.json").read_text() == "{}"
 
     import transformers

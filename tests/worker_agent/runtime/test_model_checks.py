@@ -11,8 +11,10 @@ from torch import nn
 
 from pipeplan.documents.plan import Plan
 from tests.worker_agent.runtime.plans import make_plan
-from tests.worker_agent.runtime.test_run_command import command, finish
+from tests.worker_agent.runtime.processes import run_ranks
+from tests.worker_agent.runtime.test_run_command import DATA, command, finish
 from worker_agent.models.chain import build_model
+from worker_agent.runtime.job import RunJob
 
 HERE = "tests.worker_agent.runtime.test_model_checks:drawn"
 SOURCES: dict[str, Callable[[], float]] = {
@@ -40,16 +42,27 @@ REPLICAS = make_plan("data-parallel", (0, 4), replicas=2)
 STAGES = make_plan("1f1b", (0, 2, 4))
 
 
-@pytest.mark.parametrize(
+COPIES = pytest.mark.parametrize(
     ("plan", "options"),
-    [
-        (REPLICAS, ""),
-        pytest.param(REPLICAS, "&frozen=yes", marks=pytest.mark.campaign),
-        pytest.param(STAGES, "&tied=yes", marks=pytest.mark.campaign),
-    ],
+    [(REPLICAS, ""), (REPLICAS, "&frozen=yes"), (STAGES, "&tied=yes")],
     ids=["replicas", "frozen", "tied stages"],
 )
+
+
+@COPIES
 def test_weights_that_differ_among_processes_are_refused(plan: Plan, options: str, tmp_path: Path) -> None:
+    model = f"{HERE}?source=unseeded{options}"
+    job = RunJob(plan=plan, model=model, data=DATA, steps=1, out=str(tmp_path), device="cpu")
+    rule = r"InvalidInputError: model: must give a weight the same values in every process.*got '0\.weight'"
+    with pytest.raises(AssertionError, match=rule):
+        run_ranks(job)
+
+
+@pytest.mark.campaign
+@COPIES
+def test_the_command_says_in_one_sentence_that_weights_differ_among_processes(
+    plan: Plan, options: str, tmp_path: Path
+) -> None:
     result = finish(command(plan, tmp_path, model=f"{HERE}?source=unseeded{options}"))
     assert result.returncode == 2
     last = result.stderr.splitlines()[-1]

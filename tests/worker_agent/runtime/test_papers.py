@@ -13,8 +13,8 @@ from worker_agent.models.data import default_feed
 from worker_agent.runtime.job import RunJob
 
 MODELS = {
-    "vgg16": "preset:vgg16?scale=0.125&image_size=32&classes=5&dropout=0",
     "gnmt": "preset:gnmt?hidden=8&layers=3&vocabulary=20&length=5&dropout=0",
+    "vgg16": "preset:vgg16?scale=0.125&image_size=32&classes=5&dropout=0",
     "mamba": "preset:mamba_1_4b?hidden=16&layers=2&states=3&vocabulary=20&sequence_length=6",
     "s2vt": "preset:s2vt?features=12&frames=4&words=3&vocabulary=20&embedding=6&hidden=10",
 }

@@ -6,11 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from pipeplan.cli.console import run_app
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.plan import Plan
 from pipeplan.protocol.runs import read_run
@@ -19,6 +22,7 @@ from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
+from worker_agent.cli import app
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.status import read_status
 
@@ -40,6 +44,18 @@ def command(plan: Plan, folder: Path, *arguments: str, model: str = MLP, steps: 
 
 def finish(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+
+
+def refused(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """How a command ends that is refused before it starts a process, without the start of one for the command."""
+    with (
+        redirect_stderr(StringIO()) as err,
+        redirect_stdout(StringIO()) as out,
+        pytest.raises(SystemExit) as ended,
+    ):
+        run_app(app, arguments[3:])
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
 
 
 def undisturbed(plan: Plan, out: Path, *, checkpoint_every: int, model: str = MLP, steps: int = 6) -> Weights:
@@ -79,7 +95,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_bit_for_bit_like_one_that_never_st
     assert all((weights[name] == whole[name]).all() for name in whole)
 
 
-def test_a_killed_and_resumed_run_ends_bit_for_bit_like_an_undisturbed_one(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_and_the_resumed_run_ends_bit_for_bit_like_an_undisturbed_one(tmp_path: Path) -> None:
     slow = f"{SLEEP}&forward_s=0.002&backward_s=0.004"
     plan = make_plan("1f1b", (0, 2, 4), optimizer="adam")
     whole = undisturbed(plan, tmp_path / "whole", checkpoint_every=3, model=slow, steps=12)
@@ -87,8 +103,12 @@ def test_a_killed_and_resumed_run_ends_bit_for_bit_like_an_undisturbed_one(tmp_p
     out = tmp_path / "out"
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: (out / "checkpoints" / "step-3" / "manifest.json").exists())
-        os.kill(rank_process(process.pid, 0), signal.SIGKILL)
-        assert process.wait(timeout=30) == 1
+        ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
+        os.kill(ranks[0], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "rank 0 (stage 0, replica 0) was killed by SIGKILL" in stderr
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     resumed = finish([*arguments, "--resume"])
     assert resumed.returncode == 0, resumed.stderr
     weights = checkpoint_weights(out, 12)
@@ -119,7 +139,7 @@ def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bi
     assert all((weights[name] == whole[name]).all() for name in whole)
 
 
-@pytest.mark.each_case
+@pytest.mark.campaign
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named_with_its_last_instruction_and_leaves_no_process(victim: int, tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
@@ -232,7 +252,7 @@ def test_a_file_of_ones_own_with_the_name_of_a_runs_is_not_overwritten(tmp_path:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "steps.csv").write_text("mine")
-    result = finish(arguments)
+    result = refused(arguments)
     assert result.returncode == 2
     assert "out: must hold no other file by the name of a run's: move it, got" in result.stderr
     assert (tmp_path / "out" / "steps.csv").read_text() == "mine"

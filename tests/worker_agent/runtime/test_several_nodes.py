@@ -13,7 +13,7 @@ from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
-from tests.worker_agent.runtime.test_run_command import DATA, MLP, command
+from tests.worker_agent.runtime.test_run_command import DATA, MLP, command, refused
 from worker_agent.runtime.job import RunJob
 
 
@@ -71,7 +71,7 @@ def test_two_nodes_take_one_nodes_options_and_write_checkpoints(tmp_path: Path) 
 
 
 @pytest.mark.campaign
-def test_two_nodes_resume(tmp_path: Path) -> None:
+def test_a_run_over_two_nodes_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     out = tmp_path / "out"
     whole = one_nodes(out)
     for step in (3, 4, 5, 6):
@@ -100,5 +100,5 @@ def test_two_nodes_resume(tmp_path: Path) -> None:
 )
 def test_a_place_that_cannot_be_is_refused(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     plan = make_plan("1f1b", (0, 2, 4))
-    done = subprocess.run(command(plan, tmp_path, *arguments), capture_output=True, text=True, timeout=60, check=False)
+    done = refused(command(plan, tmp_path, *arguments))
     assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr
