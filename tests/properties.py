@@ -10,5 +10,5 @@ settings.register_profile(QUARTER, settings.get_profile(ALL), max_examples=25)
 
 
 def examples(number: int) -> settings:
-    """The settings of a property that needs another number of examples than 100. `make test` tries up to 5 of few."""
-    return settings(max_examples=max(min(number, 5), number * settings().max_examples // 100))
+    """The settings of a property that needs another number of examples than 100. `make test` tries 2 at least."""
+    return settings(max_examples=max(min(number, 2), number * settings().max_examples // 100))

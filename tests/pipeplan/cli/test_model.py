@@ -74,8 +74,8 @@ def plan_of(ended: Ended) -> Any:
     return ended.document | {"solve_time_s": 0}
 
 
-def test_a_config_and_a_name_give_a_plan_and_the_second_time_no_profiler_starts(place: Place) -> None:
-    first = place.solve(*LONG)
+def test_a_config_and_a_name_give_a_plan_and_the_second_time_no_profiler_starts(once: tuple[Place, Ended]) -> None:
+    place, first = once
     plan = plan_of(first)
     assert plan["feasible"] and plan["estimated"] is True
     assert first.err.startswith("profile: estimated for a100-80gb in ") and first.err.count("\n") == 1
@@ -263,10 +263,17 @@ def test_microbatches_are_the_powers_of_two_that_divide_the_batch(batch_size: in
 
 
 @pytest.fixture(scope="module")
-def asked_once(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """What the cache holds once the question was asked."""
+def once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Ended]:
+    """A place where the question was asked once, and how that ended."""
     place = Place(tmp_path_factory.mktemp("once"))
-    assert place.solve(*LONG).status == 0
+    return place, place.solve(*LONG)
+
+
+@pytest.fixture
+def asked_once(once: tuple[Place, Ended]) -> list[Path]:
+    """What the cache holds once the question was asked."""
+    place, ended = once
+    assert ended.status == 0, ended.err
     assert parse(Profile, place.kept[0].read_text()).estimated
     return place.kept
 

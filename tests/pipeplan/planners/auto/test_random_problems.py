@@ -86,6 +86,7 @@ def assert_nothing_forced_is_faster(seed: int) -> None:
             assert rate(best) >= LEAST * rate(other), named
 
 
+@pytest.mark.each_case
 @pytest.mark.parametrize("seed", FOUND)
 def test_mistakes_that_were_found_are_gone(seed: int) -> None:
     assert_nothing_forced_is_faster(seed)
