@@ -45,12 +45,12 @@ def _enqueue(service: Client, request: PlanRequest) -> Job:
 
 @pytest.mark.each_case
 def test_a_service_that_is_killed_while_it_plans_ends_with_the_plan_after_its_start(database_url: str) -> None:
-    with serving(database_url, **SHORT_LEASE) as (url, process), Client(url) as service:
+    with forked(database_url, **SHORT_LEASE) as (url, fork), Client(url) as service:
         job = _enqueue(service, stored_request(service, SHORT_S))
         assert next(event.kind for event in service.follow_job(job.id, after=1)) == "leased"
-        solvers = _solvers(process.pid)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        solvers = _solvers(fork.pid)
+        fork.process.kill()
+        fork.process.join()
         assert _within(lambda: not any(_is_alive(pid) for pid in solvers))
     with served(database_url, **SHORT_LEASE) as url, Client(url) as service:
         kinds = [event.kind for event in service.follow_job(job.id) if event.kind != "progress"]
