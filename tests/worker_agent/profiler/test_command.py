@@ -90,7 +90,7 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
 
 
 def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path: Path) -> None:
-    wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2")
+    wanted = ("--model", MLP, "--device", "cpu", "--microbatch-sizes", "2")
     done = agent("profile", *wanted, "--rounds", "1", "--seconds", "0.2", "--json", directory=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     method = parse(Profile, done.stdout).method
