@@ -98,7 +98,7 @@ class Weights:
 
     @property
     def optimizer_bytes(self) -> int:
-        """The bytes of the optimizer's states. Only an update that makes states changes them; every instruction asks."""
+        """The bytes of the optimizer's states. Only an update that makes one changes them; every instruction asks."""
         if self._optimizer_bytes is None:
             states = self.optimizer.state.values() if self.optimizer else ()
             values = (value for state in states for value in state.values())
