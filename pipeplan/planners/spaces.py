@@ -39,6 +39,21 @@ class EverySplit:
         return filter(self.may, every)
 
 
+@dataclass(frozen=True, slots=True)
+class ListedSplits:
+    """Splits that were listed already."""
+
+    listed: tuple[tuple[int, ...], ...]
+
+    @property
+    def count(self) -> float:
+        """Their number."""
+        return len(self.listed)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return iter(self.listed)
+
+
 class Configuration(Protocol):
     """A plan without its stages."""
 

@@ -18,6 +18,7 @@ from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.auto.chunk_memory import ChunkMemory
+from pipeplan.planners.auto.chunk_splits import splits_within
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import Decision, complete
@@ -26,7 +27,7 @@ from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import CutGraph, PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import unpriced
-from pipeplan.planners.spaces import EverySplit, Splits
+from pipeplan.planners.spaces import EverySplit, ListedSplits, Splits
 from pipeplan.schedules.registry import schedule_named
 
 CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
@@ -104,7 +105,7 @@ class ChunkedConfiguration:
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster."""
-        return EverySplit(split, lambda stops: self.most_of(stops) > rate)
+        return self.space.splits_above(rate, self.terms, self.wiring, split)
 
     def most_even(self) -> tuple[int, ...] | None:
         """None: its split is nearly even as it is."""
@@ -256,6 +257,16 @@ class ChunkedSpace:
                 configurations_considered=1,
             ),
         )
+
+    def splits_above(self, rate: float, terms: ChunkedTerms, wiring: Wiring, split: tuple[int, ...]) -> Splits:
+        """The splits that fit, and may play faster by what their ranks compute."""
+        shape = terms.shape
+        limit_s = shape.batch_size / (rate * (1 - _ROUNDING) * shape.microbatches) if rate > 0 else inf
+        found = splits_within(self.model, terms, limit_s)
+        if found is None:
+            return EverySplit(split, lambda stops: self.most(shape, wiring, stops) > rate)
+        listed = (stops for stops in map(tuple, found.tolist()) if self.most(shape, wiring, stops) > rate)
+        return ListedSplits(tuple(listed))
 
     def _stages(self, memory: ChunkMemory, most: float) -> tuple[int, ...] | None:
         """Even stages if they fit; else others that fit, if there is time to find them; None if there are none."""

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.arrays import BoolArray, FloatArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce
 from pipeplan.costs.memory import (
     HeldByRank,
@@ -290,6 +290,26 @@ class ChunkedTerms:
     def rank_bytes(self, rank: int, stops: Sequence[int], *, recompute: bool) -> int:
         """A rank's peak bytes."""
         return sum(items.total for items in self.memory(rank, stops, recompute=recompute))
+
+    def held_bytes(self, rank: int, starts: IntArray, stops: IntArray, *, recompute: bool) -> FloatArray:
+        """[split]: a rank's peak bytes by the unit that holds least, for places of its stages in many splits.
+
+        Places are [chunk, split]. At most `rank_bytes`, which rounds items down, and less by up to eight bytes a stage.
+        """
+        stages, chain = self.shape.stages_of(rank), self.chain
+        buffers = np.asarray([self.buffers(stage) for stage in stages])
+        weights = self.weight_copies * (chain.weight_bytes[stops] - chain.weight_bytes[starts])
+        fixed = weights + buffers[:, :1] * chain.input_bytes[starts] + buffers[:, 1:] * chain.output_bytes[stops]
+        until, before = self.kept_sums
+        moments, amounts = self.held(rank, recompute=recompute).moments, list[FloatArray]()
+        for unit in (unit for mode, unit in self.ways if mode == recompute):
+            kept, inputs = until[stops] - before[starts], chain.input_bytes[starts]
+            if recompute and unit == "block":
+                inputs = chain.inputs_bytes[stops] - chain.inputs_bytes[starts]
+                kept = inputs + self.largest_bytes[starts, stops]
+            amounts.append((moments @ np.concatenate((kept, inputs))).max(axis=0))
+        held = fixed.sum(axis=0) + self.workspace_bytes[starts, stops].max(axis=0) + np.minimum.reduce(amounts)
+        return np.asarray(held - 8 * len(stages))
 
     def mode(self, rank: int, stops: Sequence[int]) -> bool:
         """Whether a rank recomputes: the shorter way that fits, or (if none does) the smaller."""

@@ -111,6 +111,15 @@ def test_pipedream_is_tried_on_nine_of_twelve_devices() -> None:
     assert rate(best) >= LEAST * rate(other) > 0
 
 
+def test_few_splits_of_several_stages_a_rank_are_told_from_many() -> None:
+    """A size of which auto once counted all splits, and therefore played none, is 8 % faster."""
+    _, problem = random_problem(20293)
+    machines = replace(problem.cluster, device=replace(problem.cluster.device, memory_bytes=2_721_096_374))
+    whole = replace(problem, cluster=machines)
+    asked = replace(whole, options=replace(whole.options, microbatch_size=4))
+    assert rate(played("auto", whole)) >= LEAST * rate(played("auto", asked)) > 0
+
+
 @examples(20)
 @given(seed=st.sampled_from(TRIED))
 def test_nothing_that_is_forced_plays_faster(seed: int) -> None:

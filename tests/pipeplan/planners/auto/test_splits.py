@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace
 from pipeplan.planners.auto.planner import played_spaces
 from pipeplan.planners.auto.space import SEARCHED, PlacedShape, PlayedSpace
 from pipeplan.planners.auto.splits import SplitsWithin, splits_above
@@ -57,6 +58,30 @@ def test_listed_are_the_splits_that_fit_and_may_be_fast_enough(seed: int, chosen
             simulated = play(plan)
             bound = min(one.most_of(stops), most_samples_per_s(plan))
             assert simulated is None or min(simulated.throughput_samples_per_s, bound) <= rate * (1 + 1e-6)
+
+
+@examples(60)
+@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6), share=st.floats(0.3, 1.0))
+def test_of_ranks_with_several_stages_those_are_listed_that_fit_and_may_be_fast_enough(
+    seed: int, chosen: int, share: float
+) -> None:
+    kind, problem = random_problem(seed)
+    assume(kind not in ("deep", "server"))
+    spaces = [space for space in played_spaces(problem, CHUNKED) if isinstance(space, ChunkedSpace)]
+    found = [each for space in spaces for each in space.configurations()]
+    assume(found)
+    one = found[chosen % len(found)]
+    rate = one.most_of_any() * share
+    assume(rate < inf)
+    split, blocks = one.split(), one.terms.blocks
+    listed = one.splits_above(rate, split)
+    assert len(set(listed)) == len(list(listed)) == listed.count
+    for stops in ((*cuts, blocks) for cuts in combinations(range(1, blocks), len(split) - 1)):
+        plan = one.plan(stops)
+        if stops in listed:
+            assert plan is not None and one.most_of(stops) >= rate * (1 - 1e-6)
+        else:
+            assert plan is None or one.most_of(stops) <= rate * (1 + 1e-6)
 
 
 @examples(60)
