@@ -142,7 +142,7 @@ class ChunkedTerms:
     def ways(self) -> tuple[tuple[bool, str], ...]:
         """How a rank may keep microbatches: without and with recomputation, and of the latter by which units."""
         units = recompute_units(self.problem, self.shape.laws)
-        return tuple((mode, unit) for mode in self.shape.modes for unit in (units if mode else units[:1]))
+        return tuple((mode, unit) for mode in self.shape.modes for unit in (units if mode else RECOMPUTE_UNITS[:1]))
 
     def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
         """What so many microbatches keep on a stage: whole, and by their inputs alone.
@@ -262,7 +262,7 @@ class ChunkedTerms:
         kept_until, kept_before = self.kept_sums
         kept = np.asarray([kept_until[b] - kept_before[a] for a, b in places])
         inputs = np.asarray([chain.input_bytes[a] for a, _ in places])
-        if recompute and unit == "block":
+        if unit == "block":
             inputs = np.asarray([chain.inputs_bytes[b] - chain.inputs_bytes[a] for a, b in places])
             kept = inputs + np.asarray([self.largest_bytes[place] for place in places])
         fullest = int(np.argmax(held.moments @ np.concatenate((kept, inputs))))
@@ -304,7 +304,7 @@ class ChunkedTerms:
         moments, amounts = self.held(rank, recompute=recompute).moments, list[FloatArray]()
         for unit in (unit for mode, unit in self.ways if mode == recompute):
             kept, inputs = until[stops] - before[starts], chain.input_bytes[starts]
-            if recompute and unit == "block":
+            if unit == "block":
                 inputs = chain.inputs_bytes[stops] - chain.inputs_bytes[starts]
                 kept = inputs + self.largest_bytes[starts, stops]
             amounts.append((moments @ np.concatenate((kept, inputs))).max(axis=0))

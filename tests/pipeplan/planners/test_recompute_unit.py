@@ -156,6 +156,16 @@ def test_per_layer_checkpoints_make_ranks_of_several_stages_fit() -> None:
         )
 
 
+def test_a_unit_may_be_asked_for_where_ranks_of_several_stages_do_not_recompute() -> None:
+    """Once every stage had the unit that was asked for, which a stage without recomputation refused."""
+    asked: dict[str, Any] = {"schedule": INTERLEAVED, "stages": 2, "chunks": 2, "microbatch_size": 1}
+    for planner in ("exact", "auto"):
+        free, by_block = (answer_for(planner, LAYERS, 2, **asked, recompute_unit=unit) for unit in (None, "block"))
+        assert isinstance(free, Plan) and isinstance(by_block, Plan)
+        assert [stage.recomputes for stage in by_block.stages] == ["no"] * 4
+        assert by_block.stages == free.stages
+
+
 def test_a_stage_recomputes_as_a_whole_where_that_fits() -> None:
     """Its forward runs again while the gradient is on its way: a play is never slower than by block."""
     rates = {}
