@@ -12,6 +12,9 @@ With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
 6. A port carries all transfers of a batch that pass it. With a flush, exchanges begin when the last backwards do.
 7. With a flush, the first backward of a rank follows a forward through all stages, and after its last forward a
    microbatch comes back through all of them. What the rank computes between the two is added.
+8. Under 1F1B with a flush, stages s to t take turns. From forward n of s a way leads to forward n of t, to the backward
+   that follows it there, back to s, and to the forward that follows there: n + t - s + 1. So as many microbatches take
+   as long as a passage from s to t and back (`turns_s`). Two stages wait for half of the way between them.
 
 With a flush all batches but the first are mostly alike; where a rank of several stages is much busier than the first,
 two or three are shorter. Without a flush batches may take more and less time in turn. A rate is their mean over a
@@ -43,7 +46,8 @@ _ROUNDING = 1e-9
 class _Passage:
     """Seconds of a microbatch on a stage.
 
-    `there_and_back_s` and `there_s` are for both ways, and for the forward, each with the boundary after the stage.
+    `there_and_back_s` and `there_s` are for both ways, and for the forward, each with the boundary after the stage;
+    `hop_s` is this boundary's part of both ways.
     `between_s` is what the stage computes until the way back is over, `compute_s` all that it computes.
     """
 
@@ -52,6 +56,7 @@ class _Passage:
     compute_s: float
     forward_s: float
     there_s: float
+    hop_s: float
 
 
 def most_samples_per_s(plan: Plan) -> float:
@@ -100,7 +105,42 @@ def least_batch_s(plan: Plan) -> float:
         slowest = max(range(len(by_rank)), key=lambda rank: sum(passages[s].compute_s for s in by_rank[rank]))
         tightest = {slowest, len(by_rank) - 1}  # the last rank's first backward comes first
         least_s = max(least_s, *(_through_all_s(plan, rank, passages) + last_s for rank in tightest))
+    if plan.schedule == "1f1b" and not plan.split_backward:
+        hops_s = np.asarray([passage.hop_s for passage in passages])
+        step_s = np.asarray([passage.there_and_back_s for passage in passages]) - hops_s
+        first_s = np.asarray([passage.forward_s for passage in passages])
+        least_s = max(least_s, turns_s(within_s(step_s), first_s, np.cumsum(hops_s) - hops_s, m) + last_s)
     return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))
+
+
+def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, microbatches: int) -> float:
+    """Bound 8: seconds from the first forward of a 1F1B batch to its last backward, both of the first stage; 0 where
+    every stage holds all microbatches.
+
+    Of a microbatch the stages s to t together compute within_s[s, t], and a stage's forward takes first_s[p], all at
+    least. reached_s[p] are the ways to each stage and back, without computing.
+
+    With m microbatches stage t has k = p - t in flight, and q = t - s + 1. Forward k - 1 of stage s comes after k - 1
+    others. (m - k) // q passages follow, then what is left of m - k, then the last microbatch's way to the end.
+    """
+    p = len(within_s)
+    s, t = _pairs(p)
+    s, t = s[p - s < microbatches], t[p - s < microbatches]
+    if not len(s):
+        return 0.0
+    passages, left = np.divmod(microbatches - (p - t), t - s + 1)
+    passage_s = within_s[s, t] + reached_s[t] - reached_s[s]
+    turning_s = (p - t - 1) * first_s[s] + passages * passage_s + left * within_s[s, s]
+    return float(within_s[0, -1] + reached_s[-1] + turning_s.max())
+
+
+_pairs = lru_cache(maxsize=256)(np.triu_indices)
+
+
+def within_s(step_s: FloatArray) -> FloatArray:
+    """[s, t]: what the stages s to t take together, from what each takes."""
+    before_s = np.concatenate([[0.0], np.cumsum(step_s)])
+    return np.asarray(before_s[None, 1:] - before_s[:-1, None])
 
 
 def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -159,6 +199,7 @@ def _passages(plan: Plan) -> list[_Passage]:
                 compute_s=first_s + back_s + (own.backward_weight_s if splits else 0.0),
                 forward_s=own.forward_s,
                 there_s=own.forward_s + onward_s,
+                hop_s=onward_s + return_s,
             )
         )
     return passages

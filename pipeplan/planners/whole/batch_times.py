@@ -8,7 +8,10 @@ Of `planners.bound`, what an engine that exchanges after the backward takes, by 
    them; then the first rank exchanges and updates. A hop between ranks takes h, there and back.
 3. S(0, i) + s h + m R / k + e, with R = S(i, n) + (p - 1 - s) h and k = min(p - s, m) in flight: Little 1961.
 
-All of them fall, or stay, as i grows: a block that moves to the stage before takes m S off the first term of 2 and adds
+With one stage a rank, ranks also take turns (`planners.bound`, 8), which is not among these: only given stages are
+bounded by it. Where the placement of the ranks is known, hops between them are too.
+
+All three fall, or stay, as i grows: a block that moves to the stage before takes m S off the first term of 2 and adds
 S once. So stages that are filled one after the other, each as far as a batch's seconds allow, reach as far as any.
 """
 
@@ -21,6 +24,7 @@ from itertools import accumulate
 import numpy as np
 
 from pipeplan.arrays import FloatArray
+from pipeplan.planners.bound import turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.exchanged import least_exchange
 from pipeplan.planners.whole.terms import ReplicaTerms, sums
@@ -33,15 +37,24 @@ class BatchTimes:
     terms: ReplicaTerms
     degrees: Degrees
 
-    def of(self, stops: Sequence[int]) -> float:
-        """Seconds of a batch that no play with these stages goes below."""
-        return self._bounded_s(stops, None)
+    def of(self, stops: Sequence[int], reached_s: FloatArray | None = None) -> float:
+        """Seconds of a batch that no play with these stages goes below.
+
+        reached_s[p] are the hops there and back before each rank, where its placement is known.
+        """
+        turned_s = 0.0
+        if self.degrees.chunks == 1 and self.degrees.pipeline > 1:
+            ways_s = self._hops_s if reached_s is None else reached_s
+            ends = np.asarray(stops)
+            own_s, first_s = (np.diff(each[ends], prepend=0.0) for each in (self.terms.step_s, self.terms.forward_s))
+            turned_s = turns_s(within_s(own_s), first_s, ways_s, self.degrees.microbatches) + float(self._end[ends[0]])
+        return max(self._bounded_s(stops, None, reached_s), turned_s)
 
     def filled_s(self, stops: Sequence[int]) -> float:
         """The least seconds for which `stop` fills these stages."""
-        return self._bounded_s(stops, self._first_end_s)
+        return self._bounded_s(stops, self._first_end_s, None)
 
-    def _bounded_s(self, stops: Sequence[int], first_end_s: float | None) -> float:
+    def _bounded_s(self, stops: Sequence[int], first_end_s: float | None, reached_s: FloatArray | None) -> float:
         p, m, ends = self.degrees.pipeline, self.degrees.microbatches, np.asarray(stops)
         starts = np.append(0, ends[:-1])
         computed, ended = (
@@ -50,10 +63,11 @@ class BatchTimes:
         least_s = float((m * computed + ended).max())
         if p > 1:
             # The first of a rank's stages is reached first, and the last to send a gradient back.
-            before_s = self.terms.step_s[starts[:p]] + self._hop_s * np.arange(p)
-            windows_s = m * computed
+            ways_s = self._hops_s if reached_s is None else reached_s
+            before_s, windows_s = self.terms.step_s[starts[:p]] + ways_s, m * computed
             if self.degrees.chunks == 1:
-                windows_s = np.maximum(windows_s, [self._round_s(rank, start) for rank, start in enumerate(starts)])
+                rounds_s = m * (self._step_s[-1] + ways_s[-1] - before_s) / np.minimum(np.arange(p, 0, -1), m)
+                windows_s = np.maximum(windows_s, rounds_s)
             after_s = float(ended[0]) if first_end_s is None else first_end_s
             least_s = max(least_s, float((before_s + windows_s)[1:].max()) + after_s, float(windows_s[0]))
         return least_s
@@ -107,6 +121,11 @@ class BatchTimes:
     def _first_end_s(self) -> float:
         """What the first rank's first block exchanges and updates: it has that one at least."""
         return float(self._end[1])
+
+    @cached_property
+    def _hops_s(self) -> FloatArray:
+        """Hops before each rank, there and back, wherever it stands."""
+        return np.asarray(self._hop_s * np.arange(self.degrees.pipeline))
 
     @property
     def _hop_s(self) -> float:

@@ -1,7 +1,9 @@
 """Choices: why each degree of a plan has its value, by what the best plans with other values give when played."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+
+import numpy as np
 
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.plan import Plan
@@ -43,11 +45,15 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
     rates = answer.throughput_samples_per_s or 0.0, answer.closed_form.throughput_samples_per_s
     found = dict[tuple[str, str], DegreeChoice]()
     values, tries, left = Counter[str](), Counter[tuple[str, str]](), PLAYED_INSTRUCTIONS
+    tried = {name: min(MOST_VALUES, len(each - {chosen[name]})) for name, each in _offered(space).items()}
     for placed in space.likely():
         has = values_of(placed.degrees)
         others = [key for key in has.items() if key[1] != chosen[key[0]] and key not in found]
         wanted = [key for key in others if (tries[key] < MOST_TRIES if key in tries else values[key[0]] < MOST_VALUES)]
         if not wanted:
+            settled = all(key in found or tries[key] >= MOST_TRIES for key in tries)
+            if settled and all(values[name] >= number for name, number in tried.items()):
+                break
             continue
         stops = placed.split()
         plan = None if stops is None else placed.plan(stops)
@@ -65,6 +71,16 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
             )
     order = list(chosen)
     return tuple(sorted(found.values(), key=lambda each: (order.index(each.degree), each.instead)))
+
+
+def _offered(space: WholeSpace) -> Mapping[str, set[str]]:
+    """The values of each degree that memory does not rule out."""
+    offered = defaultdict[str, set[str]](set)
+    for some in space.within_memory():
+        for index in {*np.unique(some.pipeline, return_index=True)[1], *np.unique(some.chunks, return_index=True)[1]}:
+            for name, value in values_of(some.degrees(index)).items():
+                offered[name].add(value)
+    return offered
 
 
 def compared(key: tuple[str, str], value: str, plan: Plan, rates: tuple[float, float], left: int) -> DegreeChoice:

@@ -11,13 +11,14 @@ port of each of n units (`costs.collectives.LevelRing`).
 """
 
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.groups import grouped
 from pipeplan.documents.cluster import Cluster
+from pipeplan.planners.bound import turns_s
 from pipeplan.planners.whole.degrees import Degrees, Shapes
 from pipeplan.planners.whole.placements import most_sent, placed_exchange, ways_on
 from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
@@ -130,6 +131,43 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
     )
 
 
+def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
+    """Seconds of a batch in which ranks of one stage take turns (`planners.bound`, 8), at least; 0 for several stages.
+
+    Whatever the stages are, each has a block.
+    """
+    p = degrees.pipeline
+    if degrees.chunks > 1 or p == 1:
+        return 0.0
+    first_s = np.full(p, float(np.diff(at.forward_s).min()))
+    ways_s = hops_before_s(at, degrees, cluster, inside=inside)
+    return turns_s(_least_within_s(at, p), first_s, ways_s, degrees.microbatches)
+
+
+def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
+    """[rank]: what a microbatch takes to a rank of a placement and back at least, without computing."""
+    edges, devices = at.terms.edge_bytes[1:-1], degrees.recipe.form.devices
+    if degrees.pipeline == 1 or not len(edges):
+        return np.zeros(degrees.pipeline)
+    ways = ways_on(grouped(cluster, devices), degrees.pipeline, degrees.data, inside=inside)
+    after_s = ways.after_s(devices * int(edges.min()))
+    return np.asarray(2 * (after_s[0] - after_s))
+
+
+def _least_within_s(at: ReplicaTerms, p: int) -> FloatArray:
+    """[s, t]: what ranks s to t compute together at least: as many blocks as ranks; of the ends the first or last."""
+    step_s, blocks = at.step_s, len(at.step_s) - 1
+    most = np.arange(p + 1)
+    inner = np.asarray([0.0, *((step_s[1 + q : blocks] - step_s[1 : blocks - q]).min(initial=inf) for q in most[1:])])
+    ranks = np.arange(p)
+    together = np.maximum(ranks[None, :] - ranks[:, None] + 1, 0)
+    least_s = inner[together]
+    least_s[0, :] = step_s[1 : p + 1]
+    least_s[:, -1] = step_s[-1] - step_s[blocks - p + ranks]
+    least_s[0, -1] = step_s[-1]
+    return np.asarray(least_s)
+
+
 def _paced_s(rank_s: float, after_s: FloatArray, m: int) -> float:
     """Seconds of a batch whose rounds decide, with equal stages; `after_s` has hops there and back, by rank."""
     later = np.arange(len(after_s), 0, -1)
@@ -143,6 +181,22 @@ def _crowded_s(alone_s: float, met_s: float, port_s: float) -> float:
     It takes `alone_s` if none meet and `met_s` if all do: b = alone_s + (met_s - alone_s) port_s / b.
     """
     return (alone_s + sqrt(alone_s**2 + 4 * (met_s - alone_s) * port_s)) / 2
+
+
+def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *, in_a_row: bool) -> float:
+    """How long a rank takes to send a microbatch on, over the slowest link between two ranks of a pipeline.
+
+    Pipelines are in a row, or the replicas of a rank are: then all of them that share a port send at once.
+    """
+    seconds, unit = 0.0, 1
+    for level in cluster.levels:
+        if ranks > 1 and (ranks if in_a_row else ranks * replicas) > unit:
+            senders = 1 if in_a_row else min(replicas, unit)
+            own = level.device_bandwidth_bytes_per_s or level.bandwidth_bytes_per_s
+            rate = min(own, level.bandwidth_bytes_per_s / senders)
+            seconds = max(seconds, size_bytes / rate + level.latency_s)
+        unit *= level.size
+    return seconds
 
 
 def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:

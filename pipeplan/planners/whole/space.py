@@ -15,7 +15,6 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.groups import grouped, links_among
-from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import ModelForm
@@ -24,7 +23,7 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.spaces import EverySplit, Splits
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes, steps_to
-from pipeplan.planners.whole.exchanged import least_with_exchange_s, placed_batch
+from pipeplan.planners.whole.exchanged import hops_before_s, least_with_exchange_s, placed_batch, sending_s, turned_s
 from pipeplan.planners.whole.made import PlanMaker
 from pipeplan.planners.whole.placements import lies_well, placements
 from pipeplan.planners.whole.split import Splitter
@@ -55,7 +54,7 @@ class PlacedDegrees:
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
-        return self.space.most_of(self.degrees, stops)
+        return self.space.most_of(self.degrees, stops, inside=self.inside)
 
     def most_of_any(self) -> float:
         """Samples a second that no play exceeds, whatever its stages are."""
@@ -136,13 +135,29 @@ class WholeSpace:
 
         Configurations that offload without need are left out: the same stages with less on the host take no longer.
         """
-        ready = self._by_placement(self._bounded, "most")
-        every = self._with_fewer(ready)
+        every = self._taking_turns(self._with_fewer(self._by_placement(self._bounded, "most")))
         yield from (each for each in every if not self._offloads_in_vain(each.degrees))
+
+    def _taking_turns(self, every: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
+        """The same with what ranks that take turns leave of their bounds: some come later for it."""
+        waiting: list[tuple[float, int, PlacedDegrees]] = []
+        for number, placed in enumerate(every):
+            while waiting and -waiting[0][0] >= placed.most:
+                yield heappop(waiting)[2]
+            degrees = placed.degrees
+            batch_s = turned_s(self.maker(degrees).terms, degrees, self.problem.cluster, inside=placed.inside)
+            placed = replace(placed, most=min(placed.most, self._rate(degrees, batch_s)))
+            heappush(waiting, (-placed.most, number, placed))
+        while waiting:
+            yield heappop(waiting)[2]
 
     def likely(self) -> Iterator[PlacedDegrees]:
         """The same, those first that would be fastest with equal stages; of fewer replicas where one may be as fast."""
         yield from self._by_placement(self._bounded_likely, "likely")
+
+    def within_memory(self) -> Iterator[Shapes]:
+        """The pipelines of those of `likely`, recipe by recipe."""
+        yield from (each.shapes.some(np.flatnonzero(each.most > 0.0)) for each in self._bounded_likely)
 
     def near(self, degrees: Degrees) -> Iterator[PlacedDegrees]:
         """Those that a step leads to (`steps_to`), on all placements, in the order of `likely`."""
@@ -266,9 +281,11 @@ class WholeSpace:
             self._terms[recipe] = terms
         return self._terms[recipe]
 
-    def most_of(self, degrees: Degrees, stops: tuple[int, ...]) -> float:
+    def most_of(self, degrees: Degrees, stops: tuple[int, ...], *, inside: int) -> float:
         """Samples a second that no play with these stages exceeds."""
-        return self._rate(degrees, self.maker(degrees).splitter.times.of(stops))
+        made = self.maker(degrees)
+        reached_s = hops_before_s(made.terms, degrees, self.problem.cluster, inside=inside)
+        return self._rate(degrees, made.splitter.times.of(stops, reached_s))
 
     def most_of_any(self, degrees: Degrees) -> float:
         """Samples a second that no play exceeds, whatever its stages are; infinite where that is not known."""
@@ -380,22 +397,6 @@ class WholeSpace:
             step_s = np.maximum(rank_s, v * np.asarray(sent_s)[depth_of])
             found.append((m + (p - 1) / v) * step_s + np.asarray(exchanged_s)[depth_of])
         return np.asarray(np.minimum(*found) + float(at.update_s[-1]) / p)
-
-
-def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *, in_a_row: bool) -> float:
-    """How long a rank takes to send a microbatch on, over the slowest link between two ranks of a pipeline.
-
-    Pipelines are in a row, or the replicas of a rank are: then all of them that share a port send at once.
-    """
-    seconds, unit = 0.0, 1
-    for level in cluster.levels:
-        if ranks > 1 and (ranks if in_a_row else ranks * replicas) > unit:
-            senders = 1 if in_a_row else min(replicas, unit)
-            own = level.device_bandwidth_bytes_per_s or level.bandwidth_bytes_per_s
-            rate = min(own, level.bandwidth_bytes_per_s / senders)
-            seconds = max(seconds, size_bytes / rate + level.latency_s)
-        unit *= level.size
-    return seconds
 
 
 def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArray:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeplan.documents.forms import Form
+from pipeplan.planners.bound import turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, steps_to
 from pipeplan.planners.whole.exchanged import _crowded_s, _paced_s
 
@@ -51,3 +52,15 @@ def test_the_slowest_round_may_be_one_of_later_ranks() -> None:
     From rank 2 on two are in flight: 2 s before it and (2 + 6) / 2 s for each. From rank 0 it is (4 + 6) / 4 s.
     """
     assert _paced_s(1.0, np.asarray([6.0, 6.0, 6.0, 0.0]), 16) == pytest.approx(2.0 + 16 * 4.0)
+
+
+def test_two_ranks_wait_for_half_of_the_way_between_them() -> None:
+    """Four ranks of 3 s, a third of it forwards; the way from rank 1 to rank 2 and back takes 10 s.
+
+    Two microbatches pass ranks 1 and 2 in 2 x 3 + 10 s: (18 - 2) / 2 times. Before these, one more forward of rank 1;
+    after them, the last microbatch's whole way.
+    """
+    ways_s = np.asarray([0.0, 0.0, 10.0, 10.0])
+    found_s = turns_s(within_s(np.full(4, 3.0)), np.full(4, 1.0), ways_s, 18)
+    assert found_s == pytest.approx(1.0 + 8 * 16.0 + (4 * 3.0 + 10.0))
+    assert turns_s(within_s(np.full(4, 3.0)), np.full(4, 1.0), ways_s, 1) == 0.0

@@ -128,6 +128,19 @@ def test_no_play_exceeds_its_bounds(asked: PlanningProblem) -> None:
         assert rate <= most_samples_per_s(plan)
 
 
+@examples(5)
+@given(problems)
+@example(asked_of(6, 4, 1e8, 80.0, 16, "megatron"))  # ranks wait for the network between them
+def test_no_batch_is_shorter_than_ranks_take_turns(asked: PlanningProblem) -> None:
+    """A price is cut at the bound: this is the play itself."""
+    for placed, plan in every_plan(asked):
+        if plan.depth == 1 or plan.chunks > 1:
+            continue
+        batch_s = flushed_batch_s(batch_ends_s(one_pipeline(plan, batches=3)))
+        assert least_batch_s(plan) <= batch_s * (1 + 1e-6)
+        assert placed.most * batch_s * (1 + 1e-6) >= plan.batch_size
+
+
 @examples(8)
 @given(problems, st.integers(0, 40))
 @example(asked_of(6, 1, 2e11, 0.6, 8, "deepspeed"), 0)  # memory decides where the stages end
