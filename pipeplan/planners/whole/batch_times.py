@@ -74,14 +74,15 @@ class BatchTimes:
 
     def stop(self, rank: int, start: int, batch_s: float) -> int:
         """Where a stage that begins there may end at most for a batch of so many seconds; before `start` if nowhere."""
-        m, step_s = self.degrees.microbatches, self._step_s
+        m, p, step_s = self.degrees.microbatches, self.degrees.pipeline, self._step_s
         found = bisect_right(self._alone_s, self._alone_s[start] + batch_s) - 1
-        if self.degrees.pipeline == 1:
+        if p == 1:
             return found
         left_s = batch_s
         if rank > 0:
             left_s -= step_s[start] + rank * self._hop_s + self._first_end_s
-        if self._round_s(rank, start) > left_s:
+        round_s = m * (step_s[-1] - step_s[start] + (p - 1 - rank) * self._hop_s) / min(p - rank, m)
+        if round_s > left_s:
             return start - 1
         return min(found, bisect_right(step_s, step_s[start] + left_s / m) - 1) if rank > 0 else found
 
@@ -89,11 +90,6 @@ class BatchTimes:
         """Seconds of a batch for which any stages may be filled."""
         m, p = self.degrees.microbatches, self.degrees.pipeline
         return (m + 1) * (self._step_s[-1] + p * self._hop_s) + float(self._end[-1])
-
-    def _round_s(self, rank: int, start: int) -> float:
-        """Of all microbatches from a rank's stage to the end and back, as many at a time as it has in flight."""
-        p, m = self.degrees.pipeline, self.degrees.microbatches
-        return m * (self._step_s[-1] - self._step_s[start] + (p - 1 - rank) * self._hop_s) / min(p - rank, m)
 
     @cached_property
     def _step_s(self) -> list[float]:

@@ -1,6 +1,6 @@
 """Choices: why each degree of a plan has its value, by what the best plans with other values give when played."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -45,7 +45,12 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
     rates = answer.throughput_samples_per_s or 0.0, answer.closed_form.throughput_samples_per_s
     found = dict[tuple[str, str], DegreeChoice]()
     values, tries, left = Counter[str](), Counter[tuple[str, str]](), PLAYED_INSTRUCTIONS
-    tried = {name: min(MOST_VALUES, len(each - {chosen[name]})) for name, each in _offered(space).items()}
+    every = [
+        values_of(some.degrees(place))
+        for some in space.within_memory()
+        for place in {*np.unique(some.pipeline, return_index=True)[1], *np.unique(some.chunks, return_index=True)[1]}
+    ]
+    tried = {name: min(MOST_VALUES, len({each[name] for each in every} - {value})) for name, value in chosen.items()}
     for placed in space.likely():
         has = values_of(placed.degrees)
         others = [key for key in has.items() if key[1] != chosen[key[0]] and key not in found]
@@ -71,16 +76,6 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
             )
     order = list(chosen)
     return tuple(sorted(found.values(), key=lambda each: (order.index(each.degree), each.instead)))
-
-
-def _offered(space: WholeSpace) -> Mapping[str, set[str]]:
-    """The values of each degree that memory does not rule out."""
-    offered = defaultdict[str, set[str]](set)
-    for some in space.within_memory():
-        for index in {*np.unique(some.pipeline, return_index=True)[1], *np.unique(some.chunks, return_index=True)[1]}:
-            for name, value in values_of(some.degrees(index)).items():
-                offered[name].add(value)
-    return offered
 
 
 def compared(key: tuple[str, str], value: str, plan: Plan, rates: tuple[float, float], left: int) -> DegreeChoice:

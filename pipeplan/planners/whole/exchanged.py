@@ -134,14 +134,21 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
 def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
     """Seconds of a batch in which ranks of one stage take turns (`planners.bound`, 8), at least; 0 for several stages.
 
-    Whatever the stages are, each has a block.
+    Whatever the stages are, s to t have a block each, the first rank the first of all and the last rank the last.
     """
-    p = degrees.pipeline
+    p, step_s, blocks = degrees.pipeline, at.step_s, len(at.step_s) - 1
     if degrees.chunks > 1 or p == 1:
         return 0.0
+    inner = [(step_s[1 + q : blocks] - step_s[1 : blocks - q]).min(initial=inf) for q in range(1, p + 1)]
+    ranks = np.arange(p)
+    together = np.maximum(ranks[None, :] - ranks[:, None] + 1, 0)
+    within = np.asarray([0.0, *inner])[together]
+    within[0, :] = step_s[1 : p + 1]
+    within[:, -1] = step_s[-1] - step_s[blocks - p + ranks]
+    within[0, -1] = step_s[-1]
     first_s = np.full(p, float(np.diff(at.forward_s).min()))
     ways_s = hops_before_s(at, degrees, cluster, inside=inside)
-    return turns_s(_least_within_s(at, p), first_s, ways_s, degrees.microbatches)
+    return turns_s(within, first_s, ways_s, degrees.microbatches)
 
 
 def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
@@ -152,20 +159,6 @@ def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, insid
     ways = ways_on(grouped(cluster, devices), degrees.pipeline, degrees.data, inside=inside)
     after_s = ways.after_s(devices * int(edges.min()))
     return np.asarray(2 * (after_s[0] - after_s))
-
-
-def _least_within_s(at: ReplicaTerms, p: int) -> FloatArray:
-    """[s, t]: what ranks s to t compute together at least: as many blocks as ranks; of the ends the first or last."""
-    step_s, blocks = at.step_s, len(at.step_s) - 1
-    most = np.arange(p + 1)
-    inner = np.asarray([0.0, *((step_s[1 + q : blocks] - step_s[1 : blocks - q]).min(initial=inf) for q in most[1:])])
-    ranks = np.arange(p)
-    together = np.maximum(ranks[None, :] - ranks[:, None] + 1, 0)
-    least_s = inner[together]
-    least_s[0, :] = step_s[1 : p + 1]
-    least_s[:, -1] = step_s[-1] - step_s[blocks - p + ranks]
-    least_s[0, -1] = step_s[-1]
-    return np.asarray(least_s)
 
 
 def _paced_s(rank_s: float, after_s: FloatArray, m: int) -> float:
