@@ -50,10 +50,13 @@ def measure_exchange(
     for number in range(rounds + 1):
         alone_s.append(_backward_s(forward(2 * number), device, autocast))
         exchanging_s.append(_backward_s(forward(2 * number + 1), device, autocast, replicas, parameters))
-    return Exchanged(
-        bytes_by_block=_bytes_by_block(blocks, parameters),
-        added_s=max(median(exchanging_s[1:]) - median(alone_s[1:]), 0.0),
-    )
+    left, sizes = set(parameters), []
+    for block in blocks:  # what several of them share counts in the first
+        own = left.intersection(block.parameters())
+        sizes.append(sum(parameter.nbytes for parameter in own))
+        left -= own
+    added_s = max(median(exchanging_s[1:]) - median(alone_s[1:]), 0.0)
+    return Exchanged(bytes_by_block=tuple(sizes), added_s=added_s)
 
 
 def _backward_s(
@@ -78,13 +81,3 @@ def _backward_s(
     for parameter in parameters:  # the exchange has taken them
         parameter.grad = torch.zeros_like(parameter, dtype=parameter.grad_dtype)
     return end_s - start_s
-
-
-def _bytes_by_block(blocks: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> tuple[int, ...]:
-    """A parameter that blocks share counts in the first of them."""
-    left, found = set(parameters), []
-    for block in blocks:
-        own = left.intersection(block.parameters())
-        found.append(sum(parameter.nbytes for parameter in own))
-        left -= own
-    return tuple(found)
