@@ -31,9 +31,9 @@ LEAST_FACTOR = 1e-3
 BANDWIDTH_DEVIATION, LATENCY_DEVIATION = 3.0, 0.1
 """The expected distances of the seconds a byte, and of the latency, from the cluster's, as shares."""
 
-_FACTORS = (2.0**-10, 2.0**10)
-_BISECTIONS = 48
-"""The range in which a factor is searched, and the number of steps."""
+_FACTORS = (2.0**-10, 2.0**30)
+_BISECTIONS = 50
+"""The range in which a factor is searched, and the number of steps. A few bytes take what code around them takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def link_terms(delays: Sequence[Delay], bandwidth_bytes_per_s: float, latency_s:
 def factor_for(seconds: Callable[[float], float], wanted_s: float) -> float | None:
     """The factor for which a function takes these seconds. It takes longer with a larger factor.
 
-    None if no factor between 2^-10 and 2^10 gives them.
+    None if no factor between 2^-10 and 2^30 gives them.
     """
     low, high = _FACTORS
     if not seconds(low) < wanted_s < seconds(high):

@@ -122,6 +122,11 @@ def test_an_exchange_is_compared_with_a_ring_over_the_link() -> None:
     assert profile_of(JOB, RANKS).overheads.exchange_factor == pytest.approx(20.0)
 
 
+def test_a_few_bytes_that_take_what_the_code_around_them_takes_are_played_so() -> None:
+    ranks = [dataclasses.replace(one, exchanged=Exchanged(bytes_by_block=(4,), added_s=2e-3)) for one in RANKS]
+    assert profile_of(JOB, ranks).overheads.exchange_factor == pytest.approx((2e-3 - 2e-5) / 4e-9)
+
+
 def test_what_an_exchange_adds_is_played_as_it_was_measured() -> None:
     """Three blocks of a bucket each: the first two exchanges are hidden behind the backward, unless they take long."""
     for added_s in (0.03, 0.5, 20.0):
