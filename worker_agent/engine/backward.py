@@ -100,10 +100,10 @@ class Computed:
 
 
 class Waiting(nn.Parameter):
-    """The class of a parameter while a split is active: it intercepts the calls that the parameter takes part in.
+    """The class of a weight while a split is active: it intercepts the calls that the weight takes part in.
 
-    Other calls cost nothing. The parameter stays the same object, the leaf of its weight version: only its class
-    changes.
+    Other calls cost nothing. The weight stays the same object, the leaf of its weight version: only its class changes.
+    A vector keeps its class: it waits as the bias of an intercepted call, and norms run as they are.
     """
 
     active_split: "Split"  # no tensor has an attribute of this name
@@ -154,14 +154,14 @@ _WAITING = (Waiting, StandIn)
 
 def _can_wait(call: Call) -> bool:
     """Whether the gradients of weight and bias may wait, and whether the formulas hold for the call's tensors."""
-    bias = call.bias
+    split, bias = getattr(call.weight, "active_split", None), call.bias
     if torch.is_autocast_enabled(call.x.device.type):  # there a call casts its tensors first, but for float64
         castable = [own.is_floating_point() and own.dtype is not torch.float64 for own in call.tensors()]
         if not all(castable):
             return False
     return (
-        type(call.weight) in _WAITING
-        and (bias is None or not bias.requires_grad or type(bias) in _WAITING)
+        split is not None
+        and (bias is None or not bias.requires_grad or split.may_leave_out(bias))
         and type(call.x) in (Tensor, nn.Parameter, *_WAITING)
         and call.x.layout is torch.strided
         and not call.x.is_complex()
@@ -191,7 +191,7 @@ class Split:
         self.deferring = False
         self._copy_of = copy_of
         self._parametrizations = tuple(parametrizations)
-        self._parameters = [
+        own = [
             parameter
             for parameter in parameters
             if type(parameter) is nn.Parameter
@@ -200,12 +200,15 @@ class Split:
             and not parameter._backward_hooks
             and not getattr(parameter, "_post_accumulate_grad_hooks", None)
         ]
+        self._own = {id(parameter): parameter for parameter in own}
+        sources = {id(parameter) for each in self._parametrizations for parameter in each.parameters()}
+        self._intercepting = [parameter for parameter in own if parameter.dim() != 1 or id(parameter) in sources]
 
     @contextmanager
     def active(self, *, deferring: bool) -> Iterator[None]:
         """Replaces calls with the parameters as weights while the context is active."""
         self.deferring = deferring
-        for parameter in self._parameters:
+        for parameter in self._intercepting:
             parameter.__class__ = Waiting
             parameter.active_split = self  # type: ignore[attr-defined]
         hooks = [
@@ -217,9 +220,13 @@ class Split:
             self.deferring = False
             for hook in hooks:
                 hook.remove()
-            for parameter in self._parameters:
+            for parameter in self._intercepting:
                 parameter.__class__ = nn.Parameter
                 del parameter.active_split  # type: ignore[attr-defined]
+
+    def may_leave_out(self, bias: Tensor) -> bool:
+        """Whether the bias of an intercepted call may get its gradient later."""
+        return id(bias) in self._own or type(bias) is StandIn
 
     def cast(self, call: Call) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The call's input as autocast casts it; copies of weight and bias, None where they need none."""

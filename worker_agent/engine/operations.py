@@ -6,7 +6,7 @@ kind. The formulas are autograd's own: splitting changes no bit.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -35,8 +35,7 @@ class Operation(Protocol):
         """The gradient of the bias: backward-p2."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of an operation."""
 
     operation: Operation
