@@ -249,19 +249,18 @@ def _split_round(
     blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock, autocast: Autocast | None
 ) -> _SplitRound:
     """Runs p1 of all blocks, then p2 of all blocks, both last to first."""
-    copies = [autocast.casts[index].copy_of if autocast else None for index in range(len(blocks))]
-    splits = [
-        Split(block.parameters(), parametrizations_of([block]), copy_of=copy_of)
-        for block, copy_of in zip(blocks, copies, strict=True)
-    ]
+    splits: list[Split] = []
 
     @contextmanager
     def split(direction: Direction, index: int) -> Iterator[None]:
-        backward = direction == "backward"
-        with splits[index].active(deferring=backward):
-            clock.mark()
+        computed = parametrizations_of([blocks[index]])
+        copy_of = autocast.casts[index].copy_of if autocast else None
+        clock.mark()  # a run, too, makes a split for each microbatch, and enters it twice
+        if direction == "forward":
+            splits.append(Split(blocks[index].parameters(), computed, copy_of=copy_of))
+        with splits[index].active(deferring=direction == "backward"):
             yield
-            clock.mark()
+        clock.mark()
 
     pass_backward(pass_forward(blocks, loss, *microbatch, split, autocast), split, autocast)
     kept_bytes = []
