@@ -6,7 +6,7 @@ The plan's streams are played again and again, each time with one more of its co
     compute          forwards, backwards, recomputation and updates as long as the run's, less what other programs took
     link             and what passes between stages, and gradient exchanges, as long as the run's
     other programs   and the time in which other programs kept a computing process from its processor
-    checkpoints      and where most batches end with one, what writing it takes; no price has checkpoints
+    checkpoints      and where half of the batches end with one, what writing it takes; no price has checkpoints
     waiting          what is left of the gap: single delays that other ranks waited for, which no typical duration shows
 
 Ranks that share a core wait for each other there. That is no other program's time: it counts as compute, as far as a
@@ -23,7 +23,7 @@ from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from pipeplan.calibration.samples import MeasuredRun, exchange_samples, settled, stage_samples, transfer_samples
+from pipeplan.calibration.samples import MeasuredRun, exchange_samples, stage_samples, steps, transfer_samples
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import (
@@ -207,21 +207,23 @@ def _link(expected: MeasuredRun, seen: MeasuredRun) -> Differences:
 
 
 def _checkpoints(seen: MeasuredRun) -> Differences:
-    """What a stage's checkpoints add to its updates, where at least half of the batches end with one.
+    """What a stage's checkpoints add to its updates, as far as the median time between two batches' ends has them.
 
-    One of a stage's replicas writes, and the others wait for it: the longest counts.
+    All of it where one is written between most ends, a half where it is between half of them, else nothing. One of a
+    stage's replicas writes, and the others wait for it: the longest counts.
     """
     found: Differences = {}
+    batches = seen.timeline.batches
     for lane in seen.timeline.lanes:
-        after = settled(lane, seen.timeline.batches)
+        done = steps(lane)
         for chunk, stage in enumerate(seen.stages[lane.stage]):
-            own = [step for step in after if step.instruction.chunk == chunk]
-            written_s = [step.duration_s for step in own if isinstance(step.instruction, Checkpoint)]
-            updates = sum(isinstance(step.instruction, Update) for step in own)
-            a_batch = sum(isinstance(each, Update) and each.chunk == chunk for each in lane.instructions)
-            a_batch //= seen.timeline.batches
-            if written_s and 2 * len(written_s) * a_batch >= updates:
-                found[stage, "update_s"] = max(found.get((stage, "update_s"), 0.0), median(written_s) / a_batch)
+            own = [step for step in done if step.instruction.chunk == chunk]
+            updates = [index for index, step in enumerate(own) if isinstance(step.instruction, Update)]
+            written_s = [step.duration_s for step in own[: updates[-1]] if isinstance(step.instruction, Checkpoint)]
+            if written_s and 2 * len(written_s) >= batches - 1:
+                share = 1.0 if 2 * len(written_s) > batches - 1 else 0.5
+                added_s = share * median(written_s) / (len(updates) // batches)
+                found[stage, "update_s"] = max(found.get((stage, "update_s"), 0.0), added_s)
     return found
 
 

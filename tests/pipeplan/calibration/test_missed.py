@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -140,6 +140,21 @@ def test_a_checkpoint_that_one_of_three_replicas_writes_counts() -> None:
     found, throughput = _missed(plan, replace(writing, lanes=(writing.lanes[0], *others.lanes[1:])))
     assert found.checkpoints == pytest.approx(throughput.measured - throughput.predicted, rel=0.05)
     assert found.checkpoints < -0.1 * throughput.predicted
+
+
+@pytest.mark.parametrize(("every", "batches", "counts"), [(2, 4, False), (3, 6, False), (1, 2, True), (2, 3, True)])
+def test_checkpoints_count_as_far_as_the_median_batch_has_them(every: int, batches: int, counts: bool) -> None:
+    """After the last batch there is one, too, but no batch follows that would wait for it."""
+    plan, seconds = plan_for("1f1b", (6,), 1), 0.2
+    played = simulate(program_of(plan, batches=batches, checkpoint_every=every), plan.costs)
+    (lane,) = played.lanes
+    written = list(accumulate(seconds * isinstance(each, Checkpoint) for each in lane.instructions))
+    start_s = [each_s + late_s for each_s, late_s in zip(lane.start_s, [0.0, *written], strict=False)]
+    end_s = [each_s + late_s for each_s, late_s in zip(lane.end_s, written, strict=True)]
+    lane = replace(lane, start_s=tuple(start_s), end_s=tuple(end_s))
+    found, throughput = _missed(plan, replace(played, lanes=(lane,)))
+    assert found.checkpoints == pytest.approx(throughput.measured - throughput.predicted, rel=1e-6, abs=1e-6)
+    assert (found.checkpoints < -0.1) is counts
 
 
 def test_rare_checkpoints_are_not_in_the_median_batch() -> None:
