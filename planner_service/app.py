@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from planner_service import dashboard as pages
 from planner_service.access import routes as access
@@ -52,7 +52,12 @@ from planner_service.upkeep.backups import BackupPlan
 
 register(PROFILE, LINKS, ESTIMATE, PLAN, RUN)
 
-ROUTERS = (
+ROUTES = APIRouter()
+"""What all applications of a process answer. Each takes these routes as they are, because their parsers take a while
+to be made.
+"""
+
+for router in (
     documents.profile_router,
     documents.cluster_router,
     plans.router,
@@ -68,8 +73,11 @@ ROUTERS = (
     overview.metrics_router,
     overview.ids_router,
     overview.charts_router,
-)
-"""The routers of the API. No route of theirs takes a parameter that it does not know."""
+):
+    ROUTES.include_router(router, dependencies=[KnownParameters])  # no route of the API takes a parameter unknown to it
+for router in (access.login_router, pages.router, openapi.router):
+    ROUTES.include_router(router)
+ROUTES.mount("/static", pages.static, name="static")
 
 DESCRIPTION = (
     "Profiles, clusters, plans, jobs and runs. Documents are stored by content: the same content has the same id. "
@@ -102,6 +110,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        routes=ROUTES.routes,
     )
     app.state.max_body_bytes = settings.max_body_bytes
     app.state.context = context
@@ -120,10 +129,6 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     app.state.feed = app.state.background.feed
     context.absence.back(now(), settings.lease_s)
 
-    for router in ROUTERS:
-        app.include_router(router, dependencies=[KnownParameters])
-    app.include_router(access.login_router)
-    pages.install(app)
     app.add_middleware(Beats, context=context)
     problems.install(app, pages.problem_page)
     openapi.install(app)

@@ -1,6 +1,6 @@
 """Dashboard: the pages that the application shows to people. Every page asks for the scope `read`."""
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -22,11 +22,7 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse,
 for view in (overview, plans, form, plan, documents, runs, jobs, agents, aliases, audit):
     router.include_router(view.router)
 
-
-def install(app: FastAPI) -> None:
-    """Adds the pages to the application."""
-    app.include_router(router)
-    app.mount("/static", StaticFiles(directory=FOLDER / "static"), name="static")
+static = StaticFiles(directory=FOLDER / "static")
 
 
 def login_page(request: Request, way_back: str, failed: str | None) -> HTMLResponse:

@@ -158,7 +158,6 @@ def install(app: FastAPI) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.include_router(router)
 
 
 def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
