@@ -16,6 +16,7 @@ from pipeplan.errors import InvalidInputError
 from tests.pipeplan.builders import Cell
 from tests.pipeplan.builders import cluster as cluster_of
 from tests.pipeplan.builders import profile as profile_of
+from tests.worker_agent.commands import AGENT, finish
 from worker_agent.cli import app
 from worker_agent.commands.profile import _show
 
@@ -23,17 +24,14 @@ ROOT = Path(__file__).parents[3]
 MLP = "worker_agent.models.presets:mlp?width=8&depth=3"
 
 
-def agent(*arguments: str, directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command; its temporary files, named in its processes' command lines, are under the directory."""
-    return subprocess.run(
-        [sys.executable, "-c", "from worker_agent.cli import main; main()", *arguments],
-        env=os.environ | {"TMPDIR": str(directory), "PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=directory,
-        timeout=120,
-    )
+def surroundings(directory: Path) -> dict[str, str]:
+    """The command's temporary files, named in its processes' command lines, are under the directory."""
+    return {"TMPDIR": str(directory), "PYTHONPATH": str(ROOT)}
+
+
+def agent(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Profiles in the directory."""
+    return finish(("profile", *arguments), directory=directory, variables=surroundings(directory))
 
 
 def processes_about(directory: Path) -> list[str]:
@@ -67,7 +65,15 @@ def test_a_tiny_model_is_shown_in_small_units_and_one_device_without_a_neighbour
 def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2,4", "--rounds", "3")
     files = ("-o", "P.json", "--cluster-output", "C.json")
-    done = agent("profile", *wanted, *files, "--optimizer", "adam", "--seconds", "0", "--json", directory=tmp_path)
+    done = subprocess.run(
+        [*AGENT, "profile", *wanted, *files, "--optimizer", "adam", "--seconds", "0", "--json"],
+        env=os.environ | surroundings(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     profile = parse(Profile, done.stdout)
     assert parse(Profile, (tmp_path / "P.json").read_text()) == profile
@@ -91,7 +97,7 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
 
 def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path: Path) -> None:
     wanted = ("--model", MLP, "--device", "cpu", "--microbatch-sizes", "2")
-    done = agent("profile", *wanted, "--rounds", "1", "--seconds", "0.2", "--json", directory=tmp_path)
+    done = agent(tmp_path, *wanted, "--rounds", "1", "--seconds", "0.2", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     method = parse(Profile, done.stdout).method
     assert method is not None and method.rounds > 10  # a passage of three tiny layers takes far less than 20 ms
@@ -101,9 +107,7 @@ def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path:
 def test_weights_of_16_bits_are_updated_and_exchanged_as_in_a_run(tmp_path: Path, dtype: str) -> None:
     # their gradients add up in float32, which a gradient of 16 bits from an earlier measurement would refuse
     wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2", "--rounds", "2")
-    done = agent(
-        "profile", *wanted, "--dtype", dtype, "--optimizer", "adam", "--seconds", "0", "--json", directory=tmp_path
-    )
+    done = agent(tmp_path, *wanted, "--dtype", dtype, "--optimizer", "adam", "--seconds", "0", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     overheads = parse(Profile, done.stdout).overheads
     assert overheads.update_s_per_byte > 0 and overheads.version_s_per_byte > 0
@@ -112,7 +116,7 @@ def test_weights_of_16_bits_are_updated_and_exchanged_as_in_a_run(tmp_path: Path
 @pytest.mark.campaign
 def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_path: Path) -> None:
     spec = "tests.worker_agent.profiler.factories:raising_on_the_second_rank"
-    done = agent("profile", "--model", spec, "--devices", "2", "--device", "cpu", directory=tmp_path)
+    done = agent(tmp_path, "--model", spec, "--devices", "2", "--device", "cpu")
     assert (done.returncode, done.stdout) == (1, "")
     place = f"in the model's factory {spec}"
     sentence = f"error: profiling failed on rank 1: KeyError: 'the weights are not here', {place}; log: "
@@ -123,7 +127,7 @@ def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_pa
 
 
 def test_wrong_input_found_in_a_process_is_reported_as_wrong_input(tmp_path: Path) -> None:
-    done = agent("profile", "--model", "torch.nn:Sequential", "--device", "cpu", directory=tmp_path)
+    done = agent(tmp_path, "--model", "torch.nn:Sequential", "--device", "cpu")
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr == "error: --model: must have at least one block, but torch.nn:Sequential returned none, got ()\n"

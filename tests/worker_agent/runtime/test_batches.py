@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeplan.errors import InvalidInputError
+from tests.worker_agent.commands import finish
 from tests.worker_agent.models.test_batches import HERE, PAIRS, WINDOW
 from tests.worker_agent.models.test_hugging_face import SPECS
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.test_executor import checkpoint_weights, distance
-from tests.worker_agent.runtime.test_run_command import command, finish
+from tests.worker_agent.runtime.test_run_command import command
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.spec import call_factory, parse_spec
@@ -151,7 +152,7 @@ def test_the_commands_resume_and_export_a_padded_run(tmp_path: Path) -> None:
         ended = finish([*arguments, "--checkpoint-every", "2", *(["--resume"] if number else [])])
         assert ended.returncode == 0, ended.stderr
     assert distance(whole, checkpoint_weights(tmp_path / "out", 4)) == 0
-    exported = finish([*arguments[:3], "export", str(tmp_path / "out"), "--to", str(tmp_path / "to")])
+    exported = finish(["export", str(tmp_path / "out"), "--to", str(tmp_path / "to")])
     assert exported.returncode == 0, exported.stderr
     require_loads_as(tmp_path / "to", whole)
 

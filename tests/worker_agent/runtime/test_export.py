@@ -1,7 +1,5 @@
 """Export: what a run trained comes out as others load it, to the last bit."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,13 @@ from torch import Tensor, nn
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
 from tests.schedules import chunks_of
+from tests.worker_agent.commands import finish
 from tests.worker_agent.models.test_hugging_face import SPECS
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import train
 from tests.worker_agent.runtime.test_executor import checkpoint_weights, distance
-from tests.worker_agent.runtime.test_run_command import command, finish
+from tests.worker_agent.runtime.test_run_command import command
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.runtime.export import export_checkpoint
@@ -143,14 +142,12 @@ def trained_and_exported_here(model: str, plan: Plan, folder: Path) -> None:
 
 
 def trained_and_exported_by_commands(model: str, plan: Plan, folder: Path) -> None:
-    """Three steps by real torchrun, and the export as users start it."""
+    """Three steps by real torchrun, and the export, by commands."""
     arguments = command(plan, folder, model=model, steps=3)
     arguments[arguments.index("--data") + 1] = TOKENS
     ended = finish([*arguments, "--lr", "0.01", "--checkpoint-every", "1"])
     assert ended.returncode == 0, ended.stderr
-    main = "from worker_agent.cli import main; main()"
-    exported = [sys.executable, "-c", main, "export", str(folder / "out"), "--to", str(folder / "ended")]
-    answer = subprocess.run(exported, capture_output=True, text=True, timeout=120, check=False)
+    answer = finish(["export", str(folder / "out"), "--to", str(folder / "ended")])
     assert answer.returncode == 0 and "after step 3" in answer.stderr, answer.stderr
 
 

@@ -8,11 +8,12 @@ import torch
 
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
+from tests.worker_agent.commands import finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train
 from tests.worker_agent.runtime.test_executor import CUTS, DATA, MODEL, RATE, SEED, checkpoint_weights, distance
-from tests.worker_agent.runtime.test_run_command import command, finish
+from tests.worker_agent.runtime.test_run_command import command
 from worker_agent.runtime.job import RunJob
 
 STEPS = 6

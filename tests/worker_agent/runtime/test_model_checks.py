@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from pipeplan.documents.plan import Plan
+from tests.worker_agent.commands import finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
-from tests.worker_agent.runtime.test_run_command import DATA, command, finish
+from tests.worker_agent.runtime.test_run_command import DATA, command
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.job import RunJob
 

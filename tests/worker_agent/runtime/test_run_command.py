@@ -5,24 +5,20 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
 
-from pipeplan.cli.console import run_app
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.plan import Plan
 from pipeplan.protocol.runs import read_run
 from tests.waiting import wait_until
+from tests.worker_agent.commands import AGENT, finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
-from worker_agent.cli import app
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.status import read_status
 
@@ -34,28 +30,11 @@ DATA = "worker_agent.models.presets:regression?width=8&samples=64"
 
 
 def command(plan: Plan, folder: Path, *arguments: str, model: str = MLP, steps: int = 6) -> list[str]:
-    """The command line that runs a plan into `folder/out`."""
+    """The arguments of `pipeplan-agent` that run a plan into `folder/out`."""
     path = folder / "plan.json"
     path.write_text(dump(plan_document(plan)))
-    main = "from worker_agent.cli import main; main()"
     given = ["--plan", str(path), "--model", model, "--data", DATA, "--steps", str(steps), "--out", str(folder / "out")]
-    return [sys.executable, "-c", main, "run", *given, "--seed", "3", *arguments]
-
-
-def finish(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
-
-
-def refused(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """How a command ends that is refused before it starts a process, without the start of one for the command."""
-    with (
-        redirect_stderr(StringIO()) as err,
-        redirect_stdout(StringIO()) as out,
-        pytest.raises(SystemExit) as ended,
-    ):
-        run_app(app, arguments[3:])
-    assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
+    return ["run", *given, "--seed", "3", *arguments]
 
 
 def undisturbed(plan: Plan, out: Path, *, checkpoint_every: int, model: str = MLP, steps: int = 6) -> Weights:
@@ -101,7 +80,7 @@ def test_a_killed_rank_is_named_and_the_resumed_run_ends_bit_for_bit_like_an_und
     whole = undisturbed(plan, tmp_path / "whole", checkpoint_every=3, model=slow, steps=12)
     arguments = command(plan, tmp_path, "--checkpoint-every", "3", model=slow, steps=12)
     out = tmp_path / "out"
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*AGENT, *arguments], stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: (out / "checkpoints" / "step-3" / "manifest.json").exists())
         ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
         os.kill(ranks[0], signal.SIGKILL)
@@ -124,7 +103,7 @@ def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bi
     whole = undisturbed(plan, tmp_path / "whole", checkpoint_every=3, model=slow, steps=12)
     arguments = command(plan, tmp_path, "--checkpoint-every", "3", model=slow, steps=12)
     out = tmp_path / "out"
-    with subprocess.Popen([*arguments, "--max-restarts", "2"], stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*AGENT, *arguments, "--max-restarts", "2"], stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: at_instruction(out / "ranks" / "rank-1.status") > 5)
         first = rank_process(process.pid, 1)
         os.kill(first, signal.SIGKILL)
@@ -143,7 +122,7 @@ def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bi
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_rank_is_named_with_its_last_instruction_and_leaves_no_process(victim: int, tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*AGENT, *arguments], stderr=subprocess.PIPE, text=True) as process:
         wait_until(lambda: at_instruction(tmp_path / "out" / "ranks" / f"rank-{victim}.status") > 40)
         ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
         os.kill(ranks[victim], signal.SIGKILL)
@@ -161,7 +140,7 @@ def test_a_killed_rank_is_named_with_its_last_instruction_and_leaves_no_process(
 def test_a_rank_that_is_stopped_is_named_within_15_s_and_leaves_no_process(at: int, tmp_path: Path) -> None:
     """In its start as well as in its steps; the rank that waits for it is not blamed."""
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*AGENT, *arguments], stderr=subprocess.PIPE, text=True) as process:
         path = tmp_path / "out" / "ranks" / "rank-1.status"
         wait_until(lambda: read_status(path) is not None and at_instruction(path) >= at)
         ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
@@ -187,7 +166,7 @@ def test_a_rank_that_is_lost_in_its_model_is_named(tmp_path: Path) -> None:
 @pytest.mark.campaign
 def test_when_the_command_itself_is_killed_its_ranks_end(tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, model=SLEEP, steps=1000)
-    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*AGENT, *arguments], stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: at_instruction(tmp_path / "out" / "ranks" / "rank-1.status") > 10)
         ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
         process.kill()
@@ -252,7 +231,7 @@ def test_a_file_of_ones_own_with_the_name_of_a_runs_is_not_overwritten(tmp_path:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "steps.csv").write_text("mine")
-    result = refused(arguments)
+    result = finish(arguments)
     assert result.returncode == 2
     assert "out: must hold no other file by the name of a run's: move it, got" in result.stderr
     assert (tmp_path / "out" / "steps.csv").read_text() == "mine"

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipeplan.documents.plan import Plan
+from tests.worker_agent.commands import AGENT, finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
-from tests.worker_agent.runtime.test_run_command import DATA, MLP, command, refused
+from tests.worker_agent.runtime.test_run_command import DATA, MLP, command
 from worker_agent.runtime.job import RunJob
 
 
@@ -28,7 +29,9 @@ def together(plan: Plan, folder: Path, *arguments: str) -> list[subprocess.Compl
     where = ["--nodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     given = command(plan, folder, *where, *arguments)
     started = [
-        subprocess.Popen([*given, "--node-rank", rank], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*AGENT, *given, "--node-rank", rank], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for rank in ("1", "0")
     ]
     ended = [(one, *one.communicate(timeout=90)) for one in reversed(started)]
@@ -100,5 +103,5 @@ def test_a_run_over_two_nodes_resumes_from_its_checkpoints(tmp_path: Path) -> No
 )
 def test_a_place_that_cannot_be_is_refused(arguments: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
     plan = make_plan("1f1b", (0, 2, 4))
-    done = refused(command(plan, tmp_path, *arguments))
+    done = finish(command(plan, tmp_path, *arguments))
     assert (done.returncode, sentence in done.stderr) == (2, True), done.stderr

@@ -12,11 +12,12 @@ from pipeplan.programs.instructions import BackwardInput, BackwardWeight, Forwar
 from pipeplan.programs.program import Program
 from pipeplan.programs.timeline import Lane
 from pipeplan.simulation.predict import predict, program_of
+from tests.worker_agent.commands import finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import OPTIMIZERS, Weights
 from tests.worker_agent.runtime.test_executor import CUTS, checkpoint_weights, distance, without_checkpoints
-from tests.worker_agent.runtime.test_run_command import command, finish
+from tests.worker_agent.runtime.test_run_command import command
 from worker_agent.engine.clocks import HostClock
 from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.engine.results import RankResult

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from pipeplan.documents.plan import Plan
 from pipeplan.programs.text import format_stream
 from pipeplan.protocol.runs import read_run
+from tests.worker_agent.commands import finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import Weights, train
 from tests.worker_agent.runtime.test_executor import CUTS, DATA, RATE, SEED, STEPS, checkpoint_weights, distance
-from tests.worker_agent.runtime.test_run_command import command, finish
+from tests.worker_agent.runtime.test_run_command import command
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.among_stages import stages_of, tied_groups
 from worker_agent.runtime.job import RunJob

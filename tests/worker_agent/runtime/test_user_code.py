@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
+from tests.worker_agent.commands import AGENT, finish
 from tests.worker_agent.runtime.plans import make_plan
-from tests.worker_agent.runtime.test_run_command import SLEEP, at_instruction, command, finish, rank_process
+from tests.worker_agent.runtime.test_run_command import SLEEP, at_instruction, command, rank_process
 
 FAULTY = "tests.worker_agent.runtime.faulty"
 MUST = "a block must return a tensor or a tuple of tensors, and this one returned"
@@ -126,7 +127,7 @@ def test_what_no_stage_can_train_is_refused_at_the_start(kind: str, sentence: st
 def test_one_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
     """Two once trained into it together, and mixed their checkpoints; so did one that resumed a live one."""
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "2", model=SLEEP, steps=1000)
-    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*AGENT, *arguments], stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: (tmp_path / "out" / "checkpoints" / "step-2" / "manifest.json").exists())
         for second in (finish(arguments), finish([*arguments, "--resume"])):
             assert second.returncode == 2
@@ -140,7 +141,7 @@ def test_one_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.campaign
 def test_a_run_is_not_resumed_while_ranks_of_a_killed_launcher_live(tmp_path: Path) -> None:
     arguments = command(make_plan("1f1b", (0, 2, 4)), tmp_path, "--checkpoint-every", "2", model=SLEEP, steps=1000)
-    with subprocess.Popen(arguments, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*AGENT, *arguments], stderr=subprocess.DEVNULL) as process:
         wait_until(lambda: at_instruction(tmp_path / "out" / "ranks" / "rank-1.status") > 40)
         stopped = rank_process(process.pid, 1)
         os.kill(stopped, signal.SIGSTOP)
