@@ -22,6 +22,8 @@ from worker_agent.commands.profile import _show
 
 ROOT = Path(__file__).parents[3]
 MLP = "worker_agent.models.presets:mlp?width=8&depth=3"
+WIDE = "worker_agent.models.presets:mlp?width=256&depth=3"
+"""An update of its blocks takes longer than the noise of two rounds."""
 
 
 def surroundings(directory: Path) -> dict[str, str]:
@@ -63,7 +65,7 @@ def test_a_tiny_model_is_shown_in_small_units_and_one_device_without_a_neighbour
 
 
 def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
-    wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2,4", "--rounds", "3")
+    wanted = ("--model", WIDE, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2,4", "--rounds", "3")
     files = ("-o", "P.json", "--cluster-output", "C.json")
     done = subprocess.run(
         [*AGENT, "profile", *wanted, *files, "--optimizer", "adam", "--seconds", "0", "--json"],
@@ -78,9 +80,9 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     profile = parse(Profile, done.stdout)
     assert parse(Profile, (tmp_path / "P.json").read_text()) == profile
     assert [block.name for block in profile.blocks] == ["0.linear", "1.linear", "2.linear"]
-    assert profile.weight_bytes == 3 * (8 * 8 + 8) * 4
+    assert profile.weight_bytes == 3 * (256 * 256 + 256) * 4
     assert profile.microbatch_sizes == (2, 4)
-    assert [m.output_bytes for m in profile.at(4)] == [4 * 8 * 4] * 3
+    assert [m.output_bytes for m in profile.at(4)] == [4 * 256 * 4] * 3
     assert all(m.forward_s > 0 and m.backward_s > 0 for m in profile.at(2))
     assert profile.method is not None and profile.method.concurrent_devices == 2
     assert profile.method.rounds == 3
@@ -106,7 +108,7 @@ def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path:
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.campaign)])
 def test_weights_of_16_bits_are_updated_and_exchanged_as_in_a_run(tmp_path: Path, dtype: str) -> None:
     # their gradients add up in float32, which a gradient of 16 bits from an earlier measurement would refuse
-    wanted = ("--model", MLP, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2", "--rounds", "2")
+    wanted = ("--model", WIDE, "--devices", "2", "--device", "cpu", "--microbatch-sizes", "2", "--rounds", "2")
     done = agent(tmp_path, *wanted, "--dtype", dtype, "--optimizer", "adam", "--seconds", "0", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     overheads = parse(Profile, done.stdout).overheads
