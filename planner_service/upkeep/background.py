@@ -14,7 +14,9 @@ from planner_service.upkeep import backups, service
 from planner_service.upkeep.backups import BackupPlan
 
 LOOK_S = 10.0
-"""How often a process checks whether a chore is due: an index lookup in a table of a few rows."""
+"""How often a process checks whether a chore is due: an index lookup in a table of a few rows. It does so more often
+where a chore is to be done more often.
+"""
 
 LOG = logging.getLogger("pipeplan.upkeep")
 
@@ -27,10 +29,13 @@ class Upkeep:
     ) -> None:
         self._stop = threading.Event()
         self._works: list[Callable[[], object]] = []
+        self._look_s = LOOK_S
         if rules:
+            self._look_s = min(self._look_s, every_s)
             self._works.append(partial(service.take_turn, context, rules, every_s, self._stop))
         if backing_up is not None:
             backups.prepare(backing_up)
+            self._look_s = min(self._look_s, backing_up.every_s)
             self._works.append(partial(backups.take_turn, context, backing_up))
 
     @asynccontextmanager
@@ -51,4 +56,4 @@ class Upkeep:
                     await asyncio.to_thread(work)
                 except PipeplanError as error:  # usually the database is away: its work waits
                     LOG.warning("upkeep continues later: %s", error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._look_s)
