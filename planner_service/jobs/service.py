@@ -54,9 +54,11 @@ from planner_service.platform.listing import Cut
 CHOICES = 5
 """How often the choice is repeated when others have taken the chosen jobs."""
 
-FIRST_PAUSE_S = 10.0
+FIRST_PAUSE = 1 / 3
 LONGEST_PAUSE_S = 600.0
-"""The pause between an attempt's last sign of life and the next attempt: first, and longest. It doubles each time."""
+"""The pause between an attempt's last sign of life and the next attempt: the first one as a share of a lease's length,
+and the longest one. It doubles each time.
+"""
 
 
 def enqueue(context: Context, task: Task, *, asked_by: str | None = None) -> Job:
@@ -332,7 +334,7 @@ def _again(context: Context, connection: Connection, job: Job, reason: str, now:
         error = f"given up after {job.attempts} attempts: {reason}"
         storage.end(connection, job.id, state="dead", error=error, now=now)
         return
-    doubled_s = min(FIRST_PAUSE_S * 2 ** max(job.attempts - 1, 0), LONGEST_PAUSE_S)
+    doubled_s = min(FIRST_PAUSE * context.lease_s * 2 ** max(job.attempts - 1, 0), LONGEST_PAUSE_S)
     pause_s = 0.0 if kind_of(job.task.kind).by_service else doubled_s
     storage.requeue(connection, job.id, now, not_before=since + timedelta(seconds=pause_s))
 

@@ -120,7 +120,7 @@ def test_a_clock_that_is_set_back_keeps_no_job_with_an_owner_that_is_dead(contex
     assert jobs.get(context, dead.job.id).state == "queued"
     assert not context.absence.set_back
 
-    clock.advance(jobs.FIRST_PAUSE_S)
+    clock.advance(jobs.FIRST_PAUSE * LEASE_S)
     assert _lease(context).job.id == dead.job.id
 
 
