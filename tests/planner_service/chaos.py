@@ -5,7 +5,6 @@ What was acknowledged is compared with what is in the database afterwards.
 
 import itertools
 import random
-import socket
 import subprocess
 import threading
 import time
@@ -25,6 +24,7 @@ from planner_service.platform.database import Database
 from planner_service.platform.tables import jobs, profiles, runs
 from tests.planner_service.examples import profile_document, request_document, run_task
 from tests.planner_service.servers import PIPEPLAN, announced_url, environment
+from tests.processes import free_port
 
 CLIENTS = 8
 PAUSE_S = 0.05
@@ -253,18 +253,11 @@ def compare(database_url: str, told: Acknowledged) -> Findings:
 @contextmanager
 def _running(database_url: str, services: int) -> Iterator[list[Service]]:
     with ExitStack() as stack:
-        started = [Service(database_url, _free_port()) for _ in range(services)]
+        started = [Service(database_url, free_port()) for _ in range(services)]
         for service in started:
             stack.callback(service.kill)
             service.start()
         yield started
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _plan(url: str) -> str:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from pipeplan.client.client import Client
 from pipeplan.documents.files import dump
 from planner_service.demo.main_job import Workload, agent, main_job, service
 from planner_service.demo.show import outcome_document, show_candidates, show_run
+from tests.processes import processes_naming
+from tests.waiting import wait_until
 
 MAIN = "from pipeplan.cli.app import main; main()"
 
@@ -126,27 +127,26 @@ def test_without_torch_it_says_what_to_install() -> None:
 
 def test_a_dying_agent_ends_the_demo_in_one_sentence_and_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path) as (process, log):
-        agent = wait_for_process(f"--work-dir {tmp_path}")
-        os.kill(agent, signal.SIGKILL)
+        os.kill(agent_of(tmp_path), signal.SIGKILL)
         assert process.wait(60) == 1
         assert "error: the agent was killed by signal 9" in log.read_text()
-    assert_nothing_left(tmp_path)
+    wait_until(lambda: not processes_naming(tmp_path))
 
 
 def test_an_interrupted_demo_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path) as (process, _):
-        wait_for_process(f"--work-dir {tmp_path}")
+        agent_of(tmp_path)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-    assert_nothing_left(tmp_path)
+    wait_until(lambda: not processes_naming(tmp_path))
 
 
 @pytest.mark.campaign
 def test_a_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path) as (process, _):
-        wait_for_process(f"--work-dir {tmp_path}")
+        agent_of(tmp_path)
         process.kill()
-    assert_nothing_left(tmp_path)
+    wait_until(lambda: not processes_naming(tmp_path))
 
 
 class started:  # noqa: N801 (reads as a verb in a with statement)
@@ -166,31 +166,7 @@ class started:  # noqa: N801 (reads as a verb in a with statement)
         self.process.wait()
 
 
-def processes_naming(text: str) -> list[int]:
-    """The processes whose command line holds a text; this one is not among them."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_text().replace("\0", " ")
-        except OSError:
-            continue
-        if text in line and int(path.parent.name) != os.getpid():
-            found.append(int(path.parent.name))
-    return found
-
-
-def wait_for_process(text: str) -> int:
-    """The first process whose command line holds a text, once there is one."""
-    deadline_s = time.monotonic() + 60
-    while not (found := processes_naming(text)):
-        assert time.monotonic() < deadline_s, f"no process with {text}"
-        time.sleep(0.05)
-    return found[0]
-
-
-def assert_nothing_left(folder: Path) -> None:
-    """Every process that names the folder ends soon."""
-    deadline_s = time.monotonic() + 30
-    while left := processes_naming(str(folder)):
-        assert time.monotonic() < deadline_s, f"left behind: {left}"
-        time.sleep(0.1)
+def agent_of(folder: Path) -> int:
+    """The process of a demo's agent, once there is one."""
+    wait_until(lambda: processes_naming(f"--work-dir {folder}"), timeout_s=60.0)
+    return processes_naming(f"--work-dir {folder}")[0]

@@ -1,7 +1,6 @@
 """Jobs: their states, their leases, and what is never overwritten. The clock is set by hand."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -31,6 +30,7 @@ from planner_service.platform.listing import Cut
 from planner_service.runs import service as runs
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import ANY_WORK, PROFILE_RESULT, PROFILE_TASK, run_result, run_task, store_plan
+from tests.waiting import wait_until
 
 LEASE_S = 30.0
 READ_S = 20.0
@@ -210,10 +210,7 @@ def test_a_service_puts_back_a_job_whose_lease_has_run_out_though_nobody_asks_fo
 ) -> None:
     lease = _leased(context)
     clock.advance(LEASE_S)
-    deadline_s = time.monotonic() + READ_S
-    while jobs.get(context, lease.job.id).state == "leased" and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    assert jobs.get(context, lease.job.id).state == "queued"
+    wait_until(lambda: jobs.get(context, lease.job.id).state == "queued")
 
 
 def test_a_heartbeat_takes_back_a_job_that_nobody_else_has_taken(context: Context, clock: Clock) -> None:

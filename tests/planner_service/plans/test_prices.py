@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,6 +30,7 @@ from tests.planner_service.answers import halve_unplayed
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import request_document, store_plan
 from tests.planner_service.servers import served
+from tests.waiting import wait_until
 
 ENOUGH, TOO_FEW = 100_000, 10
 """Instructions: the examples' plan has some two hundred."""
@@ -293,9 +293,8 @@ def test_a_service_that_starts_plays_what_has_no_price_in_a_process(
     context: Context, unplayed: str, database_url: str
 ) -> None:
     with served(database_url) as url, Client(url) as service:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while (plan := service.plan(unplayed)).simulated is None and time.monotonic() < deadline_s:
-            time.sleep(0.05)
+        wait_until(lambda: service.plan(unplayed).simulated, PATIENCE_S)
+        plan = service.plan(unplayed)
     assert plan.simulated is not None and plan.simulated.added_within == SIMULATED_INSTRUCTIONS
     assert replace(plan, simulated=None) == parse_plan(_content_without_play(context, unplayed))
 

@@ -3,8 +3,7 @@
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 
 import pytest
@@ -19,6 +18,7 @@ from planner_service.overview.openapi import CLUSTER, PROFILE
 from planner_service.plans.questions import Answered, PlannerQuestion, Posed
 from planner_service.plans.solver import FunctionSolver, SolverPool, SolverTicket, solver_pool, solver_process
 from planner_service.platform.processes.pool import WorkerProcess
+from tests.waiting import wait_until
 
 PROBLEM = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16)
 POSED = Posed(
@@ -41,13 +41,6 @@ def pool() -> Iterator[SolverPool]:
     made = solver_pool(lambda: solver_process(MEMORY_BYTES, "tests.planner_service.odd_solver"), solvers=1, queue=1)
     yield made
     made.close()
-
-
-def _within(condition: Callable[[], bool]) -> bool:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_a_process_answers_what_the_planner_answers_here(pool: SolverPool) -> None:
@@ -90,7 +83,7 @@ def test_progress_is_heard_and_a_cancelled_search_ends_with_its_process() -> Non
     pool = solver_pool(start, solvers=1, queue=0)
     heard: list[SearchProgress] = []
     ticket = _ask(pool, "endless", heard.append)
-    assert _within(lambda: bool(heard))
+    wait_until(lambda: bool(heard))
     ticket.cancel()
     with pytest.raises(UnavailableError, match="stopped"):
         ticket.future.result(PATIENCE_S)
@@ -136,8 +129,8 @@ def test_solvers_start_when_they_are_needed_are_used_again_and_end_when_idle() -
     assert started == []
     for _ in range(2):
         _ask(pool, "gpipe").future.result(PATIENCE_S)
-        assert _within(lambda: pool.is_idle)
-    assert _within(lambda: not any(solver.alive for solver in started))
+        wait_until(lambda: pool.is_idle)
+    wait_until(lambda: not any(solver.alive for solver in started))
     _ask(pool, "gpipe").future.result(PATIENCE_S)
     assert started[-1].alive
     pool.close()
@@ -180,4 +173,4 @@ def test_a_solver_ends_with_whoever_started_it() -> None:
     child = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    assert _within(lambda: subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True).stdout == b"")
+    wait_until(lambda: subprocess.run(["ps", "-o", "stat=", "-p", str(child)], capture_output=True).stdout == b"")

@@ -14,6 +14,7 @@ from pipeplan.protocol.jobs import RunTask
 from pipeplan.protocol.plans import PlanRequest
 from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.planner_service.servers import environment
+from tests.processes import processes_naming
 
 MLP = "worker_agent.models.presets:mlp?width=8&depth=4"
 SLEEP = "worker_agent.models.presets:sleep?width=8&depth=4&forward_s=0.004&backward_s=0.008"
@@ -59,20 +60,7 @@ def run_task(plan_id: str, *, model: str = MLP, steps: int = 4, checkpoint_every
     return RunTask(plan_id=plan_id, model=model, data=DATA, steps=steps, checkpoint_every=checkpoint_every)
 
 
-def processes(folder: Path) -> list[int]:
-    """The processes whose command line names something in a folder."""
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _names(path, folder)]
-
-
-def _names(command_line: Path, folder: Path) -> bool:
-    try:
-        return str(folder).encode() in command_line.read_bytes()
-    except OSError:  # it has ended
-        return False
-
-
 def task_process(folder: Path) -> int:
     """The process that does the job in a folder; its ranks are others."""
-    return next(
-        pid for pid in processes(folder) if b"worker_agent.agent.task" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    task = b"worker_agent.agent.task"
+    return next(pid for pid in processes_naming(folder) if task in Path(f"/proc/{pid}/cmdline").read_bytes())

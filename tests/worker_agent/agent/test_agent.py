@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,13 +16,13 @@ from pipeplan.planners.problem import Options
 from pipeplan.protocol.jobs import Job, ProfileTask, Progress, RunResult
 from pipeplan.protocol.plans import PlanRequest
 from tests.planner_service.servers import served
+from tests.processes import free_port, processes_naming
 from tests.waiting import wait_until
 from tests.worker_agent.agent.nodes import (
     DATA,
     ENDLESS,
     MLP,
     SLEEP,
-    processes,
     run_task,
     store_plan,
     task_process,
@@ -101,9 +100,9 @@ def test_an_agent_profiles_a_model_and_runs_the_plan_that_is_made_from_it(site: 
 def test_a_cancelled_runs_processes_end(site: Site) -> None:
     job = site.service.enqueue_job(run_task(store_plan(site.service), model=SLEEP, steps=ENDLESS))
     wait_until(lambda: site.training(job))
-    assert len(processes(site.folder(job))) == 3  # the task and two ranks
+    assert len(processes_naming(site.folder(job))) == 3  # the task and two ranks
     site.service.cancel_job(job.id)
-    wait_until(lambda: not processes(site.folder(job)))
+    wait_until(lambda: not processes_naming(site.folder(job)))
     assert site.service.job(job.id).state == "cancelled"
     wait_until(lambda: f"job {job.id}: cancelled" in site.agent_log.read_text())
 
@@ -115,7 +114,7 @@ def test_a_job_whose_process_is_killed_fails_in_a_sentence_and_its_ranks_end(sit
     os.kill(task_process(site.folder(job)), signal.SIGKILL)
     ended = site.service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
     assert (ended.state, ended.error) == ("failed", "the job's process was killed by SIGKILL")
-    wait_until(lambda: not processes(site.folder(job)))
+    wait_until(lambda: not processes_naming(site.folder(job)))
 
 
 @pytest.mark.campaign
@@ -140,7 +139,7 @@ def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_check
             wait_until(checkpoint.exists)
             agent.send_signal(signal.SIGTERM)
             assert agent.wait(30) == 0, log.read_text()
-        assert not processes(work_dir)
+        assert not processes_naming(work_dir)
         wait_until(lambda: service.job(job.id).state == "queued")
         with working(url, work_dir, name="node-2"):
             ended = service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
@@ -152,9 +151,7 @@ def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_check
 
 
 def test_an_agent_that_starts_before_the_service_waits_for_it(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with working(f"http://127.0.0.1:{port}", tmp_path / "work") as (agent, log):
         wait_until(lambda: "waiting for the service" in log.read_text())
         # after its start a service gives up no job before a lease's length has passed

@@ -2,7 +2,6 @@
 
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,6 +16,7 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import Job, ProfileTask, RunTask, allows
 from planner_service.app import create_app
 from planner_service.platform.settings import Settings
+from tests.waiting import wait_until
 from worker_agent.agent import settings
 from worker_agent.agent.agent import NodeAgent
 from worker_agent.agent.client import AgentClient
@@ -231,13 +231,13 @@ def _served(service: TestClient, work_dir: Path, job_id: str) -> tuple[Job, list
     agent = NodeAgent(AgentSettings(work_dir=work_dir, poll_s=0.01), client, said.append)
     serving = threading.Thread(target=agent.serve)
     serving.start()
-    deadline_s = time.monotonic() + 30
-    while (job := _job(service, job_id)).state in ("queued", "leased") and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    agent.stop()
-    serving.join(30)
-    client.close()
-    return job, said
+    try:
+        wait_until(lambda: _job(service, job_id).state not in ("queued", "leased"))
+    finally:
+        agent.stop()
+        serving.join(30)
+        client.close()
+    return _job(service, job_id), said
 
 
 def _job(service: TestClient, job_id: str) -> Job:

@@ -1,7 +1,6 @@
 """Runs over several nodes: two agents with a device each on one machine, real torchrun, gloo over loopback, faults."""
 
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,8 +13,9 @@ from pipeplan.client.client import Client
 from pipeplan.errors import ServiceError
 from pipeplan.protocol.jobs import Job, LinksTask
 from tests.planner_service.servers import served, serving
+from tests.processes import free_port, processes_naming
 from tests.waiting import wait_until
-from tests.worker_agent.agent.nodes import ENDLESS, SLEEP, processes, run_task, store_plan, working
+from tests.worker_agent.agent.nodes import ENDLESS, SLEEP, run_task, store_plan, working
 
 TIMEOUT_S = 90.0
 LEASE_S = "3"
@@ -38,7 +38,7 @@ class Site:
 
     def processes(self, name: str) -> list[int]:
         """The processes of a node's jobs."""
-        return [pid for pid in processes(self.folder / name) if pid != self.agents[name].pid]
+        return [pid for pid in processes_naming(self.folder / name) if pid != self.agents[name].pid]
 
     def run(self, steps: int, *, checkpoint_every: int = 0) -> Job:
         """Enqueues a run of two stages over both nodes."""
@@ -98,7 +98,7 @@ def test_a_node_that_dies_ends_the_attempt_and_the_gang_goes_on_from_the_checkpo
         job = site.run(12, checkpoint_every=4)
         wait_until((site.shared / job.id / "out" / "checkpoints" / "step-4" / "manifest.json").exists, TIMEOUT_S)
         site.agents["node-b"].kill()
-        wait_until(lambda: not processes(tmp_path / "node-b"))
+        wait_until(lambda: not processes_naming(tmp_path / "node-b"))
         wait_until(lambda: not site.processes("node-a"))
         wait_until(lambda: site.service.job(job.id).state == "queued")
         with working(url, tmp_path / "node-c", *_options(tmp_path), name="node-c"):
@@ -112,9 +112,7 @@ def test_a_node_that_dies_ends_the_attempt_and_the_gang_goes_on_from_the_checkpo
 
 @pytest.mark.campaign
 def test_a_gang_trains_on_while_the_service_restarts(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     database, options = tmp_path / "service.sqlite3", ("--port", str(port))
     with ExitStack() as stack:
         url, process = stack.enter_context(serving(database, *options, PIPEPLAN_LEASE_S=LEASE_S))

@@ -4,11 +4,11 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from worker_agent.agent.child import VARIABLE, JobProcess, Mark, kill_left_behind, kill_marked, start
 from worker_agent.agent.limits import JobLimits, folder_bytes, without_secrets
 
@@ -95,18 +95,11 @@ def _marked(work_dir: Path) -> int:
     return found
 
 
-def _wait_for(work_dir: Path, count: int) -> None:
-    deadline_s = time.monotonic() + 30
-    while _marked(work_dir) != count:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def test_processes_that_a_job_started_end_with_it_even_in_sessions_of_their_own(tmp_path: Path) -> None:
     mark = Mark(work_dir=tmp_path, agent=os.getpid(), job="j", fence=1)
     environment = dict(os.environ) | mark.environment()
     with subprocess.Popen([sys.executable, "-c", ESCAPED], env=environment) as process:
-        _wait_for(tmp_path, 3)
+        wait_until(lambda: _marked(tmp_path) == 3)
         other = Mark(work_dir=tmp_path, agent=os.getpid(), job="j", fence=2)
         kill_marked(other)
         assert _marked(tmp_path) == 3
@@ -121,7 +114,7 @@ def test_what_an_agent_that_is_gone_left_behind_is_ended_and_nothing_else(tmp_pa
     for agent, left in ((os.getpid(), 0), (gone.pid, 1)):
         mark = Mark(work_dir=tmp_path, agent=agent, job="j", fence=1)
         with subprocess.Popen(["sleep", "60"], env=dict(os.environ) | mark.environment()) as process:
-            _wait_for(tmp_path, 1)
+            wait_until(lambda: _marked(tmp_path) == 1)
             assert kill_left_behind(tmp_path) == left
             process.kill()
 

@@ -16,6 +16,7 @@ from pipeplan.errors import InvalidInputError
 from tests.pipeplan.builders import Cell
 from tests.pipeplan.builders import cluster as cluster_of
 from tests.pipeplan.builders import profile as profile_of
+from tests.processes import processes_naming
 from tests.worker_agent.commands import AGENT, finish
 from worker_agent.cli import app
 from worker_agent.commands.profile import _show
@@ -34,19 +35,6 @@ def surroundings(directory: Path) -> dict[str, str]:
 def agent(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Profiles in the directory."""
     return finish(("profile", *arguments), directory=directory, variables=surroundings(directory))
-
-
-def processes_about(directory: Path) -> list[str]:
-    """The command lines of running processes that name the directory."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().decode(errors="replace")
-        except OSError:
-            continue  # it has ended meanwhile
-        if str(directory) in line:
-            found.append(line)
-    return found
 
 
 def test_a_tiny_model_is_shown_in_small_units_and_one_device_without_a_neighbour(
@@ -94,7 +82,7 @@ def test_two_devices_give_a_profile_and_a_cluster(tmp_path: Path) -> None:
     assert cluster.devices == 2 and cluster.levels[0].latency_s > 0
     assert cluster.device == profile.device
     assert not list(tmp_path.glob("pipeplan-*"))  # torch may leave a cache of its own
-    assert processes_about(tmp_path) == []
+    assert processes_naming(tmp_path) == []
 
 
 def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path: Path) -> None:
@@ -125,7 +113,7 @@ def test_a_factory_that_raises_ends_in_one_sentence_and_leaves_no_process(tmp_pa
     assert done.stderr.startswith(sentence) and done.stderr.count("\n") == 1
     logs = Path(done.stderr.removeprefix(sentence).strip())
     assert any("Traceback" in log.read_text() for log in logs.glob("**/stderr.log"))
-    assert processes_about(tmp_path) == []
+    assert processes_naming(tmp_path) == []
 
 
 def test_wrong_input_found_in_a_process_is_reported_as_wrong_input(tmp_path: Path) -> None:

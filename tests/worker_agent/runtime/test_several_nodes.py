@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from pipeplan.documents.plan import Plan
+from tests.processes import free_port
 from tests.worker_agent.commands import AGENT, finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
@@ -16,12 +16,6 @@ from tests.worker_agent.runtime.reference import Weights
 from tests.worker_agent.runtime.test_executor import checkpoint_weights
 from tests.worker_agent.runtime.test_run_command import DATA, MLP, command
 from worker_agent.runtime.job import RunJob
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def together(plan: Plan, folder: Path, *arguments: str) -> list[subprocess.CompletedProcess[str]]:
