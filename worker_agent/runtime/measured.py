@@ -6,7 +6,7 @@ A rank writes a row a batch to a file: the file grows with the run, the rank's m
 import csv
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipeplan.calibration.beginning import beginning
 from pipeplan.programs.instructions import BackwardInput, BackwardWeight
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
+from pipeplan.simulation.report import RankReport
 from worker_agent.engine.cores import shares_of_others
 from worker_agent.engine.results import RankResult
 from worker_agent.runtime.job import RunJob
@@ -106,6 +107,22 @@ class RunMeasurements:
         self._rows = [read_batches(job.directory.batches(result.lane.rank)) for result in results]
         self.window = job.window(job.program())
 
+    def ranks(self) -> tuple[RankReport, ...]:
+        """What each rank's process took."""
+        return tuple(
+            RankReport(
+                rank=result.lane.rank,
+                stage=result.lane.stage,
+                replica=result.lane.replica,
+                peak_memory_bytes=result.peak_memory_bytes,
+                peak_resident_bytes=result.peak_resident_bytes,
+                device_memory=result.device_memory,
+                off_processor_fraction=result.off_processor_fraction,
+                deferred_share=result.deferred_share,
+            )
+            for result in self._results
+        )
+
     def ends(self) -> Timeline:
         """All that was recorded, at both ends of the run where that is not all of it."""
         batches = self._job.batches if self.window is None else 2 * self.window
@@ -114,27 +131,23 @@ class RunMeasurements:
 
     def timeline(self) -> Timeline:
         """The part that was recorded without a gap: all of the run, or its last batches."""
+        return self._window(lambda result: slice(result.first_instructions, None))
+
+    def _window(self, part: Callable[[RankResult], slice]) -> Timeline:
+        """The batches of one end: a part of each rank's instructions. All of them where there is no window."""
         ends = self.ends()
         if self.window is None:
             return ends
         columns = ("instructions", "start_s", "end_s", "memory_bytes")
         lanes = tuple(
-            replace(lane, **{name: getattr(lane, name)[result.first_instructions :] for name in columns})
+            replace(lane, **{name: getattr(lane, name)[part(result)] for name in columns})
             for lane, result in zip(ends.lanes, self._results, strict=True)
         )
         return replace(ends, lanes=lanes, batches=self.window)
 
     def beginning(self) -> tuple[Timeline, list[float | None]] | None:
         """The first second's batches, and by rank the share of compute in them that other programs took."""
-        ends = self.ends()
-        columns = ("instructions", "start_s", "end_s", "memory_bytes")
-        if self.window is not None:
-            lanes = tuple(
-                replace(lane, **{name: getattr(lane, name)[: result.first_instructions] for name in columns})
-                for lane, result in zip(ends.lanes, self._results, strict=True)
-            )
-            ends = replace(ends, lanes=lanes, batches=self.window)
-        first = beginning(ends)
+        first = beginning(self._window(lambda result: slice(result.first_instructions)))
         if first is None:
             return None
         off: list[float | None] = []

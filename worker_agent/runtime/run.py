@@ -15,7 +15,7 @@ from pipeplan.programs.timeline import Summary, Timeline, summarise
 from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.simulation.predict import predict, predict_ends
-from pipeplan.simulation.report import Compared, RankReport, Repredicted, RunReport, report_run
+from pipeplan.simulation.report import Compared, Repredicted, RunReport, report_run
 from pipeplan.simulation.trace import chrome_trace
 from worker_agent.engine.processes import Place
 from worker_agent.models.spec import parse_spec
@@ -49,26 +49,14 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     measured = RunMeasurements(begun, results)
     window, first = measured.window, begun.first_step
     predicted, expected = _predicted(begun, begun.plan, window)
-    ranks = (
-        RankReport(
-            rank=result.lane.rank,
-            stage=result.lane.stage,
-            replica=result.lane.replica,
-            peak_memory_bytes=result.peak_memory_bytes,
-            peak_resident_bytes=result.peak_resident_bytes,
-            device_memory=result.device_memory,
-            off_processor_fraction=result.off_processor_fraction,
-            deferred_share=result.deferred_share,
-        )
-        for result in results
-    )
+    ranks = measured.ranks()
     report = report_run(
         schedule=job.plan.schedule,
         predicted=expected,
         measured=measured.summary(),
         first_step=job.first_step,
         losses=measured.losses,
-        ranks=tuple(ranks),
+        ranks=ranks,
     )
 
     timeline = measured.timeline()
@@ -82,7 +70,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
         played,
         timeline,
         report.throughput_samples_per_s,
-        others_took=measured.others([rank.off_processor_fraction for rank in report.ranks]),
+        others_took=measured.others([rank.off_processor_fraction for rank in ranks]),
     )
     again = _predicted_again(begun, measured, report.throughput_samples_per_s.measured)
     report = replace(report, missed=causes, repredicted=again)
