@@ -139,10 +139,16 @@ class Ranking:
                 self.add(replace(each, plan=plan))
 
     def add(self, proposal: Proposal, *, longest: int | None = None) -> bool:
-        """Plays a proposal, unless the same was tried before; returns whether it could be played."""
+        """Plays a proposal, unless the same was tried before; returns whether it could be played.
+
+        Where nothing is left to play with, it is as if it had not been asked. What is left does not shorten a play: one
+        that is extrapolated from shorter batches may be slower.
+        """
         longest = longest or self.longest
         if proposal.configuration in self._known:
             return self._known[proposal.configuration].played
+        if self.left <= 0 and proposal.plan.simulated is None:
+            return False
         plan, saved = proposal.plan, True
         if plan.split_backward or (schedule_named(plan.schedule).splits_backward and plan.chunks == 1):
             ranked = self._split(proposal)
@@ -196,9 +202,8 @@ class Ranking:
 
     def _play(self, plan: Plan, longest: int = LONGEST_PLAY) -> Plan:
         """The plan with its play, as far as it may be played."""
-        if plan.simulated is not None:
+        if plan.simulated is not None or self.left <= 0:
             return plan
-        longest = min(longest, self.left)
         simulated = play(plan, instructions=longest)
         if simulated is None:
             return plan

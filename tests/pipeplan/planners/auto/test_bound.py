@@ -292,10 +292,25 @@ def test_the_hops_between_several_stages_of_a_rank_count_where_the_pipeline_fill
 def test_a_plan_that_is_too_long_to_be_played_stays_so() -> None:
     """Its bound counts among what was not played, however often its turn comes."""
     problem = PlanningProblem(profile=profile([Cell()] * 4), cluster=cluster((4, 1e9)), batch_size=8)
-    ranking, plan = Ranking(problem=problem, left=1), replace(one_server(4, "1f1b"), simulated=None)
+    ranking, plan = Ranking(problem=problem, longest=1), replace(one_server(4, "1f1b"), simulated=None)
     proposal = Proposal(plan=plan, proposer=Proposer("auto"), order=0)
     assert [ranking.add(proposal), ranking.add(proposal)] == [False, False]
     assert ranking.best_rate == 0.0
+
+
+def test_what_is_left_neither_shortens_a_play_nor_is_remembered() -> None:
+    """A batch of 32 microbatches was extrapolated from 8 and 12 where little was left, and was never played again."""
+    problem = PlanningProblem(profile=profile([Cell()] * 4), cluster=cluster((4, 1e9)), batch_size=32)
+    plan = replace(one_server(4, "1f1b"), simulated=None, microbatches=32, batch_size=32)
+    first, other = (
+        Proposal(plan=each, proposer=Proposer("auto"), order=0) for each in (plan, replace(plan, microbatches=16))
+    )
+    ranking = Ranking(problem=problem, left=1_500)
+    assert ranking.add(first)
+    assert ranking.best is not None and ranking.best.plan.simulated == play(plan)
+    assert not ranking.add(other)
+    ranking.left = 1_500
+    assert ranking.add(other)
 
 
 def test_a_busy_rank_that_falls_behind_for_two_batches_is_priced_at_its_compute() -> None:
