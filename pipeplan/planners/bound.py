@@ -105,11 +105,7 @@ def least_batch_s(plan: Plan) -> float:
         slowest = max(range(len(by_rank)), key=lambda rank: sum(passages[s].compute_s for s in by_rank[rank]))
         tightest = {slowest, len(by_rank) - 1}  # the last rank's first backward comes first
         least_s = max(least_s, *(_through_all_s(plan, rank, passages) + last_s for rank in tightest))
-    if plan.schedule == "1f1b" and not plan.split_backward:
-        hops_s = np.asarray([passage.hop_s for passage in passages])
-        step_s = np.asarray([passage.there_and_back_s for passage in passages]) - hops_s
-        first_s = np.asarray([passage.forward_s for passage in passages])
-        least_s = max(least_s, turns_s(within_s(step_s), first_s, np.cumsum(hops_s) - hops_s, m) + last_s)
+    least_s = max(least_s, played_turns_s(plan, passages) + last_s)
     return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))
 
 
@@ -134,13 +130,62 @@ def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, mi
     return float(within_s[0, -1] + reached_s[-1] + turning_s.max())
 
 
+def interleaved_turns_s(passage_s: FloatArray, around_s: FloatArray, microbatches: int, chunks: int) -> float:
+    """Bound 9: seconds from the first forward of an interleaved batch to its last backward, both of the first stage; 0
+    where every rank begins with all forwards.
+
+    A turn takes passage_s[s, t] from rank s to rank t and back at least, whatever its chunk is on either way. Before
+    the first of these turns of rank s the first microbatch goes through all stages and back to its last one; after them
+    the last microbatch goes on from there, and back through all stages. Together this takes around_s[s] at least.
+
+    Forward n of rank s is n on rank t, too. Backward n - w_t follows it there, with w_t = 2 (p - 1 - t) + (v - 1) p. It
+    is backward n - w_t of rank s, which forward n - w_t + w_s + 1 follows. Turns begin with forward w_s + 1.
+    """
+    p = len(around_s)
+    s, t = _pairs(p)
+    turns = microbatches * chunks - 2 - (2 * (p - 1 - s) + (chunks - 1) * p)
+    some = turns >= 0
+    s, t = s[some], t[some]
+    passages, left = np.divmod(turns[some], 2 * (t - s) + 1)
+    return float((around_s[s] + passages * passage_s[s, t] + left * passage_s[s, s]).max(initial=0.0))
+
+
+def of_stages_s(
+    first_s: FloatArray, step_s: FloatArray, reached_s: FloatArray, whole_s: float, microbatches: int
+) -> float:
+    """Bound 9 of stages, by [chunk, rank]: their forward and all that they compute. A microbatch's way through all
+    stages and back takes whole_s.
+    """
+    ways_s = reached_s[None, :] - reached_s[:, None]
+    there_s, back_s = within_s(first_s), within_s(step_s - first_s)
+    around_s = whole_s + (there_s[-1] + back_s[-1] + ways_s)[:, -1]
+    passage_s = there_s.min(axis=0) + back_s.min(axis=0) + ways_s
+    return interleaved_turns_s(passage_s, around_s, microbatches, chunks=len(step_s))
+
+
+def played_turns_s(plan: Plan, passages: Sequence[_Passage]) -> float:
+    """Bounds 8 and 9 of a plan; 0 where ranks do not take turns."""
+    interleaved = plan.schedule == "1f1b-interleaved"
+    if plan.split_backward or not (interleaved or plan.schedule == "1f1b"):
+        return 0.0
+    hops_s = np.asarray([passage.hop_s for passage in passages])
+    step_s = np.asarray([passage.there_and_back_s for passage in passages]) - hops_s
+    first_s = np.asarray([passage.forward_s for passage in passages])
+    if not interleaved:
+        return turns_s(within_s(step_s), first_s, np.cumsum(hops_s) - hops_s, plan.microbatches)
+    whole_s = float(step_s.sum() + hops_s.sum())
+    first_s, step_s, by_chunk_s = (each.reshape(plan.chunks, -1) for each in (first_s, step_s, hops_s))
+    least_s = by_chunk_s.min(axis=0)
+    return of_stages_s(first_s, step_s, np.cumsum(least_s) - least_s, whole_s, plan.microbatches)
+
+
 _pairs = lru_cache(maxsize=256)(np.triu_indices)
 
 
 def within_s(step_s: FloatArray) -> FloatArray:
-    """[s, t]: what the stages s to t take together, from what each takes."""
-    before_s = np.concatenate([[0.0], np.cumsum(step_s)])
-    return np.asarray(before_s[None, 1:] - before_s[:-1, None])
+    """[..., s, t]: what the stages s to t take together, from what each takes."""
+    until_s = np.cumsum(step_s, axis=-1)
+    return np.asarray(until_s[..., None, :] - (until_s - step_s)[..., :, None])
 
 
 def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -8,8 +8,8 @@ Of `planners.bound`, what an engine that exchanges after the backward takes, by 
    them; then the first rank exchanges and updates. A hop between ranks takes h, there and back.
 3. S(0, i) + s h + m R / k + e, with R = S(i, n) + (p - 1 - s) h and k = min(p - s, m) in flight: Little 1961.
 
-With one stage a rank, ranks also take turns (`planners.bound`, 8), which is not among these: only given stages are
-bounded by it. Where the placement of the ranks is known, hops between them are too.
+Ranks also take turns (`planners.bound`, 8 and 9), which is not among these: only given stages are bounded by it. Where
+the placement of the ranks is known, hops between them are too.
 
 All three fall, or stay, as i grows: a block that moves to the stage before takes m S off the first term of 2 and adds
 S once. So stages that are filled one after the other, each as far as a batch's seconds allow, reach as far as any.
@@ -24,7 +24,7 @@ from itertools import accumulate
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.planners.bound import turns_s, within_s
+from pipeplan.planners.bound import of_stages_s, turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.exchanged import least_exchange
 from pipeplan.planners.whole.terms import ReplicaTerms, sums
@@ -42,13 +42,18 @@ class BatchTimes:
 
         reached_s[p] are the hops there and back before each rank, where its placement is known.
         """
-        turned_s = 0.0
-        if self.degrees.chunks == 1 and self.degrees.pipeline > 1:
-            ways_s = self._hops_s if reached_s is None else reached_s
-            ends = np.asarray(stops)
-            own_s, first_s = (np.diff(each[ends], prepend=0.0) for each in (self.terms.step_s, self.terms.forward_s))
-            turned_s = turns_s(within_s(own_s), first_s, ways_s, self.degrees.microbatches) + float(self._end[ends[0]])
-        return max(self._bounded_s(stops, None, reached_s), turned_s)
+        if self.degrees.pipeline == 1:
+            return self._bounded_s(stops, None, reached_s)
+        m, v, ends = self.degrees.microbatches, self.degrees.chunks, np.asarray(stops)
+        ways_s = self._hops_s if reached_s is None else reached_s
+        own_s, first_s = (np.diff(each[ends], prepend=0.0) for each in (self.terms.step_s, self.terms.forward_s))
+        if v == 1:
+            turned_s = turns_s(within_s(own_s), first_s, ways_s, m)
+        else:
+            whole_s = self._step_s[-1] + v * float(ways_s[-1]) + (v - 1) * self._hop_s
+            turned_s = of_stages_s(first_s.reshape(v, -1), own_s.reshape(v, -1), ways_s, whole_s, m)
+        end_s = float(np.diff(self._end[ends], prepend=0.0).reshape(v, -1)[:, 0].sum())
+        return max(self._bounded_s(stops, None, reached_s), turned_s + end_s)
 
     def filled_s(self, stops: Sequence[int]) -> float:
         """The least seconds for which `stop` fills these stages."""

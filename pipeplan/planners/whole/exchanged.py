@@ -18,7 +18,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.groups import grouped
 from pipeplan.documents.cluster import Cluster
-from pipeplan.planners.bound import turns_s
+from pipeplan.planners.bound import interleaved_turns_s, turns_s
 from pipeplan.planners.whole.degrees import Degrees, Shapes
 from pipeplan.planners.whole.placements import most_sent, placed_exchange, ways_on
 from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
@@ -132,23 +132,40 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
 
 
 def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
-    """Seconds of a batch in which ranks of one stage take turns (`planners.bound`, 8), at least; 0 for several stages.
+    """Seconds of a batch in which ranks take turns (`planners.bound`, 8 and 9), at least.
 
-    Whatever the stages are, s to t have a block each, the first rank the first of all and the last rank the last.
+    Whatever the stages are, s to t have a block each, the first rank the first of all and the last rank the last. Of
+    ranks with several stages, each also computes between a microbatch's way to it and its way back (3): no batch is
+    shorter than the mean of these.
     """
-    p, step_s, blocks = degrees.pipeline, at.step_s, len(at.step_s) - 1
-    if degrees.chunks > 1 or p == 1:
+    p, v, m, step_s = degrees.pipeline, degrees.chunks, degrees.microbatches, at.step_s
+    if p == 1:
         return 0.0
-    inner = [(step_s[1 + q : blocks] - step_s[1 : blocks - q]).min(initial=inf) for q in range(1, p + 1)]
-    ranks = np.arange(p)
-    together = np.maximum(ranks[None, :] - ranks[:, None] + 1, 0)
-    within = np.asarray([0.0, *inner])[together]
-    within[0, :] = step_s[1 : p + 1]
-    within[:, -1] = step_s[-1] - step_s[blocks - p + ranks]
-    within[0, -1] = step_s[-1]
-    first_s = np.full(p, float(np.diff(at.forward_s).min()))
     ways_s = hops_before_s(at, degrees, cluster, inside=inside)
-    return turns_s(within, first_s, ways_s, degrees.microbatches)
+    if v == 1:
+        first_s = np.full(p, float(np.diff(at.forward_s).min()))
+        return turns_s(least_within_s(step_s, p, several=False), first_s, ways_s, m)
+    between_s = ways_s[None, :] - ways_s[:, None]
+    there_s, back_s = (least_within_s(each, p, several=True) for each in (at.forward_s, step_s - at.forward_s))
+    around_s = 2 * step_s[-1] - step_s[-p - 1 : -1] + v * ways_s[-1] + (v - 1) * at.terms.hop_s + between_s[:, -1]
+    mean_s = (m * step_s[-1] + (step_s[:p] + ways_s).sum()) / p
+    return max(float(mean_s), interleaved_turns_s(there_s + back_s + between_s, around_s, m, v))
+
+
+def least_within_s(sums_s: FloatArray, p: int, *, several: bool) -> FloatArray:
+    """[s, t]: what stages in a row on ranks s to t take at least, with a block each.
+
+    The first rank has the model's first block and the last rank its last one; of `several` stages one alone has it.
+    """
+    blocks, ranks = len(sums_s) - 1, np.arange(p)
+    inner = [(sums_s[1 + q : blocks] - sums_s[1 : blocks - q]).min(initial=inf) for q in range(1, p + 1)]
+    within = np.asarray([0.0, *inner])[np.maximum(ranks[None, :] - ranks[:, None] + 1, 0)]
+    first, last = sums_s[1 : p + 1], sums_s[-1] - sums_s[-p - 1 : -1]
+    if several:
+        first, last = np.minimum(first, within[0]), np.minimum(last, within[:, -1])
+    within[0, :], within[:, -1] = first, last
+    within[0, -1] = min(first[-1], last[0]) if several else sums_s[-1]
+    return np.asarray(within)
 
 
 def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:

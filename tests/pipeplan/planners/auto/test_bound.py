@@ -19,10 +19,11 @@ from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
-from pipeplan.planners.bound import least_batch_s, most_samples_per_s
-from pipeplan.planners.complete import play
+from pipeplan.planners.bound import _passages, least_batch_s, most_samples_per_s, played_turns_s
+from pipeplan.planners.complete import one_pipeline, play
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.programs.instructions import Backward, Forward
 from pipeplan.schedules.registry import schedule_named
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.planners.auto.random_problems import random_problem
@@ -171,6 +172,46 @@ def test_no_play_of_ranks_with_several_stages_is_faster_than_its_bounds(
             assert rate <= configuration.most * ROUNDING
             assert configuration.most <= families[place].most * ROUNDING
             assert max(rank_bytes(plan)) <= machines.device.usable_bytes
+
+
+@examples(120)
+@given(
+    blocks=st.lists(cells(), min_size=4, max_size=12),
+    machines=clusters(8),
+    batch_size=st.sampled_from([4, 8, 12, 24]),
+    latency_s=st.sampled_from([0.0, 0.01, 0.5, 5.0]),
+    recompute=st.sampled_from([None, False, True]),
+    data=st.data(),
+)
+def test_no_interleaved_batch_is_shorter_than_its_ranks_take_turns(
+    blocks: Sequence[Cell],
+    machines: Cluster,
+    batch_size: int,
+    latency_s: float,
+    recompute: bool | None,
+    data: st.DataObject,
+) -> None:
+    """A price is cut at the bound: these are the batches of the play itself, on the first stage."""
+    levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
+    problem = PlanningProblem(
+        profile=profile(blocks),
+        cluster=replace(machines, levels=levels),
+        batch_size=batch_size,
+        options=Options(recompute=recompute, schedule="1f1b-interleaved"),
+    )
+    space = ChunkedSpace(model=SearchedModel(problem=problem), schedules=("1f1b-interleaved",))
+    families = list(space.families())
+    if not families:
+        return
+    for configuration in space.members(data.draw(st.sampled_from(families))):
+        plan = configuration.plan(configuration.split())
+        assert plan is not None
+        lane = one_pipeline(plan, batches=2).lanes[0]
+        for batch in range(2):
+            own = [e for e in lane.events() if isinstance(e.instruction, Forward | Backward)]
+            own = [e for e in own if e.instruction.chunk == 0 and e.instruction.version == batch]  # type: ignore[union-attr]
+            batch_s = own[-1].end_s - own[0].start_s
+            assert played_turns_s(plan, _passages(plan)) <= batch_s * ROUNDING
 
 
 @examples(120)

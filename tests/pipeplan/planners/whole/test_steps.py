@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeplan.documents.forms import Form
-from pipeplan.planners.bound import turns_s, within_s
+from pipeplan.planners.bound import of_stages_s, turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, steps_to
 from pipeplan.planners.whole.exchanged import _crowded_s, _paced_s
 
@@ -64,3 +64,15 @@ def test_two_ranks_wait_for_half_of_the_way_between_them() -> None:
     found_s = turns_s(within_s(np.full(4, 3.0)), np.full(4, 1.0), ways_s, 18)
     assert found_s == pytest.approx(1.0 + 8 * 16.0 + (4 * 3.0 + 10.0))
     assert turns_s(within_s(np.full(4, 3.0)), np.full(4, 1.0), ways_s, 1) == 0.0
+
+
+def test_ranks_of_several_stages_wait_for_two_thirds_of_the_way_between_them() -> None:
+    """Two ranks of two stages, a second there and another back; from one rank to the other takes 4 s, as does the way
+    back. Three turns of rank 0 pass both ranks in 4 + 8 s.
+
+    Of its 16 forwards five come before the first backward. From the sixth to the last there are ten turns: three times
+    three, and one of 2 s. Before them the first microbatch goes through all stages, which takes 8 + 3 x 8 s there and
+    back together with the last microbatch's way back, and once more through the last stages of both ranks.
+    """
+    ones, ways_s = np.ones((2, 2)), np.asarray([0.0, 8.0])
+    assert of_stages_s(ones, 2 * ones, ways_s, 32.0, 8) == pytest.approx(32.0 + (4.0 + 8.0) + 3 * 12.0 + 2.0)
