@@ -51,7 +51,7 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
         for place in {*np.unique(some.pipeline, return_index=True)[1], *np.unique(some.chunks, return_index=True)[1]}
     ]
     tried = {name: min(MOST_VALUES, len({each[name] for each in every} - {value})) for name, value in chosen.items()}
-    for placed in space.likely():
+    for placed in space.likely(beaten=True):
         has = values_of(placed.degrees)
         others = [key for key in has.items() if key[1] != chosen[key[0]] and key not in found]
         wanted = [key for key in others if (tries[key] < MOST_TRIES if key in tries else values[key[0]] < MOST_VALUES)]

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from pipeplan.arrays import IntArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine, cannot_offload
 from pipeplan.documents.forms import Form, ModelForm
@@ -131,6 +131,11 @@ class Shapes:
     def __len__(self) -> int:
         return len(self.pipeline)
 
+    @property
+    def alone(self) -> IntArray:
+        """The places of those that have nobody to share states with."""
+        return np.flatnonzero(self.data * self.recipe.form.context == 1)
+
     def of(self, recipe: Recipe) -> "Shapes":
         """The same of another recipe."""
         return replace(self, recipe=recipe)
@@ -156,15 +161,29 @@ def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
     """How many steps lead from the degrees to each of these.
 
     A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank, or
-    devices that move from one of tensor, context, expert, pipeline and data parallelism to another one.
+    devices that move from one of tensor, context, expert, pipeline and data parallelism to another one. To hold states
+    whole is no choice of those that have nobody to share them with.
     """
     ours, theirs = degrees.recipe, some.recipe
-    names = ("microbatch_size", "recompute", "sharding", "offload")
+    names = ("microbatch_size", "recompute", "offload")
     apart = sum(getattr(ours, name) != getattr(theirs, name) for name in names)
+    alone = (some.data * theirs.form.context == 1) | (degrees.data * ours.form.context == 1)
+    resharded = (ours.sharding != theirs.sharding) & ~(alone & ("none" in (ours.sharding, theirs.sharding)))
     axes = ((ours.form.tensor, theirs.form.tensor), (ours.form.context, theirs.form.context))
     moved = sum(a != b for a, b in (*axes, (ours.form.expert, theirs.form.expert)))
     moved_here = moved + (some.pipeline != degrees.pipeline) + (some.data != degrees.data).astype(np.int64)
-    return np.asarray(apart + (some.chunks != degrees.chunks) + (moved_here + 1) // 2)
+    return np.asarray(apart + resharded + (some.chunks != degrees.chunks) + (moved_here + 1) // 2)
+
+
+def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArray:
+    """What ranks hold on average, states and microbatches in flight: one holds as much or more."""
+    p, v, m = some.pipeline, some.chunks, some.microbatches
+    full = np.minimum(m, p)
+    mean = (full * (full + 1) / 2 + full * (p - full)) / p
+    flight = np.where(
+        v > 1, np.minimum((v - 1) * p + 1, m * v) / v, mean
+    )  # of several stages: the last rank's, the least
+    return np.asarray((fixed_bytes + flight * kept_bytes) / p)
 
 
 def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[ModelForm]) -> Iterator[Recipe]:

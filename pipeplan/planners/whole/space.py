@@ -22,7 +22,7 @@ from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.spaces import EverySplit, Splits
-from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, recipes, shapes, steps_to
+from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, least_bytes, recipes, shapes, steps_to
 from pipeplan.planners.whole.exchanged import hops_before_s, least_with_exchange_s, placed_batch, sending_s, turned_s
 from pipeplan.planners.whole.made import PlanMaker
 from pipeplan.planners.whole.placements import lies_well, placements
@@ -133,9 +133,9 @@ class WholeSpace:
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedDegrees]:
         """All that memory does not rule out, the highest bound first. They are made as they are needed.
 
-        Configurations that offload without need are left out: the same stages with less on the host take no longer.
+        Left out are those that offload without need, or hold states whole: the same stages without it take no longer.
         """
-        every = self._taking_turns(self._with_fewer(self._by_placement(self._bounded, "most")))
+        every = self._taking_turns(self._with_fewer(self._by_placement(self._unbeaten(self._bounded), "most")))
         yield from (each for each in every if not self._offloads_in_vain(each.degrees))
 
     def _taking_turns(self, every: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
@@ -151,18 +151,32 @@ class WholeSpace:
         while waiting:
             yield heappop(waiting)[2]
 
-    def likely(self) -> Iterator[PlacedDegrees]:
-        """The same, those first that would be fastest with equal stages; of fewer replicas where one may be as fast."""
-        yield from self._by_placement(self._bounded_likely, "likely")
+    def likely(self, *, beaten: bool = False) -> Iterator[PlacedDegrees]:
+        """The same, those first that would be fastest with equal stages; of fewer replicas where one may be as fast.
+
+        `beaten`: with those that hold states whole in vain.
+        """
+        every = self._bounded_likely
+        yield from self._by_placement(every if beaten else self._unbeaten(every), "likely")
 
     def within_memory(self) -> Iterator[Shapes]:
         """The pipelines of those of `likely`, recipe by recipe."""
         yield from (each.shapes.some(np.flatnonzero(each.most > 0.0)) for each in self._bounded_likely)
 
-    def near(self, degrees: Degrees) -> Iterator[PlacedDegrees]:
-        """Those that a step leads to (`steps_to`), on all placements, in the order of `likely`."""
-        near = [each.some(np.flatnonzero(steps_to(each.shapes, degrees) == 1)) for each in self._bounded_likely]
+    def near(self, degrees: Degrees, steps: int = 1) -> Iterator[PlacedDegrees]:
+        """Those that so many steps lead to (`steps_to`), on all placements, in the order of `likely`."""
+        every = self._unbeaten(self._bounded_likely)
+        near = [each.some(np.flatnonzero(steps_to(each.shapes, degrees) == steps)) for each in every]
         yield from self._by_placement(near, "likely")
+
+    def _unbeaten(self, every: Sequence[_Bounded]) -> list[_Bounded]:
+        """Those that no others with the same stages beat for sure. What holds states whole where the optimizer's may be
+        shared out exchanges as much, holds more, and updates no faster (`costs.ledger`).
+        """
+        shares = all("optimizer" in each for each in (self.engine.shardings, self.engine.pipelined_shardings))
+        if not shares or self.problem.options.sharding is not None:
+            return list(every)
+        return [each.some(each.shapes.alone) if each.shapes.recipe.sharding == "none" else each for each in every]
 
     def _with_fewer(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
         """These, and those with fewer replicas than there are devices for: with slow exchanges they can be faster.
@@ -171,11 +185,11 @@ class WholeSpace:
         """
         for placed in ready:
             if placed.most < self._most_of_fewer:
-                fewer = self._by_placement(self._bounded_fewer, "most")
+                fewer = self._by_placement(self._unbeaten(self._bounded_fewer), "most")
                 yield from merge([placed], ready, fewer, key=lambda each: -each.most)
                 return
             yield placed
-        yield from self._by_placement(self._bounded_fewer, "most")
+        yield from self._by_placement(self._unbeaten(self._bounded_fewer), "most")
 
     def nearest_miss(self) -> Shortfall:
         """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
@@ -397,14 +411,3 @@ class WholeSpace:
             step_s = np.maximum(rank_s, v * np.asarray(sent_s)[depth_of])
             found.append((m + (p - 1) / v) * step_s + np.asarray(exchanged_s)[depth_of])
         return np.asarray(np.minimum(*found) + float(at.update_s[-1]) / p)
-
-
-def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArray:
-    """What ranks hold on average, states and microbatches in flight: one holds as much or more."""
-    p, v, m = some.pipeline, some.chunks, some.microbatches
-    full = np.minimum(m, p)
-    mean = (full * (full + 1) / 2 + full * (p - full)) / p
-    flight = np.where(
-        v > 1, np.minimum((v - 1) * p + 1, m * v) / v, mean
-    )  # of several stages: the last rank's, the least
-    return np.asarray((fixed_bytes + flight * kept_bytes) / p)

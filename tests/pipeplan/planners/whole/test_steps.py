@@ -32,6 +32,8 @@ def shapes(recipe: Recipe, *rows: tuple[int, int, int]) -> Shapes:
         (replace(OWN, form=Form(tensor=1)), (16, 1, 4), 1),
         (replace(OWN, form=Form(tensor=4)), (4, 1, 4), 1),
         (replace(OWN, form=Form(tensor=4)), (16, 1, 1), 2),
+        (replace(OWN, sharding="none"), (32, 1, 1), 1),  # one replica has nobody to share states with
+        (replace(OWN, sharding="none"), (16, 1, 2), 2),
         (replace(OWN, microbatch_size=1), (4, 1, 8), 2),
         (replace(OWN, microbatch_size=4, recompute="block"), (8, 2, 4), 3),
     ],

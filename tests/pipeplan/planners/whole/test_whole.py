@@ -141,6 +141,27 @@ def test_no_batch_is_shorter_than_ranks_take_turns(asked: PlanningProblem) -> No
         assert placed.most * batch_s * (1 + 1e-6) >= plan.batch_size
 
 
+@examples(5)
+@given(problems)
+@example(asked_of(4, 2, 1e9, 1.5, 16, "deepspeed"))
+def test_states_held_whole_play_no_faster_than_the_same_stages_with_shared_ones(asked: PlanningProblem) -> None:
+    """The search leaves them out, and gives their value among the others of the answer's degrees."""
+    space, _ = whole_space(asked)
+    assert all(each.degrees.recipe.sharding != "none" or each.degrees.data == 1 for each in space.configurations())
+    for placed in islice(space.likely(beaten=True), 60):
+        stops, recipe = placed.split(), placed.degrees.recipe
+        whole = None if stops is None else placed.plan(stops)
+        if whole is None or recipe.sharding != "none" or placed.degrees.data == 1:
+            continue
+        assert stops is not None
+        sharing = replace(placed.degrees, recipe=replace(recipe, sharding="optimizer"))
+        shared = space.maker(sharing).plan(stops, inside=placed.inside)
+        assert shared is not None
+        plays = play(whole), play(shared)
+        if plays[0] is not None and plays[1] is not None:
+            assert plays[0].throughput_samples_per_s <= plays[1].throughput_samples_per_s * (1 + 1e-6)
+
+
 @examples(8)
 @given(problems, st.integers(0, 40))
 @example(asked_of(6, 1, 2e11, 0.6, 8, "deepspeed"), 0)  # memory decides where the stages end
