@@ -6,7 +6,7 @@ fast, to have a rate early that rules others out. What is compared is played, on
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import chain, islice, product
 
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named
@@ -48,6 +48,9 @@ LIKELY = 24
 
 STEPPED = 150_000
 """Instructions of plans that are a step from the fastest, in addition."""
+
+SPLITS_STEPPED = 4
+"""So many splits of the fastest plan's configuration, its own among them, are a step, and the most even one."""
 
 MOVED = 20_000
 """Instructions of plans whose cuts were moved."""
@@ -125,18 +128,22 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
     ranking.left = STEPPED
     while (best := ranking.best) is not None and (degrees := Degrees.of(best.plan)) not in left_behind:
         left_behind.add(degrees)
-        rate = best.samples_per_s
-        for placed in _one_of_each_first(space, space.near(degrees)):
-            stops = placed.split() if placed.most > rate * (1 + CLOSE) else None
-            plan = None if stops is None or placed.most_of(stops) <= rate * (1 + CLOSE) else placed.plan(stops)
-            if plan is None or most_samples_per_s(plan) <= rate * (1 + CLOSE):
+        inside = next((at for at, worker in enumerate(best.plan.placement) if worker.stage > 0), degrees.data)
+        own = (each for each in space.near(degrees, steps=0) if each.inside == inside)
+        others = ((each, stops) for each in own for stops in (*each.splits()[:SPLITS_STEPPED], each.most_even()))
+        near = _one_of_each_first(space, space.near(degrees))
+        enough = best.samples_per_s * (1 + CLOSE)
+        for placed, stops in chain(others, ((each, each.split()) for each in near if each.most > enough)):
+            plan = None if stops is None or placed.most_of(stops) <= enough else placed.plan(stops)
+            if plan is None or most_samples_per_s(plan) <= enough:
                 continue
             order += 1
             ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=LONGEST_PLAYED)
             if ranking.left <= 0:
                 return
-            if ranking.best_rate > rate * (1 + CLOSE):
+            if ranking.best_rate > enough and placed.degrees != degrees:
                 break
+            enough = ranking.best_rate * (1 + CLOSE)
 
 
 def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:

@@ -50,7 +50,13 @@ class PlacedDegrees:
 
     def split(self) -> tuple[int, ...] | None:
         """Where its stages end; None where none fit."""
-        return self.space.maker(self.degrees).splitter.stops()
+        return next(iter(self.splits()), None)
+
+    def splits(self) -> list[tuple[int, ...]]:
+        """Some splits, the shortest batch by its bound first if transfers between ranks always met others here."""
+        made, cluster = self.space.maker(self.degrees), self.space.problem.cluster
+        met_s = 2 * hops_before_s(made.terms, self.degrees, cluster, inside=self.inside)
+        return sorted(made.splitter.several(), key=lambda stops: made.splitter.times.of(stops, met_s))
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""

@@ -51,6 +51,12 @@ class Splitter:
 
     def stops(self) -> tuple[int, ...] | None:
         """Where the stages end; None where none fit. Of ranks with several stages none may have been found that fit."""
+        return next(iter(self.several()), None)
+
+    def several(self) -> tuple[tuple[int, ...], ...]:
+        """These, and others that were found on the way to them, the shortest batch by its bound first. On a placement
+        with slow links between some ranks another one may be the fastest.
+        """
         return self._found[0]
 
     @property
@@ -67,23 +73,23 @@ class Splitter:
         return BatchTimes(terms=self.terms, degrees=self.degrees)
 
     @cached_property
-    def _found(self) -> tuple[tuple[int, ...] | None, float]:
+    def _found(self) -> tuple[tuple[tuple[int, ...], ...], float]:
         """The stages, and the least seconds of any."""
         if self.degrees.chunks == 1:
             return self._quickest()
         found = self._least(inf)
         if found is None:
-            return None, inf
+            return (), inf
         even = self._evened(found)
-        return self._squeezed(even) or even, 0.0
+        return (self._squeezed(even) or even,), 0.0
 
-    def _quickest(self) -> tuple[tuple[int, ...] | None, float]:
-        """The stages of the shortest batch, by its bound, among those that fit; and seconds at which none fit."""
+    def _quickest(self) -> tuple[tuple[tuple[int, ...], ...], float]:
+        """The stages of short batches, by their bound, among those that fit; and seconds at which none fit."""
         high_s, low_s = self.times.longest_s(), 0.0
         found = self._in_time(high_s)
         if found is None:
-            return None, inf
-        quickest = self.times.of(found), found
+            return (), inf
+        every = {found: self.times.of(found)}
         for _ in range(_STEPS):
             high_s = min(high_s, self.times.filled_s(found))
             if low_s >= high_s * (1 - _NEAR):
@@ -94,12 +100,13 @@ class Splitter:
                 low_s = middle_s
             else:
                 found, high_s = others, middle_s
-                quickest = min(quickest, (self.times.of(found), found))
+                every[found] = self.times.of(found)
         # The first rank's end was taken for that of one block: stages filled from the last one leave it few.
-        for batch_s in (high_s, quickest[0]):
+        for batch_s in (high_s, min(every.values())):
             others = self._in_time_from_the_end(batch_s)
-            quickest = min(quickest, (self.times.of(others), others)) if others else quickest
-        return quickest[1], low_s
+            if others is not None:
+                every[others] = self.times.of(others)
+        return tuple(sorted(every, key=lambda stops: (every[stops], stops))), low_s
 
     def _in_time(self, batch_s: float) -> tuple[int, ...] | None:
         """Stages that fit and let a batch take so many seconds, by its bound; None where there are none."""

@@ -200,6 +200,22 @@ def test_stages_are_made_for_what_follows_the_last_backward_too() -> None:
         assert (fixed.throughput_samples_per_s or 0.0) <= (every.throughput_samples_per_s or 0.0) * (1 + CLOSE)
 
 
+def test_the_stages_are_cut_for_the_links_between_their_ranks() -> None:
+    """20 blocks on 16 ranks, two to a server: ranks of two blocks were next to slow links and waited for them."""
+    held = transformer(layers=18, hidden=4096, heads=32, sequence=2048, tensors=(4,), sizes=(1,))
+    machines = cluster(held, servers=8, inside=8, network=3e9)
+    fixed: dict[str, Any] = {"stages": 16, "chunks": 1, "recompute": False}
+    space, _ = whole_space(problem(held, machines, batch_size=64, **fixed))
+    placed = next(space.configurations())
+    rates = []
+    for stops in (placed.split(), space.maker(placed.degrees).splitter.stops()):
+        plan = None if stops is None else placed.plan(stops)
+        simulated = None if plan is None else play(plan)
+        assert simulated is not None
+        rates.append(simulated.throughput_samples_per_s)
+    assert rates[0] > 1.03 * rates[1]
+
+
 def test_even_stages_end_where_the_blocks_do() -> None:
     """The share of the last stage was, by rounding, more than what was left: it ended past the last block."""
     for layers, slower in ((3, 11), (5, 3), (6, 5), (7, 3)):
