@@ -137,11 +137,11 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
             plan = None if stops is None or placed.most_of(stops) <= enough else placed.plan(stops)
             if plan is None or most_samples_per_s(plan) <= enough:
                 continue
-            order += 1
+            order, fastest_yet = order + 1, ranking.best_rate
             ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=LONGEST_PLAYED)
             if ranking.left <= 0:
                 return
-            if ranking.best_rate > enough and placed.degrees != degrees:
+            if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # by however little: others are near it
                 break
             enough = ranking.best_rate * (1 + CLOSE)
 
