@@ -122,6 +122,11 @@ class Ranking:
         """The rate of the fastest play that fits; 0 if none fits yet."""
         return max((each.samples_per_s for each in self.fitting if each.played), default=0.0)
 
+    def beats(self, most: float, memory_bytes: int) -> bool:
+        """Whether a play that fits is as fast as `most` samples a second, and holds no more than so many bytes."""
+        played = (each for each in self.fitting if each.played and each.samples_per_s >= most)
+        return any(each.memory_bytes <= memory_bytes for each in played)
+
     def add_answers(self, proposals: Sequence[Proposal]) -> None:
         """Plays the planners' answers. One that is too long to be played ranks by its closed form, times the least
         ratio of played to closed form among the others.

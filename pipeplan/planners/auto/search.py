@@ -201,10 +201,11 @@ class PlayedSearch:
             memory_bytes=lambda each: max(rank_bytes(each[1].plan)),
         )
         least = max(self.ranking.left - self.ranking.for_front, 0)
-        for _, proposal in front:
+        for most, proposal in front:
             if self.ranking.left <= least:
                 break
-            self.ranking.add(proposal)
+            if not self.ranking.beats(most, max(rank_bytes(proposal.plan))):
+                self.ranking.add(proposal)
 
     @property
     def _is_at_limit(self) -> bool:
