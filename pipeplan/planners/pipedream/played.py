@@ -113,7 +113,7 @@ class PlayedPartitions:
             least_s = 0.0 if found is None else found.cost_s
         else:
             least_s = float(wanted.space.compute_s[-1]) / wanted.devices
-        return model.microbatch_size / least_s * (1 + _ROUNDING) if least_s > 0 else inf
+        return _most(model, least_s)
 
     @property
     def considered(self) -> int:
@@ -143,7 +143,6 @@ def _found(
     """The partitions of a model on these levels: with `own` also that for their own bandwidths; and those `beside`."""
     problem, wanted = model.problem, search(model.problem, model.states, levels=levels)
     even_s = float(wanted.space.compute_s[-1]) / wanted.devices
-    most = model.microbatch_size / even_s * (1 + _ROUNDING) if even_s > 0 else inf
     finders: list[Callable[[], Partition | None]] = [lambda: partition(wanted)] if own else []
     divided, devices = [], 1  # what each device has if all of its unit send at once
     for level in levels:
@@ -156,7 +155,15 @@ def _found(
         if wanted.devices < len(model.states):
             finders.append(lambda: partition(search(problem, model.states, straight=True, levels=levels)))
     for find in finders:
-        yield PlayedPartition(model=model, wanted=wanted, most=most, find=find)
+        yield PlayedPartition(model=model, wanted=wanted, most=_most(model, even_s), find=find)
+
+
+def _most(model: CutModel, least_s: float) -> float:
+    """Samples a second where the slowest stage computes at least so long, as profiled. A backward right after its
+    forward may be shorter.
+    """
+    least_s *= min(model.problem.profile.overheads.backward_after_forward, 1.0)
+    return model.microbatch_size / least_s * (1 + _ROUNDING) if least_s > 0 else inf
 
 
 def _of_single_tensors(problem: PlanningProblem) -> CutModel | None:
