@@ -154,21 +154,26 @@ def _least_sent(
     level: LevelSearch, edges: Edges, layers: list[FloatArray], left: int
 ) -> Iterator[tuple[int, int, int]]:
     """The fewest stages that send the least, by dynamic programming over stages, states and units above the least."""
-    tables = [np.where(np.arange(left + 1) == 0, np.where(np.isfinite(layers[0]), 0.0, np.inf)[:, None], np.inf)]
+    table = np.where(np.arange(left + 1) == 0, np.where(np.isfinite(layers[0]), 0.0, np.inf)[:, None], np.inf)
     takes = [_Taking.above_need(level, edges, extra) for extra in range(left + 1)]
+    sent = list[tuple[IntArray, FloatArray]]()
     for stages in range(1, len(layers)):
-        choices = [taking.sent(layers, tables[-1], stages) for taking in takes]
-        tables.append(edges.least_by_start(np.min(choices, axis=0)))
+        # In a long chain few edges begin so many stages.
+        first = np.isfinite(layers[stages])[edges.start] & np.isfinite(layers[stages - 1])[edges.stop]
+        some = np.flatnonzero(first)
+        sent.append((some, np.stack([taking.some(some).sent(layers, table, stages) for taking in takes])))
+        table = np.full_like(table, np.inf)
+        np.minimum.at(table, edges.start[some], sent[-1][1].min(axis=0))
     # read off from the front
     here, over = 0, left
     for stages in reversed(range(1, len(layers))):
-        row = slice(*np.searchsorted(edges.start, (here, here + 1)))
+        some, choices = sent[stages - 1]
+        row = np.flatnonzero(edges.start[some] == here)
         # of the edges from here that are part of the least, that of the smallest cut, then of the fewest units
-        choices = [taking.some(row).sent(layers, tables[stages - 1], stages)[:, over] for taking in takes]
-        sent = np.stack(choices)
-        enough = sent.min() * (1 + ROUNDING)
-        edge, extra = (int(found[0]) for found in np.nonzero((sent <= enough).T))
-        edge += row.start
+        from_here = choices[:, row, over]
+        enough = from_here.min() * (1 + ROUNDING)
+        place, extra = (int(found[0]) for found in np.nonzero((from_here <= enough).T))
+        edge = int(some[row[place]])
         units = int(edges.need[edge]) + extra
         over += int(layers[stages][here]) - units - int(layers[stages - 1][edges.stop[edge]])
         yield _stage(edges, edge, units)
@@ -198,16 +203,17 @@ class _Taking:
         able = np.full(len(units), True) if extra == 0 else units >= edges.two
         return cls(edges.start, edges.stop, units, able, own)
 
-    def some(self, edges: slice) -> "_Taking":
-        """Some of the edges."""
+    def some(self, edges: IntArray) -> "_Taking":
+        """Some of the edges, by number."""
         return _Taking(self.start[edges], self.stop[edges], self.units[edges], self.able[edges], self.own[edges])
 
     def sent(self, layers: list[FloatArray], table: FloatArray, stages: int) -> FloatArray:
-        """Bytes by edge and by units above the least, if the first of so many stages takes these units."""
-        least, beyond = layers[stages][self.start], layers[stages - 1][self.stop]
-        known = np.isfinite(least) & np.isfinite(beyond)
-        shift = np.where(known, np.where(known, least, 0) - self.units - np.where(known, beyond, 0), -table.shape[1])
-        over = np.arange(table.shape[1]) + shift.astype(np.int64)[:, None]
+        """Bytes by edge and by units above the least, if the first of so many stages takes these units.
+
+        From each of the edges a way of so many leads to the end.
+        """
+        shift = (layers[stages][self.start] - self.units - layers[stages - 1][self.stop]).astype(np.int64)
+        over = np.arange(table.shape[1]) + shift[:, None]
         inside = (over >= 0) & (over < table.shape[1]) & self.able[:, None]
         sent = table[self.stop[:, None], np.clip(over, 0, table.shape[1] - 1)] + self.own[:, None]
         return np.where(inside, sent, np.inf)
