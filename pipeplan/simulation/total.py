@@ -7,14 +7,15 @@ may leave out their transfers, which their compute implies. That takes a third o
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import sub
+from operator import attrgetter, sub
 
 from pipeplan.documents.stage_costs import StageCosts
-from pipeplan.programs.instructions import COMPUTE, Update, marking, numbered
+from pipeplan.programs.instructions import COMPUTE, NUMBERS, BackwardWeight, Update, marking, numbered
 from pipeplan.programs.program import Program
 from pipeplan.simulation.play import Engine, peak_bytes
 
 _COMPUTES, _UPDATES = marking(COMPUTE), marking({Update})
+_VERSION = attrgetter("version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,20 @@ def total(
     batch_ends_s: list[float] = []
     busy_s: list[float] = []
     peaks_bytes: list[int] = []
+    known: dict[object, int] = {}
     for stream, column, start_s, end_s in zip(
         program.streams, engine.columns, engine.start_s, engine.end_s, strict=True
     ):
         instructions = stream.instructions
         kinds = column.kinds or numbered(instructions)
         busy_s.append(sum(compress(map(sub, end_s, start_s), kinds.translate(_COMPUTES)), 0.0))
-        peaks_bytes.append(peak_bytes(program, stream, costs, kinds))
+        held: object = stream.rank
+        if implied and program.pipeline.replicas[stream.stage] > 1 and NUMBERS[BackwardWeight] not in kinds:
+            # Replicas of a stage mostly differ in the numbers of their microbatches alone: they hold as much.
+            held = stream.stage, kinds, tuple(map(_VERSION, instructions))
+        if held not in known:
+            known[held] = peak_bytes(program, stream, costs, kinds)
+        peaks_bytes.append(known[held])
         if stream.stage == 0 and stream.replica == 0:
             updates_s = list(compress(end_s, kinds.translate(_UPDATES)))
             a_batch = len(updates_s) // program.pipeline.batches
