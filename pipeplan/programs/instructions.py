@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias, get_args
 
-KEPT = 2**14
+KEPT = 2**15
 """How many instructions of each kind are kept for other streams: making one takes seven times as long as finding it."""
 
 
