@@ -5,6 +5,7 @@ edge (a send and its receive). Several meet at an exchange.
 """
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TypeAlias
@@ -30,13 +31,22 @@ class Handed(IntEnum):
     """What an exchange sends between units, after what it does inside them."""
 
 
+_FEW_AROUND = 8
+"""Where a port has more routes than this, it is seldom free."""
+
 Group = tuple[int, Handed]
 """What is handed over at the same instant goes by stage, then by what it is; equal groups share a port."""
 
 
 @dataclass(slots=True, eq=False)
 class Edge:
-    """The tensors that one worker sends to another in one direction: first in, first out."""
+    """The tensors that one worker sends to another in one direction: first in, first out.
+
+    Each takes so many `seconds` at full speed, and `alone_s` where it has the ports of its route to itself. `around` is
+    the set of routes through these ports, its own among them. `beside` lists their edges where the edge is brief: a
+    worker that waits when a tensor starts sends another one only after it has arrived. `asked_s` is when the tensors
+    start that are yet to start, where the edge is `watched` for brief ones.
+    """
 
     number: int
     sender: int
@@ -45,11 +55,52 @@ class Edge:
     seconds: float
     latency_s: float
     route: Route | None
+    alone_s: float = 0.0
+    around: int = 0
+    beside: tuple["Edge", ...] = ()
+    watched: bool = False
+    asked_s: deque[float] = field(default_factory=deque)
     free_s: float = 0.0
     sent: list[int] = field(default_factory=list)
     received: list[int] = field(default_factory=list)
     arrival_s: deque[float] = field(default_factory=deque)
     awaited: bool = False
+
+    def look_around(self, routed: Mapping[int, "Edge"], least_s: Sequence[float]) -> None:
+        """Finds out what may be on its ports beside it: nothing ever, or what is sent a while after it has arrived.
+
+        `routed` are the edges by the numbers of their routes; `least_s`, by rank, is how long a step that sends
+        computes at least.
+        """
+        assert self.route is not None
+        self.alone_s, self.around = self.seconds / self.route.alone, self.route.near | self.route.bit
+        if not self.route.near:  # a link of its own
+            self.seconds, self.route = self.alone_s, None
+        elif self.around.bit_count() <= _FEW_AROUND:
+            numbers = [number for number in range(self.around.bit_length()) if self.around >> number & 1]
+            beside = [routed[number] for number in numbers if number in routed]  # no exchanges
+            if len(beside) == len(numbers) and all(self.alone_s <= least_s[edge.sender] for edge in beside):
+                self.beside = tuple(beside)
+                for edge in beside:
+                    edge.watched = True
+
+    def passes_alone(self, busy: int, now_s: float, ready: deque[int]) -> bool:
+        """Hands over a tensor that starts now, if nothing else is on its ports until it has arrived.
+
+        All workers wait or are `ready` to go on; `busy` is the set of routes that carry something.
+        """
+        self.asked_s.popleft()
+        if not self.beside or busy & self.around:
+            return False
+        end_s = now_s + self.alone_s
+        for edge in self.beside:
+            if edge.asked_s and edge.asked_s[0] < end_s:
+                return False
+        self.arrival_s.append(end_s + self.latency_s)
+        if self.awaited:
+            self.awaited = False
+            ready.append(self.receiver)
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +148,8 @@ class Column:
     """A stream: its steps, one for each instruction, and the exchanges by the numbers of the steps that meet at them.
 
     A step of which a transfer is a part has its overhead as well: `receives_s` before its compute, `sends_s` after it.
-    `kinds` are the instructions' (`instructions.numbered`), where transfers are implied.
+    `kinds` are the instructions' (`instructions.numbered`), where transfers are implied. A step that sends computes for
+    `least_s` at least.
     """
 
     rank: int
@@ -106,3 +158,4 @@ class Column:
     steps: list[Step]
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     kinds: bytes = b""
+    least_s: float = 0.0

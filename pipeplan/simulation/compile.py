@@ -5,8 +5,9 @@ are the same, and take a third of the time to make.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
-from math import lcm
+from math import inf, lcm
 from operator import attrgetter
 
 from pipeplan.documents.plan import Worker
@@ -149,6 +150,7 @@ class Compiler:
         every = self._steps(stream, [instructions[keys.index(key)] for key in of_kinds])
         steps = list(map(dict(zip(of_kinds, every, strict=True)).__getitem__, keys))
         column, begun = self._empty(stream, steps, self._costs[stream.stage].handing_over_s, kinds), set[int]()
+        column = replace(column, least_s=min((own_s for _, own_s, _, sends in every if sends), default=inf))
         for index in compress(range(len(kinds)), kinds.translate(_AMONG_REPLICAS)):
             meet = self._among_replicas(column.exchanges, stream, index, begun)
             steps[index] = (None, 0.0, meet, None)

@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from math import inf
 
 _ROUNDING = 1e-12
 """A port counts as full within this share of its bandwidth."""
@@ -56,13 +57,14 @@ class Route:
 class Network:
     """Carries transfers on routes, numbered from 0. Time moves forward from call to call.
 
-    `ends` is a heap of when transfers arrive. Its first is the next to arrive; others may have changed since.
+    `ends` is a heap of when transfers arrive. Its first is the next to arrive; others may have changed since. The last
+    is never reached. `busy` is the set of routes that carry a transfer.
     """
 
     def __init__(self, routes: Sequence[Route], ports: int) -> None:
         self._routes = routes
-        self.ends: list[tuple[float, int, int, Route]] = []
-        self._busy = 0
+        self.ends: list[tuple[float, int, int, Route]] = [(inf, -1, 0, Route(number=len(routes)))]
+        self.busy = 0
         self.changed = 0
         self._speeds: dict[int, tuple[tuple[Route, float], ...]] = {}
         through = [0] * ports
@@ -80,13 +82,13 @@ class Network:
             route.waiting.append((thing, seconds))
             return
         route.carried, route.left_s, route.since_s, route.speed = thing, seconds, now_s, 0.0
-        if self._busy & route.near:
+        if self.busy & route.near:
             self.changed |= route.bit
         else:
             route.speed = route.alone
             route.stamp += 1
             heappush(self.ends, (now_s + seconds / route.alone, route.number, route.stamp, route))
-        self._busy |= route.bit
+        self.busy |= route.bit
 
     def arrived(self) -> tuple[object, float]:
         """Removes the next transfer from its route, which continues with the one that waits. Returns the transfer, and
@@ -101,10 +103,10 @@ class Network:
             route.carried, route.left_s, route.since_s = follower, seconds, end_s
             heappush(self.ends, (end_s + seconds / route.speed, number, route.stamp, route))
         else:
-            self._busy ^= route.bit
-            self.changed = (self.changed | route.near) & self._busy
+            self.busy ^= route.bit
+            self.changed = (self.changed | route.near) & self.busy
         ends = self.ends
-        while ends and ends[0][2] != ends[0][3].stamp:
+        while ends[0][2] != ends[0][3].stamp:
             heappop(ends)
         return thing, end_s
 
@@ -121,7 +123,7 @@ class Network:
                 route.stamp += 1
                 heappush(self.ends, (now_s + max(route.left_s, 0.0) / speed, route.number, route.stamp, route))
         ends = self.ends
-        while ends and ends[0][2] != ends[0][3].stamp:
+        while ends[0][2] != ends[0][3].stamp:
             heappop(ends)
 
     def _sharing(self, route: int) -> int:
@@ -129,7 +131,7 @@ class Network:
         found = left = route
         while left:
             first = left & -left
-            fresh = self._routes[first.bit_length() - 1].near & self._busy & ~found
+            fresh = self._routes[first.bit_length() - 1].near & self.busy & ~found
             found |= fresh
             left = left ^ first | fresh
         return found

@@ -12,7 +12,8 @@ share it (`network`). An exchange passes the ports of every unit once. If the co
 and direction has a separate link, as in the papers' pictures.
 
 The engine plays columns (`compile`). Every worker runs ahead as far as it can. When all workers wait, the network's
-time advances to its next event; no later send can start before that event.
+time advances to its next event; no later send can start before that event. A worker that goes on then computes before
+it sends: a brief transfer that has its ports to itself arrives before that, and is no event.
 """
 
 from collections import deque
@@ -56,10 +57,12 @@ class Engine:
         self._edges = compiled.edges
         self._exchanges = compiled.exchanges
         self._network = Network(compiled.routes, compiled.ports)
-        for edge in compiled.edges:
-            if edge.route is not None and not edge.route.near:  # nothing ever shares its ports: a link of its own
-                edge.seconds, edge.route = edge.seconds / edge.route.alone, None
-        self._requests: list[tuple[float, Group, int, Edge | None]] = []
+        routed = {edge.route.number: edge for edge in compiled.edges if edge.route is not None}
+        least_s = [column.least_s for column in self.columns]
+        for edge in routed.values():
+            edge.look_around(routed, least_s)
+        # The last is never reached.
+        self._requests: list[tuple[float, Group, int, Edge | None]] = [(inf, (0, Handed.PART), -1, None)]
         self._ready = deque(ranks)
         self.start_s: list[list[float]] = [[] for _ in ranks]
         self.end_s: list[list[float]] = [[] for _ in ranks]
@@ -117,6 +120,8 @@ class Engine:
             now_s += sends_s
             if sends.route is not None:
                 heappush(requests, (now_s, sends.group, sends.number, sends))
+                if sends.watched:
+                    sends.asked_s.append(now_s)
                 continue
             sends.free_s = (sends.free_s if sends.free_s > now_s else now_s) + sends.seconds
             sends.arrival_s.append(sends.free_s + sends.latency_s)
@@ -175,12 +180,10 @@ class Engine:
         """Advances the network until a worker may go on: transfers arrive, others start. Returns False if none can."""
         network, requests, ready, ends = self._network, self._requests, self._ready, self._network.ends
         while not ready:
-            if not ends and not requests:
+            now_s = ends[0][0] if ends[0][0] < requests[0][0] else requests[0][0]
+            if now_s == inf:
                 return False
-            now_s = ends[0][0] if ends else inf
-            if requests and requests[0][0] < now_s:
-                now_s = requests[0][0]
-            while ends and ends[0][0] <= now_s:
+            while ends[0][0] <= now_s:
                 thing, end_s = network.arrived()
                 if isinstance(thing, Edge):
                     thing.arrival_s.append(end_s + thing.latency_s)
@@ -190,12 +193,12 @@ class Engine:
                 else:
                     assert isinstance(thing, Exchange)
                     self._exchanged(thing, end_s)
-            while requests and requests[0][0] <= now_s:
+            while requests[0][0] <= now_s:
                 _, group, number, edge = heappop(requests)
-                if edge is not None and edge.route is not None:
-                    network.start(edge.route, edge, edge.seconds, now_s)
-                else:
+                if edge is None or edge.route is None:
                     self._hand_on(self._exchanges[number], group[1], now_s)
+                elif not edge.watched or not edge.passes_alone(network.busy, now_s, ready):
+                    network.start(edge.route, edge, edge.seconds, now_s)
             if network.changed:
                 network.share_out(now_s)
         return True

@@ -76,6 +76,33 @@ def test_implied_transfers_give_what_the_whole_streams_give(data: st.DataObject,
     assert total(program(implied=False), costs) == in_sum(whole)
 
 
+@examples(100)
+@given(data=st.data(), schedule=st.sampled_from(["1f1b", "pipedream", "gpipe"]), depth=st.integers(3, 5))
+def test_brief_transfers_arrive_as_those_do_that_the_network_carries(
+    data: st.DataObject, schedule: str, depth: int
+) -> None:
+    """Where transfers are listed, no compute is part of a send: all of them are events, and share ports."""
+    compute_s, sent_s = st.sampled_from([0.25, 0.5, 1.0, 2.0]), st.sampled_from([0.25, 0.5, 1.0])
+    costs = [
+        StageCosts(
+            microbatch_size=1,
+            forward_s=data.draw(compute_s),
+            backward_s=data.draw(compute_s),
+            backward_input_s=1.0,
+            backward_weight_s=1.0,
+            activation_transfer_s=data.draw(sent_s),
+            gradient_transfer_s=data.draw(sent_s),
+            activation_port_devices=1,
+            gradient_port_devices=1,
+        )
+        for _ in range(depth)
+    ]
+    microbatches, batches = (1, 8) if schedule == "pipedream" else (depth + 1, 2)
+    pipeline = Pipeline(replicas=(1,) * depth, microbatches=microbatches, batches=batches)
+    whole = simulate(build(schedule, pipeline), costs)
+    assert total(build(schedule, pipeline, implied=True), costs, implied=True) == in_sum(whole)
+
+
 def test_peaks_that_no_64_bits_hold_are_exact() -> None:
     """Arrays would overflow: such peaks are counted without them."""
     stage = StageCosts(
