@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Answer, Plan
+from pipeplan.documents.profile import Overheads
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.complete import play
@@ -106,6 +107,27 @@ def test_auto_is_as_fast_as_the_best_of_all_plays(
 ) -> None:
     problem = problem_of(blocks, machines, batch_size, latency_s)
     assert rate(solve("auto", problem)) * CLOSE >= every_play(problem)
+
+
+def test_a_backward_right_after_its_forward_is_bounded_as_short_as_it_is() -> None:
+    """PipeDream's bound once took it as profiled: a certificate called optimal what played more than its bound."""
+    cell = Cell(forward_s=1.0, backward_s=2.0, weight_bytes=0, output_bytes=400, activation_bytes=1)
+    problem = problem_of([cell] * 3, cluster((2, 1e6)), 1, 0.0)
+    shorter = replace(problem.profile, overheads=Overheads(backward_after_forward=0.5))
+    answer = solve("pipedream", replace(problem, profile=shorter))
+    assert isinstance(answer, Plan) and answer.certificate is not None
+    assert rate(answer) == pytest.approx(2 / 6)
+    assert 1 / answer.certificate.bound == pytest.approx(2 / 4.5)
+
+
+def test_a_plan_that_holds_more_than_a_faster_play_is_not_played_for_the_front() -> None:
+    """A straight pipeline holds the activations of all that is in flight. Once half of a search was its play."""
+    cell = Cell(forward_s=1.0, backward_s=2.0, weight_bytes=20_000, output_bytes=1, activation_bytes=10)
+    first = replace(cell, forward_s=2.0, activation_bytes=100_000)
+    answer = solve("pipedream", problem_of([first] + [cell] * 3, cluster((4, 1e6)), 1, 0.0))
+    assert isinstance(answer, Plan)
+    assert answer.replicas == (4,)
+    assert [each.reason for each in answer.alternatives if each.depth == 4] == []
 
 
 def test_a_port_that_replicas_share_turns_the_answer() -> None:
