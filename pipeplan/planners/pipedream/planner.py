@@ -86,18 +86,18 @@ def pipedream(problem: PlanningProblem) -> Answer:
     _check(problem)
     model = cut_model(problem)
     wanted = search(problem, model.states)
-    if not model.cuts.complete and not released(problem):
-        # a graph with more cuts than were listed
-        refined = refine(problem, model.microbatch_size, model.cuts)
-        if refined is None:
-            return _nearest_miss(model, wanted)
+    found, proven = None, None
+    if model.cuts.complete or released(problem):
+        found = _released(model, wanted) if released(problem) else partition(wanted)
+        proven = None if found is None else certificate(problem, found)
+    elif refined := refine(problem, model.microbatch_size, model.cuts):  # a graph with more cuts than were listed
+        found, proven = refined.found, refined.certificate
         model = replace(model, cuts=refined.cuts)
         wanted = search(problem, model.states)
-        return complete(problem, decided(model, wanted, refined.found, refined.certificate))
-    found = _released(model, wanted) if released(problem) else partition(wanted)
     if found is None:
         return _nearest_miss(model, wanted)
-    return complete(problem, decided(model, wanted, found, certificate(problem, found)))
+    alternatives = tuple(_alternatives(model, wanted, found))
+    return complete(problem, replace(decided(model, wanted, found, proven), alternatives=alternatives))
 
 
 def _released(model: CutModel, wanted: PartitionSearch) -> Partition | None:
@@ -177,7 +177,7 @@ def cut_model(problem: PlanningProblem) -> CutModel:
 
 
 def decided(model: CutModel, wanted: PartitionSearch, found: Partition, proven: Certificate | None = None) -> Decision:
-    """What the planner decides where it takes this partition."""
+    """What the planner decides where it takes this partition; alternatives are listed for its answer alone."""
     stages = model.stages(found)
     replicas = found.replicas
     size = model.microbatch_size
@@ -196,7 +196,6 @@ def decided(model: CutModel, wanted: PartitionSearch, found: Partition, proven: 
         ),
         optimal_in_flight=-(-sum(replicas) // replicas[0]),
         configurations_considered=_considered(wanted),
-        alternatives=tuple(_alternatives(model, wanted, found)),
         certificate=proven,
     )
 
