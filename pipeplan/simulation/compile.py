@@ -50,8 +50,10 @@ _COMPLETING = (Backward, BackwardWeight)
 _AMONG_REPLICAS = marking({StartReduce, ReduceGradients})
 _PASSING = (Forward, Backward, BackwardInput)
 
-_Meeting = tuple[int, ReduceGradients | ReduceTied | ReduceNorm]
-"""The identity of an exchange: the stage whose replicas take part, or the replica whose stages do; the instruction."""
+_Meeting = tuple[int, int | ReduceTied | ReduceNorm]
+"""The identity of an exchange: the stage whose replicas take part, and the version that they make; or the replica whose
+stages do, and the instruction.
+"""
 
 
 class Compiler:
@@ -283,7 +285,7 @@ class Compiler:
         assert isinstance(instruction, StartReduce | ReduceGradients)
         begins, source = isinstance(instruction, StartReduce), instruction.source
         stage = self._program.pipeline.stage_of(stream.stage, instruction.chunk)
-        key = (stage, ReduceGradients(instruction.version))
+        key = (stage, instruction.version)
         if key not in self._exchanges:
             costs = self._costs[stage]
             line = self._line(stage) if costs.reduce_s > 0 and (costs.reduce_port_devices or begins) else None
