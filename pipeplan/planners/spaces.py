@@ -20,6 +20,9 @@ class Splits(Protocol):
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """The stops of each."""
 
+    def highest(self, count: int) -> Iterator[tuple[int, ...]]:
+        """At most so many of those with the highest bounds; none where these are not found without all others."""
+
 
 @dataclass(frozen=True, slots=True)
 class EverySplit:
@@ -38,6 +41,10 @@ class EverySplit:
         every = ((*cuts, blocks) for cuts in combinations(range(1, blocks), len(self.one) - 1))
         return filter(self.may, every)
 
+    def highest(self, count: int) -> Iterator[tuple[int, ...]]:
+        """None."""
+        return iter(())
+
 
 @dataclass(frozen=True, slots=True)
 class ListedSplits:
@@ -53,6 +60,10 @@ class ListedSplits:
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         return iter(self.listed)
 
+    def highest(self, count: int) -> Iterator[tuple[int, ...]]:
+        """None."""
+        return iter(())
+
 
 class Configuration(Protocol):
     """A plan without its stages."""
@@ -60,6 +71,10 @@ class Configuration(Protocol):
     @property
     def most(self) -> float:
         """Samples a second that no play of it exceeds."""
+
+    @property
+    def schedule(self) -> str:
+        """The name of its schedule."""
 
     def split(self) -> tuple[int, ...] | None:
         """The stops of its split's stages; empty if cuts cannot be moved, None if no split fits."""

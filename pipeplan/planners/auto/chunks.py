@@ -91,6 +91,11 @@ class ChunkedConfiguration:
     most: float
     most_of_any_split: float
 
+    @property
+    def schedule(self) -> str:
+        """The name of its schedule."""
+        return self.terms.shape.schedule
+
     def split(self) -> tuple[int, ...]:
         """Where its nearly even stages end."""
         return self.stops

@@ -10,14 +10,17 @@
    limit. The highest remaining rate shows how far the answer may be from the best.
 5. The closed form's split need not play fastest. Where all other splits together are few, they are bounded and played
    as well, the highest bound first. Elsewhere the search moves cuts of the fastest plans by a block as long as that
-   helps, and cuts of some splits that were too slow to be played. Of the other splits it then knows only the bounds of
-   their configurations.
+   helps, and cuts of some splits that were too slow to be played. It also plays some splits of other configurations.
+   Of the other splits it then knows only the bounds of their configurations.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
 from itertools import chain, count, islice
+from statistics import median
+from typing import TypeAlias
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate, Plan
@@ -56,6 +59,9 @@ SLOW_MOVES = 72
 FEW_SPLITS = 300
 """Up to this number, all splits that may be faster are made into plans: a second."""
 
+SOME_OF_EACH, SOME_SPLITS = 6, 150
+"""So many splits are listed of a configuration that has more; about so many of all such configurations."""
+
 COUNTED = 100
 """Of so many configurations the splits that may be faster are counted: a tenth of a second."""
 
@@ -70,6 +76,10 @@ SHOWN_UNPLAYED = 12
 
 ROUNDING = 1e-6
 """Rates that differ by no more are equal: bounds are slightly above the exact values."""
+
+
+_Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
+"""A space's planner, its configuration, and where the stages end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +109,8 @@ class PlayedSearch:
     unplayed: list[Configuration] = field(default_factory=list)
     _waiting: list[tuple[float, int, "_Next | Proposal"]] = field(default_factory=list)
     _pushed: int = 0
-    _splits: dict[object, tuple[str, Configuration, tuple[int, ...]]] = field(default_factory=dict)
-    _tried: list[tuple[str, Configuration, tuple[int, ...]]] = field(default_factory=list)
+    _splits: dict[object, _Split] = field(default_factory=dict)
+    _tried: list[_Split] = field(default_factory=list)
 
     def run(self, answers: Sequence[Proposal]) -> None:
         """Searches to the end, or to a limit. The first of the planners' answers that has a play is played first."""
@@ -245,30 +255,18 @@ class PlayedSearch:
             yield proposal
 
     def _play_other_splits(self) -> bool:
-        """Plays all splits that may be faster than the best, of the configurations that have few. Returns whether that
-        were all; `most_of_others` is what the others may play.
+        """Plays other splits that may be faster than the best (`_list_splits`). Returns whether that were all;
+        `most_of_others` is what the others may play.
 
         First come those that are likely the fastest: by their bound, and by how near the plays of their configuration
         came to theirs. Of two placements with equal bounds one may play much slower.
         """
-        enough, few, every = self.ranking.best_rate * (1 + CLOSE), FEW_SPLITS, True
+        enough = self.ranking.best_rate * (1 + CLOSE)
         least = max(self.ranking.left - self.ranking.for_splits, 0)
-        waiting: list[tuple[float, int, float, Proposal | tuple[str, Configuration, tuple[int, ...]]]] = []
-        numbers, shares = count(), self._reached_shares()
-        unknown = min(shares.values(), default=1.0)
-        open_to = [(shares.get(id(each[1]), unknown), each) for each in self._tried if each[1].most > enough]
-        open_to.sort(key=lambda each: -each[0] * each[1][1].most)
-        for index, (share, (planner, configuration, tried)) in enumerate(open_to):
-            splits = configuration.splits_above(enough, tried) if index < COUNTED else None
-            if splits is None or splits.count > few:
-                every = False
-                if configuration.most > self.most_of_others:
-                    self.most_of_others = max(self.most_of_others, configuration.most_of_any())
-                continue
-            few -= int(splits.count)
-            for stops in splits:
-                most = configuration.most_of(stops)
-                heappush(waiting, (-most * share, next(numbers), most, (planner, configuration, stops)))
+        waiting: list[tuple[float, int, float, Proposal | _Split]] = []
+        numbers, (every, listed) = count(), self._list_splits(enough)
+        for share, most, split in listed:
+            heappush(waiting, (-most * share, next(numbers), most, split))
         while waiting:
             likely, _, most, item = heappop(waiting)
             if most <= self.ranking.best_rate * (1 + CLOSE):
@@ -282,24 +280,53 @@ class PlayedSearch:
             for proposal in self._proposals(*item):
                 less = min(most_samples_per_s(proposal.plan) / most, 1.0)
                 heappush(waiting, (likely * less, next(numbers), most * less, proposal))
-        self._bound_close_splits(enough)
+        for _, configuration, _ in self._tried:  # splits up to `enough` are not played, whatever else is
+            if min(configuration.most, enough) > self.most_of_others:
+                self.most_of_others = max(self.most_of_others, min(configuration.most_of_any(), enough))
         return every
 
-    def _reached_shares(self) -> dict[int, float]:
-        """How much of its bound the best play of a configuration reached, by the configuration's identity."""
+    def _list_splits(self, enough: float) -> tuple[bool, list[tuple[float, float, _Split]]]:
+        """Splits that may play more than `enough`, each with the share of its bound that it is likely to reach, and
+        that bound. Says whether these are all.
+
+        They are all splits of the configurations that have few, as far as these are few together. Of each other one
+        they are a few with the highest bounds.
+        """
+        few, some, every = FEW_SPLITS, SOME_SPLITS, True
+        shares, listed = self._reached_shares(), list[tuple[float, float, _Split]]()
+        open_to = [(shares(each[1]), each) for each in self._tried if each[1].most > enough]
+        open_to.sort(key=lambda each: -each[0] * each[1][1].most)
+        for index, (share, (planner, configuration, tried)) in enumerate(open_to):
+            splits = configuration.splits_above(enough, tried) if index < COUNTED else None
+            found: Iterable[tuple[int, ...]] = ()
+            if splits is not None and splits.count <= few:
+                few -= int(splits.count)
+                found = splits
+            else:
+                every = False
+                if configuration.most > self.most_of_others:
+                    self.most_of_others = max(self.most_of_others, configuration.most_of_any())
+                if splits is not None and some > 0:
+                    found = [*splits.highest(SOME_OF_EACH)]
+                    some -= len(found)
+            listed += [(share, configuration.most_of(stops), (planner, configuration, stops)) for stops in found]
+        return every, listed
+
+    def _reached_shares(self) -> Callable[[Configuration], float]:
+        """How much of its bound the best play of a configuration reached. Where none was played it is the median of
+        its schedule's configurations, or the least of all.
+        """
         shares: dict[int, float] = {}
+        by_schedule: dict[str, dict[int, float]] = defaultdict(dict)
         for ranked in self.ranking.fitting:
             _, configuration, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
             if configuration is not None and ranked.played and stops:
                 share = min(ranked.samples_per_s / configuration.most_of(stops), 1.0)
                 shares[id(configuration)] = max(share, shares.get(id(configuration), 0.0))
-        return shares
-
-    def _bound_close_splits(self, enough: float) -> None:
-        """Splits up to this rate are not played, also of configurations whose faster splits all were."""
-        for _, configuration, _ in self._tried:
-            if min(configuration.most, enough) > self.most_of_others:
-                self.most_of_others = max(self.most_of_others, min(configuration.most_of_any(), enough))
+                by_schedule[configuration.schedule][id(configuration)] = shares[id(configuration)]
+        least = min(shares.values(), default=1.0)
+        likely = {schedule: median(known.values()) for schedule, known in by_schedule.items()}
+        return lambda each: shares.get(id(each), likely.get(each.schedule, least))
 
     def _move_cuts(self) -> None:
         """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""

@@ -53,6 +53,11 @@ class PlacedShape:
     most: float
     likely: float
 
+    @property
+    def schedule(self) -> str:
+        """The name of its schedule."""
+        return self.shape.schedule
+
     def split(self) -> tuple[int, ...] | None:
         """The stops of the closed form's best split; None if none fits."""
         found = self.space.fastest(self)

@@ -10,8 +10,9 @@ The most even split is found in the same way, with the slowest stage, and then t
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -52,6 +53,20 @@ class SplitsWithin:
         for stop in stops[stops <= blocks].tolist():
             if self._ways[stage + 1, stop]:
                 yield from ((stop, *rest) for rest in self._after(stage + 1, stop))
+
+    def highest(self, count: int) -> Iterator[tuple[int, ...]]:
+        """At most so many of those with the highest bounds, by a bisection over limits."""
+        limits_s = np.unique(self.least_s[(self.least_s >= self.slowest_s) & (self.least_s <= self.limit_s)])
+        if not len(limits_s):
+            return iter(())
+        enough, too_many = 0, len(limits_s)
+        while too_many - enough > 1:
+            middle = (enough + too_many) // 2
+            if replace(self, limit_s=float(limits_s[middle])).count <= count:
+                enough = middle
+            else:
+                too_many = middle
+        return islice(replace(self, limit_s=float(limits_s[enough])), count)
 
     @cached_property
     def slowest_s(self) -> float:

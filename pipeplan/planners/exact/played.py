@@ -33,6 +33,11 @@ class PlayedShape:
     placed: Placed
     most: float
 
+    @property
+    def schedule(self) -> str:
+        """The name of its schedule."""
+        return self.shape.schedule
+
     def split(self) -> tuple[int, ...] | None:
         """The stops of the closed form's best split; None if none fits."""
         found = solution(self.search.questions(self.shape), self.placed)

@@ -43,6 +43,11 @@ class PlayedPartition:
     most: float
     find: Callable[[], Partition | None]
 
+    @property
+    def schedule(self) -> str:
+        """The name of its schedule."""
+        return NAME
+
     def split(self) -> tuple[int, ...]:
         """Empty: the stages of a level lie inside those of the level around it, and none of their cuts is moved."""
         return ()

@@ -48,6 +48,11 @@ class PlacedDegrees:
     most: float
     likely: float
 
+    @property
+    def schedule(self) -> str:
+        """The name of its schedule."""
+        return self.degrees.schedule
+
     def split(self) -> tuple[int, ...] | None:
         """Where its stages end; None where none fit."""
         return next(iter(self.splits()), None)

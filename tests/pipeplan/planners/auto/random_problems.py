@@ -32,6 +32,48 @@ def random_problem(seed: int) -> tuple[str, PlanningProblem]:
     )
 
 
+def mid_size_problem(seed: int) -> PlanningProblem:
+    """10 to 16 blocks on 8 to 16 devices with slow networks, and memory that is often tight."""
+    draw = random.Random(seed)
+    blocks, sigma = draw.randint(10, 16), draw.choice([0.2, 0.4, 0.7])
+    sizes, is_split = draw.choice([(1, 2, 4), (1, 2, 4, 8), (1, 2)]), draw.random() < 0.25
+    start, kept, sent, weights = (
+        draw.choice(each) for each in ([0, 0.5, 1.5], [30, 60, 120], [1, 4, 12], [20, 60, 150])
+    )
+    made = []
+    for index in range(blocks):
+        compute, own_weights, output = (draw.lognormvariate(0, sigma) for _ in range(3))
+        measured = tuple(
+            Measurement(
+                microbatch_size=size,
+                forward_s=compute * 0.01 * (size + start),
+                backward_s=compute * 0.02 * (size + start),
+                backward_input_s=compute * 0.01 * (size + start) if is_split else None,
+                backward_weight_s=compute * 0.01 * (size + start) if is_split else None,
+                input_bytes=int(output * sent * 1e6) * size,
+                output_bytes=int(output * sent * 1e6) * size,
+                activation_bytes=int(compute * kept * 1e6) * size,
+            )
+            for size in sizes
+        )
+        made.append(Block(name=f"block{index}", weight_bytes=int(own_weights * weights * 1e6), measurements=measured))
+    inner, outer = draw.choice([(4, 4), (4, 3), (2, 4), (3, 3), (4, 2)])
+    held_bytes = sum(6 * block.weight_bytes + 2 * block.measurements[0].activation_bytes for block in made)
+    device = Device(name="device", memory_bytes=int(draw.choice([0.15, 0.25, 0.4, 0.7, 1.5]) * held_bytes))
+    slow, fast, latency_s = (draw.choice(each) for each in ([1.25e8, 4e8, 1.25e9], [1.25e9, 5e9, 2e10], [0.0, 2e-5]))
+    own = draw.choice([None, slow / inner])
+    levels = (
+        Level(size=inner, bandwidth_bytes_per_s=fast, latency_s=latency_s),
+        Level(size=outer, bandwidth_bytes_per_s=slow, latency_s=latency_s, device_bandwidth_bytes_per_s=own),
+    )
+    model = Model(name="mid-size")
+    return PlanningProblem(
+        profile=Profile(model=model, device=device, dtype="float32", blocks=tuple(made)),
+        cluster=Cluster(device=device, levels=levels),
+        batch_size=draw.choice([24, 48, 96]),
+    )
+
+
 def _profile(draw: random.Random, kind: str) -> Profile:
     blocks = {"many": draw.randint(1, 4), "deep": draw.randint(10, 24)}.get(kind, draw.randint(1, 10))
     sigma = {"uneven": 1.5, "equal": 0.0}.get(kind, 0.35)

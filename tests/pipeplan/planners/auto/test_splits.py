@@ -105,6 +105,29 @@ def test_no_split_has_a_faster_slowest_stage_than_the_most_even_one(seed: int, c
     assert even is None or slowest_s(even) == pytest.approx(least_s, rel=1e-12)
 
 
+@examples(60)
+@given(
+    least_s=st.lists(st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), min_size=6, max_size=6), min_size=12, max_size=12),
+    limit_s=st.sampled_from([2.0, 3.0, 4.0]),
+    count=st.integers(1, 12),
+)
+def test_the_highest_are_those_whose_slowest_stages_are_the_fastest(
+    least_s: list[list[float]], limit_s: float, count: int
+) -> None:
+    """Seven blocks in three stages, of up to five blocks each."""
+    table = np.resize(np.asarray(least_s), (3, 7, 5))
+    splits = SplitsWithin(least_s=table, limit_s=limit_s)
+
+    def slowest_s(stops: tuple[int, ...]) -> float:
+        places = zip(range(3), (0, *stops[:-1]), stops, strict=True)
+        return max(float(table[stage, start, stop - start - 1]) for stage, start, stop in places)
+
+    highest = list(splits.highest(count))
+    others = set(splits) - set(highest)
+    assert len(highest) <= count and (len(highest) > 0) == (splits.count > 0)
+    assert max(map(slowest_s, highest), default=0.0) <= min(map(slowest_s, others), default=inf)
+
+
 def test_few_of_very_many_splits_are_listed_at_once() -> None:
     blocks, depth = 40, 20  # 68,923,264,410 splits
     lengths = np.arange(1, blocks - depth + 2)
