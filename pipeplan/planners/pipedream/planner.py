@@ -86,16 +86,18 @@ def pipedream(problem: PlanningProblem) -> Answer:
     _check(problem)
     model = cut_model(problem)
     wanted = search(problem, model.states)
-    found, proven = None, None
     if model.cuts.complete or released(problem):
         found = _released(model, wanted) if released(problem) else partition(wanted)
-        proven = None if found is None else certificate(problem, found)
-    elif refined := refine(problem, model.microbatch_size, model.cuts):  # a graph with more cuts than were listed
+        if found is None:
+            return _nearest_miss(model, wanted)
+        proven = certificate(problem, found)
+    else:  # a graph with more cuts than were listed
+        refined = refine(problem, model.microbatch_size, model.cuts)
+        if refined is None:
+            return _nearest_miss(model, wanted)
         found, proven = refined.found, refined.certificate
         model = replace(model, cuts=refined.cuts)
         wanted = search(problem, model.states)
-    if found is None:
-        return _nearest_miss(model, wanted)
     alternatives = tuple(_alternatives(model, wanted, found))
     return complete(problem, replace(decided(model, wanted, found, proven), alternatives=alternatives))
 
