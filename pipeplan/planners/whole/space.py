@@ -163,10 +163,7 @@ class WholeSpace:
             yield heappop(waiting)[2]
 
     def likely(self, *, beaten: bool = False) -> Iterator[PlacedDegrees]:
-        """The same, those first that would be fastest with equal stages; of fewer replicas where one may be as fast.
-
-        `beaten`: with those that hold states whole in vain.
-        """
+        """The same, the fastest with equal stages first; `beaten`: with those that hold states whole in vain."""
         every = self._bounded_likely
         yield from self._by_placement(every if beaten else self._unbeaten(every), "likely")
 
@@ -181,9 +178,7 @@ class WholeSpace:
         yield from self._by_placement(near, "likely")
 
     def _unbeaten(self, every: Sequence[_Bounded]) -> list[_Bounded]:
-        """Those that no others with the same stages beat for sure. What holds states whole where the optimizer's may be
-        shared out exchanges as much, holds more, and updates no faster (`costs.ledger`).
-        """
+        """Those without states that are held whole in vain: they exchange as much as shared ones."""
         shares = all("optimizer" in each for each in (self.engine.shardings, self.engine.pipelined_shardings))
         if not shares or self.problem.options.sharding is not None:
             return list(every)
