@@ -135,7 +135,7 @@ def _shares(plan: PlanFacts, samples_per_s: float) -> tuple[dict[str, float], di
     words = {
         "workers": f"{plan.workers} ({several(plan.depth, 'stage')}, {width})",
         "compute": f"{_ms(plan.device_s_per_sample)} in microbatches of {plan.microbatch_size}{again}",
-        "balance": f"{_ms(slowest_s)} ({slowest}), {slowest_s / mean_s:.3g} x the mean,",
+        "balance": f"{_ms(slowest_s)} ({slowest}; {slowest_s / mean_s:.3g} times the mean)",
         "exchange": f"{_ms(exchange_s)}",
         "waiting": f"{percent(1 - shares['waiting'])} of the time ({batch})",
     }
