@@ -1,24 +1,24 @@
-"""Bound: seconds of a batch below which no play of a plan goes, from its costs and its placement alone.
+"""Bound: a lower bound on a batch's seconds in any play of a plan, from its costs and its placement alone.
 
-With c_s the seconds that stage s computes a microbatch, m microbatches a batch:
+Stage s computes a microbatch in c_s seconds, and a batch has m microbatches.
 
-1. A stage computes all of a batch's microbatches: m c_s, its update, and what is left of its exchange.
-2. A stage has at most k_s microbatches in flight (the schedule's law). Each stays in flight while it passes all later
-   stages and comes back, which takes R_s: a batch takes m R_s / k_s (Little 1961).
-3. With a flush, the first microbatch reaches stage s through the stages before it, and the last one returns through
-   them: this is added to 1 and 2. With a split backward, only the gradients of the inputs count on the way back.
-4. Without pipelining a microbatch passes all stages before the next one begins.
-5. A rank of several stages computes all of them. The way to its first stage, and back from it, counts as in 3.
-6. A port carries all transfers of a batch that pass it. With a flush, exchanges begin when the last backwards do.
-7. With a flush, the first backward of a rank follows a forward through all stages, and after its last forward a
-   microbatch comes back through all of them. What the rank computes between the two is added.
-8. Under 1F1B with a flush, stages s to t take turns. From forward n of s a way leads to forward n of t, to the backward
-   that follows it there, back to s, and to the forward that follows there: n + t - s + 1. So as many microbatches take
-   as long as a passage from s to t and back (`turns_s`). Two stages wait for half of the way between them.
+1. A stage computes all microbatches of a batch in m c_s, then finishes its exchange and its update.
+2. The schedule allows stage s at most k_s microbatches in flight. Each stays in flight for R_s, until it has passed all
+   later stages and come back. So a batch takes m R_s / k_s (Little 1961).
+3. With a flush, the first microbatch passes the earlier stages on its way to stage s, and the last one passes them on
+   its way back. Both are added to 1 and 2. With a split backward, only the input gradients count on the way back.
+4. Without pipelining, each microbatch passes all stages and returns before the next one begins.
+5. A rank with several stages computes all of them. The way to its first stage and back from it is added, as in 3.
+6. A port carries all transfers of a batch that pass it. With a flush, no exchange begins before the last backward.
+7. With a flush, a microbatch passes forward through all stages before a rank's first backward, and one comes back
+   through all of them after its last forward. The rank's compute between the two is added.
+8. Under 1F1B with a flush, stages s to t take turns. Forward n on s leads to forward n on t, to the next backward on t,
+   back to s, and to the next forward on s: n + t - s + 1. So t - s + 1 microbatches take at least one passage from s to
+   t and back (`turns_s`). Per microbatch, two neighbouring stages wait for half of the transfers there and back.
 
-With a flush all batches but the first are mostly alike; where a rank of several stages is much busier than the first,
-two or three are shorter. Without a flush batches may take more and less time in turn. A rate is their mean over a
-window, which may hold one short batch more than long ones. So a price is cut at the bound (`complete`).
+With a flush, all batches after the first are mostly alike; if a rank with several stages is much busier than the first
+rank, two or three are shorter. Without a flush, long and short batches may alternate. A rate is the mean over a window,
+which may hold one more short batch than long ones. So a price is capped at the bound (`complete`).
 """
 
 from collections import Counter, defaultdict
@@ -46,9 +46,8 @@ _ROUNDING = 1e-9
 class _Passage:
     """Seconds of a microbatch on a stage.
 
-    `there_and_back_s` and `there_s` are for both ways, and for the forward, each with the boundary after the stage;
-    `hop_s` is this boundary's part of both ways.
-    `between_s` is what the stage computes until the way back is over, `compute_s` all that it computes.
+    `there_s` is the forward and the transfer to the next stage; `there_and_back_s` adds the way back. `hop_s` is the
+    two transfers alone. `between_s` is the stage's compute until it can send the gradient back, `compute_s` all of it.
     """
 
     there_and_back_s: float
@@ -60,9 +59,9 @@ class _Passage:
 
 
 def most_samples_per_s(plan: Plan) -> float:
-    """Samples a second that no play of the plan exceeds in its steady state; infinite for what costs nothing.
+    """Samples a second that no play of the plan exceeds in its steady state; infinite if the plan costs nothing.
 
-    For stages with different replicas, only their compute counts.
+    If stages have different numbers of replicas, only their compute counts.
     """
     if plan.width is not None:
         least_s = least_batch_s(plan)
@@ -73,7 +72,7 @@ def most_samples_per_s(plan: Plan) -> float:
 
 
 def least_batch_s(plan: Plan) -> float:
-    """A lower bound on the seconds a batch of the plan's play in its steady state. All stages have equal replicas."""
+    """A lower bound on a batch's seconds in the plan's steady state. All stages have equal numbers of replicas."""
     laws, costs, m = schedule_named(plan.schedule), plan.costs, plan.microbatches
     passages = _passages(plan)
     if not laws.pipelined:
@@ -85,7 +84,7 @@ def least_batch_s(plan: Plan) -> float:
     by_rank = stages_by_rank(plan)
     ends_s = [_end_s(plan, stages) for stages in by_rank]
     overlaps = engine_named(plan.engine).overlaps
-    last_s = _end_s(plan, by_rank[0][: 1 if overlaps else None])  # beside the compute other stages may be earlier
+    last_s = _end_s(plan, by_rank[0][: 1 if overlaps else None])  # with overlap, other stages may end earlier
     before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
     least_s = 0.0
     for rank, stages in enumerate(by_rank):
@@ -110,14 +109,14 @@ def least_batch_s(plan: Plan) -> float:
 
 
 def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, microbatches: int) -> float:
-    """Bound 8: seconds from the first forward of a 1F1B batch to its last backward, both of the first stage; 0 where
-    every stage holds all microbatches.
+    """Bound 8: seconds from the first forward of a 1F1B batch to its last backward, both on the first stage; 0 if every
+    stage holds all microbatches.
 
-    Of a microbatch the stages s to t together compute within_s[s, t], and a stage's forward takes first_s[p], all at
-    least. reached_s[p] are the ways to each stage and back, without computing.
+    within_s[s, t] is the least that stages s to t together compute for a microbatch, first_s[p] the least time of a
+    stage's forward. reached_s[p] is the transfer time to each stage and back.
 
-    With m microbatches stage t has k = p - t in flight, and q = t - s + 1. Forward k - 1 of stage s comes after k - 1
-    others. (m - k) // q passages follow, then what is left of m - k, then the last microbatch's way to the end.
+    Of m microbatches, stage t has k = p - t in flight; q is t - s + 1. On stage s, k - 1 forwards precede forward
+    k - 1. Then follow (m - k) // q passages, the remaining (m - k) % q microbatches, and the last one's way to the end.
     """
     p = len(within_s)
     s, t = _pairs(p)
@@ -131,15 +130,15 @@ def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, mi
 
 
 def interleaved_turns_s(passage_s: FloatArray, around_s: FloatArray, microbatches: int, chunks: int) -> float:
-    """Bound 9: seconds from the first forward of an interleaved batch to its last backward, both of the first stage; 0
-    where every rank begins with all forwards.
+    """Bound 9: seconds from the first forward of an interleaved batch to its last backward, both on the first stage; 0
+    if every rank begins with all forwards.
 
-    A turn takes passage_s[s, t] from rank s to rank t and back at least, whatever its chunk is on either way. Before
-    the first of these turns of rank s the first microbatch goes through all stages and back to its last one; after them
-    the last microbatch goes on from there, and back through all stages. Together this takes around_s[s] at least.
+    A turn from rank s to rank t and back takes at least passage_s[s, t], whichever chunks it passes. Before rank s
+    takes its first turn, the first microbatch goes through all stages and back to the rank's last stage. After its last
+    turn, the last microbatch goes on from there and back through all stages. Together, both take at least around_s[s].
 
-    Forward n of rank s is n on rank t, too. Backward n - w_t follows it there, with w_t = 2 (p - 1 - t) + (v - 1) p. It
-    is backward n - w_t of rank s, which forward n - w_t + w_s + 1 follows. Turns begin with forward w_s + 1.
+    Forward n of rank s is also forward n of rank t. Backward n - w_t follows it there, with w_t = 2 (p - 1 - t) +
+    (v - 1) p. On rank s, forward n - w_t + w_s + 1 follows the same backward. Turns begin with forward w_s + 1.
     """
     p = len(around_s)
     s, t = _pairs(p)
@@ -153,8 +152,8 @@ def interleaved_turns_s(passage_s: FloatArray, around_s: FloatArray, microbatche
 def of_stages_s(
     first_s: FloatArray, step_s: FloatArray, reached_s: FloatArray, whole_s: float, microbatches: int
 ) -> float:
-    """Bound 9 of stages, by [chunk, rank]: their forward and all that they compute. A microbatch's way through all
-    stages and back takes whole_s.
+    """Bound 9 of given stages: first_s are their forwards and step_s their whole compute, by [chunk, rank]. A
+    microbatch takes whole_s through all stages and back.
     """
     ways_s = reached_s[None, :] - reached_s[:, None]
     there_s, back_s = within_s(first_s), within_s(step_s - first_s)
@@ -183,7 +182,7 @@ _pairs = lru_cache(maxsize=256)(np.triu_indices)
 
 
 def within_s(step_s: FloatArray) -> FloatArray:
-    """[..., s, t]: what the stages s to t take together, from what each takes."""
+    """[..., s, t]: the sum of what the stages s to t take."""
     until_s = np.cumsum(step_s, axis=-1)
     return np.asarray(until_s[..., None, :] - (until_s - step_s)[..., :, None])
 
@@ -201,7 +200,7 @@ def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, i
 def _end_s(plan: Plan, stages: Sequence[int]) -> float:
     """The seconds of a rank after its last backward: its updates and, with a flush, the rest of one exchange.
 
-    An engine that overlaps nothing exchanges for one stage after the other.
+    An engine without overlap runs the exchanges of all stages, one after the other.
     """
     laws = schedule_named(plan.schedule)
     updates_s = sum(plan.costs[stage].update_s for stage in stages)
@@ -215,7 +214,9 @@ def _end_s(plan: Plan, stages: Sequence[int]) -> float:
 
 
 def _passages(plan: Plan) -> list[_Passage]:
-    """Every stage's passage. A stage may recompute as a whole while it waits for a gradient: no microbatch is late."""
+    """Every stage's passage. A stage that recomputes as a whole may do so while it waits, without delaying a
+    microbatch.
+    """
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     ranks = [np.asarray(each) for each in ranks_by_stage(plan.placement)]
     ways_s = list[tuple[float, float]]()
@@ -251,9 +252,9 @@ def _passages(plan: Plan) -> list[_Passage]:
 
 
 def _crowding(pair: tuple[IntArray, IntArray], devices: int, share: float) -> float:
-    """How many times as long as alone a boundary's transfer takes: a play has those of all replicas at once.
+    """The factor by which a boundary's transfer slows down: in a play, all replicas send at once.
 
-    `devices` share a port, of which a transfer alone has a `share`.
+    `devices` share a port; a transfer alone takes a `share` of its bandwidth.
     """
     if not devices or share * len(pair[0]) <= 1.0 or len(pair[0]) != len(pair[1]):
         return 1.0
@@ -263,9 +264,10 @@ def _crowding(pair: tuple[IntArray, IntArray], devices: int, share: float) -> fl
 
 
 def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
-    """What the busiest port carries in a batch; with a flush, from the first exchange that may begin to the last.
+    """Seconds for which the busiest port is occupied in a batch; with a flush, also from its earliest exchange to its
+    last.
 
-    Ports are counted by unit, all of a level at once: a large cluster has thousands.
+    All units' ports on a level are computed at once: a large cluster has thousands.
     """
     owners, m, workers = _owners(plan), plan.microbatches, len(plan.placement)
     ranks = [np.asarray(each) for each in ranks_by_stage(plan.placement)]
@@ -285,7 +287,7 @@ def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
     busiest_s = [each_s + exchanged_s.get(devices, 0.0) for (_, devices), each_s in carried_s.items()]
     least_s = max((float(each_s.max()) for each_s in (*busiest_s, *exchanged_s.values())), default=0.0)
     if schedule_named(plan.schedule).flushes and plan.chunks == 1:
-        # The stage that updates last may begin its next batch later than stage 0, by the way to it.
+        # The stage that updates last may begin its next batch later than stage 0, by the forwards before it.
         for devices, first_s in begins_s.items():
             last_s = first_s + exchanged_s[devices] - reached_s[-2]
             least_s = max(least_s, float(last_s[first_s < inf].max()))
@@ -311,7 +313,7 @@ def _through_all_s(plan: Plan, rank: int, passages: Sequence[_Passage]) -> float
 
 @lru_cache(maxsize=1024)
 def _between(laws: Schedule, span: int, chunks: int, rank: int, microbatches: int) -> Sequence[Forward | Backward]:
-    """A rank's compute in a batch, from its first backward to its last forward; nothing if the forward comes first."""
+    """A rank's compute in a batch, from its first backward to its last forward; empty if that forward comes first."""
     pipeline = chunked_pipeline(laws, ranks=span, chunks=chunks, microbatches=microbatches)
     computed = [i for i in laws.compute(pipeline, Worker(stage=rank, replica=0)) if isinstance(i, Forward | Backward)]
     forwards = [index for index, each in enumerate(computed) if isinstance(each, Forward)]
@@ -325,8 +327,8 @@ def _owners(plan: Plan) -> list[int]:
 
 
 def _transfers_s(plan: Plan, owners: Sequence[int], ranks: Sequence[IntArray]) -> dict[tuple[bool, int], FloatArray]:
-    """What the transfers of a batch take on the ports of every unit: outwards (True) or inwards, by how many devices
-    share a port. `owners` are the stages' ranks of a pipeline, `ranks` those of all replicas.
+    """Seconds of a batch's transfers on every unit's ports, by direction (True: outwards) and by the devices that share
+    a port. `owners` has each stage's rank in a pipeline, `ranks` those of all its replicas.
     """
     handed_s: dict[tuple[int, int, int], float] = defaultdict(float)
     for stage, own in enumerate(plan.costs):

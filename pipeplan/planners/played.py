@@ -1,7 +1,7 @@
-"""Played: what a planner answers by the play of its plans, instead of its closed form (`--semantics played`).
+"""Played: a planner's answer by the play of its plans instead of its closed form (`--semantics played`).
 
-The closed form's optimum is one of the plans that are played: no answer is slower than it. The search is that
-of `auto`, in the planner's own space.
+The closed form's optimum is among the played plans, so no answer is slower. The search is `auto`'s, in the planner's
+own space.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from pipeplan.schedules.registry import schedule_named
 
 
 def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
-    """The fastest play in the planner's space; `planner` answers by its closed form."""
+    """The fastest play in the planner's space; `planner` itself answers by its closed form."""
     answer = planner(problem)
     if not isinstance(answer, Plan):
         return answer
@@ -39,8 +39,8 @@ def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
 def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Ranking]:
     """The spaces that a planner searches, and a ranking of its plays.
 
-    `auto` adds a few partitions of its own, which depend on what PipeDream's planner answers. Where an exchange is
-    asked for, they are all that it searches. Raises InvalidInputError for a planner that is not known.
+    `auto` adds a few partitions of its own, which depend on PipeDream's answer. If the options name an exchange, it
+    searches these alone. Raises InvalidInputError for an unknown planner.
     """
     options = problem.options
     if name == AUTO:
@@ -60,7 +60,7 @@ def _two_bw(problem: PlanningProblem) -> Sequence[Space]:
 
 
 def _gpipe(problem: PlanningProblem) -> Sequence[Space]:
-    """One pipeline on all devices, or of the stages asked for, that recomputes unless it is asked not to."""
+    """One pipeline on all devices, or with the stages asked for. It recomputes unless the options forbid it."""
     options = problem.options
     listed = chains(replace(problem, options=replace(options, recompute=options.recompute is not False)))
     depth = options.stages or min(problem.cluster.devices, len(listed[0].profile.blocks))

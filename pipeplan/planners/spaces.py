@@ -1,4 +1,4 @@
-"""Spaces: what a search by play asks of the planners: configurations, what each may reach, and its splits."""
+"""Spaces: the interfaces by which a search by play sees a planner: configurations, their bounds, and their splits."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ class Splits(Protocol):
 
     @property
     def count(self) -> float:
-        """How many they are."""
+        """Their number."""
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """The stops of each."""
 
     def highest(self, count: int) -> Iterator[tuple[int, ...]]:
-        """At most so many of those with the highest bounds; none where these are not found without all others."""
+        """At most `count` of those with the highest bounds; none if finding them requires listing all."""
 
 
 @dataclass(frozen=True, slots=True)
 class EverySplit:
-    """All splits into as many stages as one of them has; listed are those of which `may` says that they may be fast."""
+    """All splits into as many stages as `one` has; only those that `may` accepts as possibly fast are listed."""
 
     one: tuple[int, ...]
     may: Callable[[tuple[int, ...]], bool]
 
     @property
     def count(self) -> float:
-        """All, those that are not listed among them."""
+        """The number of all splits, listed or not."""
         return comb(self.one[-1] - 1, len(self.one) - 1)
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
@@ -77,7 +77,7 @@ class Configuration(Protocol):
         """The name of its schedule."""
 
     def split(self) -> tuple[int, ...] | None:
-        """The stops of its split's stages; empty if cuts cannot be moved, None if no split fits."""
+        """The stops of its split; empty if cuts cannot be moved, None if no split fits."""
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
@@ -86,10 +86,10 @@ class Configuration(Protocol):
         """Samples a second that no play of it exceeds, whatever its stages are."""
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
-        """The splits that may play faster than so many samples a second, by these bounds; `split` is one of all."""
+        """The splits that may play faster than `rate` samples a second, by these bounds; `split` is one of all."""
 
     def most_even(self) -> tuple[int, ...] | None:
-        """The split whose bound is the highest; None where that is not found quickly, or none fits."""
+        """The split with the highest bound; None if it cannot be found quickly, or none fits."""
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """The plan with these stages, not played; None if they do not fit."""
@@ -113,7 +113,7 @@ class Space(Protocol):
     def beyond(self) -> float:
         """Samples a second that no plan outside the configurations exceeds; 0 if there is no such plan.
 
-        It is asked when the configurations have been taken.
+        It is read after all configurations have been taken.
         """
 
     @property
@@ -121,6 +121,6 @@ class Space(Protocol):
         """The number of configurations, without placements."""
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[Configuration]:
-        """All of them, the highest bound first; where it is said what rate is `needed`, those may be left out of which
-        it is known, when their turn comes, that they play no faster.
+        """All of them, the highest bound first. Given the rate that is `needed`, it may leave out those that are known
+        to play no faster when their turn comes.
         """

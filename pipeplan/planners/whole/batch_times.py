@@ -1,18 +1,18 @@
-"""Batch times: seconds that no play with given stages goes below, and that none goes below whatever they are.
+"""Batch times: lower bounds on a batch's seconds in any play, for given stages and for any stages.
 
-Of `planners.bound`, what an engine that exchanges after the backward takes, by sums over blocks. A stage of the blocks
-[i, j) on rank s of p, with m microbatches a batch, takes at least each of
+These are bounds of `planners.bound` for an engine that exchanges after the backward, from sums over blocks. With m
+microbatches a batch, and a stage of blocks [i, j) on rank s of p, a batch takes at least each of
 
-1. m S(i, j) + E(i, j): it computes all microbatches, exchanges and updates.
-2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the blocks before it, and the last one comes back through
-   them; then the first rank exchanges and updates. A hop between ranks takes h, there and back.
+1. m S(i, j) + E(i, j): the stage computes all microbatches (S), exchanges and updates (E).
+2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the blocks before the stage, and the last one comes back
+   through them; then the first rank exchanges and updates (e). A hop between ranks takes h, there and back.
 3. S(0, i) + s h + m R / k + e, with R = S(i, n) + (p - 1 - s) h and k = min(p - s, m) in flight: Little 1961.
 
-Ranks also take turns (`planners.bound`, 8 and 9), which is not among these: only given stages are bounded by it. Where
-the placement of the ranks is known, hops between them are too.
+Ranks also take turns (`planners.bound`, 8 and 9), which bounds given stages alone. If the ranks' placement is known, so
+are the hops between them.
 
-All three fall, or stay, as i grows: a block that moves to the stage before takes m S off the first term of 2 and adds
-S once. So stages that are filled one after the other, each as far as a batch's seconds allow, reach as far as any.
+None of the three grows with i: in 2, a block that moves to the previous stage adds S once and takes off m S. So stages
+that are filled one after the other, each as far as a batch's seconds allow, reach as far as any stages can.
 """
 
 from bisect import bisect_right
@@ -38,9 +38,9 @@ class BatchTimes:
     degrees: Degrees
 
     def of(self, stops: Sequence[int], reached_s: FloatArray | None = None) -> float:
-        """Seconds of a batch that no play with these stages goes below.
+        """A lower bound on the seconds of a batch with these stages.
 
-        reached_s[p] are the hops there and back before each rank, where its placement is known.
+        reached_s[p] are the hops there and back before each rank, if its placement is known.
         """
         if self.degrees.pipeline == 1:
             return self._bounded_s(stops, None, reached_s)
@@ -78,7 +78,9 @@ class BatchTimes:
         return least_s
 
     def stop(self, rank: int, start: int, batch_s: float) -> int:
-        """Where a stage that begins there may end at most for a batch of so many seconds; before `start` if nowhere."""
+        """The last place where a stage from `start` may end in a batch of so many seconds; before `start` if there is
+        none.
+        """
         m, p, step_s = self.degrees.microbatches, self.degrees.pipeline, self._step_s
         found = bisect_right(self._alone_s, self._alone_s[start] + batch_s) - 1
         if p == 1:
@@ -92,7 +94,7 @@ class BatchTimes:
         return min(found, bisect_right(step_s, step_s[start] + left_s / m) - 1) if rank > 0 else found
 
     def longest_s(self) -> float:
-        """Seconds of a batch for which any stages may be filled."""
+        """Seconds of a batch that are enough for any stages."""
         m, p = self.degrees.microbatches, self.degrees.pipeline
         return (m + 1) * (self._step_s[-1] + p * self._hop_s) + float(self._end[-1])
 
@@ -102,13 +104,13 @@ class BatchTimes:
 
     @cached_property
     def _alone_s(self) -> list[float]:
-        """Sums of what a batch takes a stage's blocks by themselves."""
+        """Sums of the seconds in which a stage's blocks do a batch's work by themselves (1)."""
         alone_s: list[float] = (self.degrees.microbatches * self.terms.step_s + self._end).tolist()
-        return list(accumulate(alone_s, max))  # rounding apart they grow
+        return list(accumulate(alone_s, max))  # they grow, but for rounding
 
     @cached_property
     def _end(self) -> FloatArray:
-        """Sums of what blocks exchange and update at least, wherever their replicas stand."""
+        """Sums of the least seconds in which blocks exchange and update, whatever the placement."""
         at = self.terms
         update_s: FloatArray = at.update_s
         exchanged = np.floor(np.diff(at.exchanged_bytes))  # plans have whole bytes a block
@@ -120,12 +122,12 @@ class BatchTimes:
 
     @property
     def _first_end_s(self) -> float:
-        """What the first rank's first block exchanges and updates: it has that one at least."""
+        """Seconds in which the first block is exchanged and updated: the first rank has at least this block."""
         return float(self._end[1])
 
     @cached_property
     def _hops_s(self) -> FloatArray:
-        """Hops before each rank, there and back, wherever it stands."""
+        """The least time of the hops before each rank, there and back, whatever the placement."""
         return np.asarray(self._hop_s * np.arange(self.degrees.pipeline))
 
     @property

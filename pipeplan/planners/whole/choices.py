@@ -1,4 +1,4 @@
-"""Choices: why each degree of a plan has its value, by what the best plans with other values give when played."""
+"""Choices: why each degree of a plan has its value, shown by the plays of the best plans with other values."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,19 +12,19 @@ from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
 
 PLAYED_INSTRUCTIONS = 100_000
-"""Of all plays together: a second. What is left then has its closed form alone."""
+"""The most instructions of all plays together: a second. Plans beyond it have their closed form alone."""
 
 MOST_VALUES = 4
-"""So many other values of a degree are tried, those first that are likely to be fast."""
+"""How many other values of a degree are tried, those likely to be fast first."""
 
 MOST_TRIES = 100
-"""So many configurations with a value are tried until one fits."""
+"""How many configurations with a value are tried, at most, until one fits."""
 
 _NAMES = {"none": "nothing", "attention": "attention's core", "block": "every block"}
 
 
 def values_of(degrees: Degrees) -> Mapping[str, str]:
-    """What a configuration has of each degree."""
+    """A configuration's value of each degree."""
     recipe, form = degrees.recipe, degrees.recipe.form
     return {
         "tensor": str(form.tensor),

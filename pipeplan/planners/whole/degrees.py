@@ -14,7 +14,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import PlanningProblem
 
 RECOMPUTES = ("none", "attention", "block")
-"""What is run again at a time, the least first: nothing, attention's core (selective), every block (full)."""
+"""What is recomputed at a time, the least first: nothing, attention's core (selective), every block (full)."""
 
 MOST_CHUNKS = 16
 
@@ -33,7 +33,7 @@ class Recipe:
     offload: str = "none"
 
     def runs_on(self, engine: TrainingEngine, *, pipelined: bool) -> bool:
-        """Whether an engine shares out and offloads so, in one stage or in several."""
+        """Whether an engine supports this sharding and offloading, in one stage or in several."""
         known = engine.pipelined_shardings if pipelined else engine.shardings
         rule = cannot_offload(
             engine, self.offload, sharding=self.sharding, recompute=self.recompute, pipelined=pipelined
@@ -58,7 +58,7 @@ class Degrees:
 
     @property
     def named(self) -> str:
-        """It in a few words."""
+        """The configuration in a few words."""
         form, recipe = self.recipe.form, self.recipe
         context = f", context {form.context}" * (form.context > 1)
         again = {"none": "nothing recomputed", "attention": "attention recomputed", "block": "all recomputed"}
@@ -95,7 +95,7 @@ class Degrees:
 
     @classmethod
     def of(cls, plan: Plan) -> "Degrees":
-        """Those of a plan."""
+        """The degrees of a plan."""
         first = plan.stages[0]
         recipe = Recipe(
             form=plan.form,
@@ -133,15 +133,15 @@ class Shapes:
 
     @property
     def alone(self) -> IntArray:
-        """The places of those that have nobody to share states with."""
+        """The places of those without another device to share states with."""
         return np.flatnonzero(self.data * self.recipe.form.context == 1)
 
     def of(self, recipe: Recipe) -> "Shapes":
-        """The same of another recipe."""
+        """The same pipelines for another recipe."""
         return replace(self, recipe=recipe)
 
     def some(self, chosen: IntArray) -> "Shapes":
-        """Those at these places."""
+        """The pipelines at these places."""
         columns = (self.pipeline, self.chunks, self.data, self.microbatches)
         pipeline, chunks, data, microbatches = (column[chosen] for column in columns)
         return Shapes(recipe=self.recipe, pipeline=pipeline, chunks=chunks, data=data, microbatches=microbatches)
@@ -161,8 +161,8 @@ def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
     """How many steps lead from the degrees to each of these.
 
     A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank, or
-    devices that move from one of tensor, context, expert, pipeline and data parallelism to another one. To hold states
-    whole is no choice of those that have nobody to share them with.
+    devices that move from one of tensor, context, expert, pipeline and data parallelism to another one. Holding whole
+    states is not a choice for those that cannot share them.
     """
     ours, theirs = degrees.recipe, some.recipe
     names = ("microbatch_size", "recompute", "offload")
@@ -176,18 +176,18 @@ def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
 
 
 def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArray:
-    """What ranks hold on average, states and microbatches in flight: one holds as much or more."""
+    """The average bytes of a rank, states and microbatches in flight: at least one rank holds as much."""
     p, v, m = some.pipeline, some.chunks, some.microbatches
     full = np.minimum(m, p)
     mean = (full * (full + 1) / 2 + full * (p - full)) / p
     flight = np.where(
         v > 1, np.minimum((v - 1) * p + 1, m * v) / v, mean
-    )  # of several stages: the last rank's, the least
+    )  # with several stages: the last rank's, the least
     return np.asarray((fixed_bytes + flight * kept_bytes) / p)
 
 
 def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[ModelForm]) -> Iterator[Recipe]:
-    """All that the engine, the options and the batch allow."""
+    """All recipes that the engine, the options and the batch allow."""
     options = problem.options
     for form in forms:
         selective = all(m.selective is None for kind in form.kinds for m in kind.measurements)
@@ -206,14 +206,14 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
 
 
 def offloads(problem: PlanningProblem) -> tuple[str, ...]:
-    """What may go to the host, where the cluster says what it is; nothing unless it is asked for."""
+    """What may go to the host, if the cluster describes one; nothing unless it is asked for."""
     known = OFFLOADS if problem.cluster.host is not None else OFFLOADS[:1]
     asked = problem.options.offload or OFFLOADS[0]
     return tuple(each for each in known if asked in (each, ANY_OFFLOAD))
 
 
 def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, *, selective: bool) -> Iterator[str]:
-    """What may be run again; `selective`: attention's core can be."""
+    """What may be recomputed; `selective`: attention's core can be."""
     options = problem.options
     for way in RECOMPUTES:
         runs = way == "none" or way in engine.recomputes
@@ -226,9 +226,9 @@ def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, *, selectiv
 def shapes(
     problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blocks: int, *, most_replicas: bool = True
 ) -> Shapes:
-    """The pipelines of a recipe: any number of ranks up to the blocks, replicas that divide the batch.
+    """The pipelines of a recipe: at most as many ranks as blocks, and replicas that divide the batch.
 
-    As many of these as there are devices for, or all smaller numbers of them.
+    They have as many replicas as the devices allow or, without `most_replicas`, every smaller number of replicas.
     """
     options, groups = problem.options, problem.cluster.devices // recipe.form.devices
     samples = problem.batch_size // recipe.microbatch_size
@@ -248,7 +248,7 @@ def shapes(
     ranks, places = ranks[places >= 0], places[places >= 0]
     data = dividing[places]
     if "none" in engine.shardings and recipe.sharding != "none" and not offloads_optimizer(recipe.offload):
-        # Of one replica nothing is shared out.
+        # A single replica has nothing to shard.
         held = data * recipe.form.context > 1
         ranks, data = ranks[held], data[held]
     found = [
@@ -263,7 +263,7 @@ def shapes(
 def chunk_counts(
     problem: PlanningProblem, engine: TrainingEngine, ranks: int, microbatches: int, blocks: int
 ) -> Iterator[int]:
-    """The numbers of stages that a rank may hold: interleaving wants whole rounds of microbatches."""
+    """The numbers of stages that a rank may hold: interleaving needs whole rounds of microbatches."""
     options = problem.options
     interleaves = engine.schedules is None or "1f1b-interleaved" in engine.schedules
     for chunks in range(1, MOST_CHUNKS + 1):

@@ -1,13 +1,13 @@
-"""Exchanged: what an exchange of gradients adds to a batch at least, wherever the replicas of a stage stand.
+"""Exchanged: the least that an exchange of gradients adds to a batch, whatever the placement.
 
-For engines that exchange after the backward. `levels` are those of the cluster whose devices are a form's groups. The d
-replicas of a stage are in at least two units of some level; where d is more than an outermost unit holds, in at least
-n = ceil(d / held) outermost units. A ring is the least of what an all-reduce sends: 2 (n - 1) / n of the bytes pass the
-port of each of n units (`costs.collectives.LevelRing`).
+It is for engines that exchange after the backward. Levels are those of a cluster whose devices are a form's groups. The
+d replicas of a stage are in at least two units of some level. If an outermost unit holds fewer than d, they are in at
+least n = ceil(d / held) outermost units. No all-reduce sends less than a ring, in which 2 (n - 1) / n of the bytes pass
+the port of each of n units (`costs.collectives.LevelRing`).
 
 1. A rank computes, exchanges and updates, one after the other: no batch is shorter than the mean of all ranks.
-2. The ports of outermost units carry every stage's exchange n times: the busiest as much as all do on average. With a
-   flush, no exchange begins before the slowest rank has at most as many microbatches left as it has in flight.
+2. The ports of outermost units carry every stage's exchange n times; the busiest one carries at least their mean. With
+   a flush, no exchange begins while the slowest rank has more microbatches left than it can have in flight.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class LeastExchange:
 
 
 def least_exchange(at: ReplicaTerms, cluster: Cluster) -> LeastExchange:
-    """Of replicas of a form on a cluster of devices."""
+    """The least exchange among a form's replicas on a cluster of devices."""
     form, replicas = at.terms.recipe.form, at.data
     exchanged, inside_s = exchanged_bytes(at)
     if replicas == 1:
@@ -52,13 +52,13 @@ def least_exchange(at: ReplicaTerms, cluster: Cluster) -> LeastExchange:
         together = min(outermost.bandwidth_bytes_per_s, replicas // units * outermost.transfer_bytes_per_s)
         between_s = 2 * (units - 1) / units * exchanged / together
         slowest_s = max(slowest_s, between_s)
-        if between_s >= inner_s:  # a play has ports on the slowest level alone
+        if between_s >= inner_s:  # a play counts ports on the slowest level alone
             port_s = 2 * (units - 1) * exchanged / outermost.bandwidth_bytes_per_s / outermost.size
     return LeastExchange(ranks_s=inside_s + slowest_s, port_s=port_s)
 
 
 def least_with_exchange_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> FloatArray:
-    """Seconds of a batch that none of these pipelines goes below, for their compute and their exchanges."""
+    """Lower bounds on the seconds of a batch of each of these pipelines, from their compute and their exchanges."""
     m, p = some.microbatches, some.pipeline
     step_s, update_s = float(at.step_s[-1]), float(at.update_s[-1])
     if at.terms.engine.overlaps:
@@ -69,31 +69,31 @@ def least_with_exchange_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> F
 
 
 def _in_flight(p: IntArray | int, v: IntArray | int) -> IntArray:
-    """Microbatches that a rank has in flight at most; of each of its stages, where it holds several."""
+    """The most microbatches that a rank has in flight; if it holds several stages, each stage's are counted."""
     return np.asarray(np.where(v > 1, 2 * (p - 1) + (v - 1) * p + 1, p))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedBatch:
-    """Seconds of a batch on a placement: at least, whatever the stages are, and with stages as even as blocks allow."""
+    """Seconds of a batch on a placement: the least for any stages, and those for stages as even as blocks allow."""
 
     least_s: float
     likely_s: float
 
 
 def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> PlacedBatch:
-    """What a batch takes where its ranks and replicas stand so.
+    """The seconds of a batch on the placement with `inside` neighbouring replicas.
 
-    1. The busiest port between outermost units carries what ranks send on, at least what passes the narrowest cut; not
-       known where the outermost level is not the slowest: a play has ports there alone.
-    2. A microbatch takes its way to the last stage and back. Of the first stage's no more are on it at a time than it
-       has in flight (Little 1961): one for each rank, two where ranks hold several stages. A rank's equal stages have
-       (v + 1) p - 1 in flight together, and are on their ways for (v + 1) / 2 whole ones of each microbatch.
-    3. With one stage a rank, every rank sees such rounds of the later ranks, once its first microbatch has come through
-       the ranks before it (`planners.bound`, 2 and 3). The slowest link may be anywhere.
-    4. Activations and gradients that meet at a port take twice as long. They do so for the share of time in which the
+    1. The busiest port between outermost units carries the ranks' transfers, each at least as large as at the narrowest
+       cut. This is known only if the outermost level is the slowest: a play counts ports on the slowest level alone.
+    2. A microbatch goes to the last stage and back. The first stage has at most one in flight for each rank, or two if
+       ranks hold several stages (Little 1961). A rank's v equal stages have (v + 1) p - 1 in flight together, and each
+       microbatch stays in flight on them for (v + 1) / 2 whole ways.
+    3. With one stage a rank, the same holds for every rank and those after it, once its first microbatch has passed the
+       ranks before it (`planners.bound`, 2 and 3). The slowest link may be anywhere.
+    4. Activations and gradients that meet at a port take twice as long. This happens for the share of time in which the
        port is busy (`_crowded_s`).
-    5. After the backward come the exchanges, as in `least_with_exchange_s`, and the updates.
+    5. Exchanges, as in `least_with_exchange_s`, and updates follow the backward.
     """
     groups, edges = grouped(cluster, degrees.recipe.form.devices), at.terms.edge_bytes[1:-1]
     p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
@@ -132,11 +132,11 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
 
 
 def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
-    """Seconds of a batch in which ranks take turns (`planners.bound`, 8 and 9), at least.
+    """The least seconds of a batch in which ranks take turns (`planners.bound`, 8 and 9).
 
-    Whatever the stages are, s to t have a block each, the first rank the first of all and the last rank the last. Of
-    ranks with several stages, each also computes between a microbatch's way to it and its way back (3): no batch is
-    shorter than the mean of these.
+    Whatever the stages are, each has at least one block; the first rank has the first of all, the last rank the last.
+    If ranks hold several stages, each rank also computes between a microbatch's way to it and its way back (3): no
+    batch is shorter than the mean of these times.
     """
     p, v, m, step_s = degrees.pipeline, degrees.chunks, degrees.microbatches, at.step_s
     if p == 1:
@@ -153,9 +153,10 @@ def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: in
 
 
 def least_within_s(sums_s: FloatArray, p: int, *, several: bool) -> FloatArray:
-    """[s, t]: what stages in a row on ranks s to t take at least, with a block each.
+    """[s, t]: the least time of consecutive stages on ranks s to t, with a block each.
 
-    The first rank has the model's first block and the last rank its last one; of `several` stages one alone has it.
+    The first rank has the model's first block and the last rank its last one; of a rank's `several` stages only one has
+    it.
     """
     blocks, ranks = len(sums_s) - 1, np.arange(p)
     inner = [(sums_s[1 + q : blocks] - sums_s[1 : blocks - q]).min(initial=inf) for q in range(1, p + 1)]
@@ -169,7 +170,7 @@ def least_within_s(sums_s: FloatArray, p: int, *, several: bool) -> FloatArray:
 
 
 def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
-    """[rank]: what a microbatch takes to a rank of a placement and back at least, without computing."""
+    """[rank]: the least time of a microbatch's transfers to a rank of a placement and back."""
     edges, devices = at.terms.edge_bytes[1:-1], degrees.recipe.form.devices
     if degrees.pipeline == 1 or not len(edges):
         return np.zeros(degrees.pipeline)
@@ -179,7 +180,7 @@ def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, insid
 
 
 def _paced_s(rank_s: float, after_s: FloatArray, m: int) -> float:
-    """Seconds of a batch whose rounds decide, with equal stages; `after_s` has hops there and back, by rank."""
+    """Seconds of a batch limited by its rounds, with equal stages; `after_s` has hops there and back, by rank."""
     later = np.arange(len(after_s), 0, -1)
     rounds_s = m * (rank_s * later + after_s) / np.minimum(later, m)
     return float((rank_s * (len(after_s) - later) + after_s[0] - after_s + rounds_s).max())
@@ -196,7 +197,7 @@ def _crowded_s(alone_s: float, met_s: float, port_s: float) -> float:
 def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *, in_a_row: bool) -> float:
     """How long a rank takes to send a microbatch on, over the slowest link between two ranks of a pipeline.
 
-    Pipelines are in a row, or the replicas of a rank are: then all of them that share a port send at once.
+    Either pipelines are in a row, or the replicas of a rank: then all replicas that share a port send at once.
     """
     seconds, unit = 0.0, 1
     for level in cluster.levels:
@@ -210,7 +211,7 @@ def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *,
 
 
 def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:
-    """What the replicas of all ranks exchange, and the seconds of what devices that share sequences exchange before."""
+    """The bytes that replicas exchange, and the seconds of the prior exchange among devices that share sequences."""
     own_bytes = max(float(at.exchanged_bytes[-1]) - len(at.exchanged_bytes), 0.0)  # plans have whole bytes a block
     form, profile = at.terms.recipe.form, at.terms.problem.profile
     inside_s = axis_links(at.terms.problem.cluster, form)["context"].seconds("all-reduce", own_bytes)

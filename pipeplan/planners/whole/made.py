@@ -29,10 +29,10 @@ COST_MODEL = "forms on a cluster of groups"
 
 @lru_cache(maxsize=256)
 def profile_of_groups(terms: ReplicaTerms) -> Profile:
-    """The profile of a group of devices: seconds as of one of them, what leaves it as of all together.
+    """The profile of a group of devices: the seconds of one device, and the outputs of all together.
 
-    A block's weights are what its replicas exchange, when the devices that share sequences have added theirs up. Its
-    backward has what is run again in it: an exchange has all of that to run beside.
+    A block's weights are the bytes that its replicas exchange, after the devices that share sequences have summed
+    theirs. Its backward includes recomputation: an exchange can run beside both.
     """
     own, profile = terms.terms, terms.terms.problem.profile
     together, holding = own.recipe.form.devices, own.recipe.form.tensor
@@ -73,10 +73,7 @@ class PlanMaker:
     splitter: Splitter
 
     def plan(self, stops: Sequence[int], *, inside: int) -> Plan | None:
-        """The plan with these stages, of which `inside` replicas are neighbours; None where a device has no room.
-
-        It is not played.
-        """
+        """The plan with these stages and `inside` neighbouring replicas, not played; None if a device has no room."""
         if not self.splitter.fits(stops):
             return None
         problem, degrees = self.problem, self.degrees
@@ -172,7 +169,7 @@ class PlanMaker:
         return tuple(self._held(around[number], stage, number, apart) for number, stage in enumerate(stages))
 
     def _held(self, around: StageCosts, stage: Stage, number: int, apart: int) -> StageCosts:
-        """A stage's costs with what its device holds, runs again and updates."""
+        """A stage's costs with its device's memory, recomputation and update."""
         terms, start, stop = self.terms, stage.start, stage.stop
         memory = stage.memory or StageMemory()
         kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
@@ -204,10 +201,10 @@ class PlanMaker:
         )
 
     def _own_exchange_s(self, start: int, stop: int, apart: int) -> float:
-        """What the blocks' gradients take beside the exchange of replicas; of a single replica it is all of it.
+        """The seconds of the blocks' gradient exchanges other than that of replicas; with a single replica, of all.
 
-        Devices that share sequences add theirs up first. The first stage and the one with a copy of its weights add up
-        those of the copy; `apart` is how many devices lie between the two.
+        Devices that share sequences sum their gradients first. The first stage and the stage with a copy of its weights
+        sum the copy's gradients; `apart` is the distance of the two in devices.
         """
         terms, degrees, cluster = self.terms, self.degrees, self.problem.cluster
         form = degrees.recipe.form

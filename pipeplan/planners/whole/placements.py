@@ -1,9 +1,9 @@
 """Placements: how many replicas of a stage are neighbours, from all of them to one.
 
 `inside` replicas of a rank stand in a row, then as many of the pipeline's next rank. After the last rank, the next
-`inside` replicas follow. All of them inside is "replicas are neighbours", one is "pipelines in a row". Numbers in
-between let replicas share a server, a rack, or both, and the pipeline the rest (`two_bw.placements.mixtures` has those
-that fill units of devices).
+`inside` replicas follow. If all replicas are inside, replicas are neighbours; if one is, pipelines are in a row. With a
+number in between, replicas share a server, a rack, or both, and the pipeline spans the rest
+(`two_bw.placements.mixtures` has the numbers that fill units of devices).
 """
 
 from collections.abc import Iterator
@@ -35,9 +35,9 @@ def placement(ranks: int, replicas: int, *, inside: int) -> tuple[Worker, ...]:
 
 @lru_cache(maxsize=65536)
 def most_sent(cluster: Cluster, ranks: int, replicas: int, chunks: int, *, inside: int) -> int:
-    """Of a microbatch of every replica, the most messages that leave one unit of the outermost level.
+    """The most messages that leave one unit of the outermost level, when every replica sends a microbatch.
 
-    Ranks of several stages send from the last rank to the first as well, once less. Gradients come back the same way.
+    If ranks hold several stages, the last rank also sends to the first, once less. Gradients come back the same way.
     """
     devices = _devices(ranks, replicas, inside)
     units = devices // prod(level.size for level in cluster.levels[:-1])
@@ -49,17 +49,17 @@ def most_sent(cluster: Cluster, ranks: int, replicas: int, chunks: int, *, insid
 
 
 def _devices(ranks: int, replicas: int, inside: int) -> IntArray:
-    """[rank, replica]: where they stand, in ascending order."""
+    """[rank, replica]: the device of each, in ascending order."""
     shape = replicas // inside, ranks, inside
     return np.arange(ranks * replicas).reshape(shape).transpose(1, 0, 2).reshape(ranks, replicas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedExchange:
-    """Seconds a byte of what all ranks exchange with their replicas, one all-reduce for each rank.
+    """Seconds a byte of the exchanges, one all-reduce among the replicas of each rank.
 
-    `least_rank` is that of the rank whose replicas are closest. The busiest port carries `least_port`, wherever the
-    bytes are. If ranks have equal shares and exchange at the same time it takes `even`.
+    `least_rank` is that of the rank whose replicas are closest. `least_port` is the least time of the busiest port,
+    whichever rank has the bytes. `even` is the time if ranks have equal shares and exchange at the same time.
     """
 
     least_rank: float = 0.0
@@ -81,7 +81,7 @@ def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int)
     every_s, slowest_s, ports = [], [], dict[int, FloatArray]()
     least_carried = inf
     for row in devices:
-        pattern = (row - row[0] // outermost * outermost).tobytes()  # moved by whole units it is the same
+        pattern = (row - row[0] // outermost * outermost).tobytes()  # a shift by whole units changes nothing
         if pattern not in known:
             known[pattern] = all_reduce_among(cluster, row.tolist())
         among = known[pattern]
@@ -106,9 +106,9 @@ def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ways:
-    """What a microbatch takes from each rank of a pipeline through the later ones, one direction, without computing.
+    """The transfer time of a microbatch from each rank of a pipeline to the last one, in one direction.
 
-    An entry for each rank: the latency, and the seconds a byte that ranks hand on.
+    Each rank has an entry: the latency, and the seconds a byte that ranks send on.
     """
 
     latency_s: FloatArray
@@ -123,7 +123,7 @@ class Ways:
 def ways_on(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> Ways:
     """The ways of a placement.
 
-    All replicas hand on at once, as a play has it: those behind one port share it.
+    All replicas send at once, as in a play: those behind one port share it.
     """
     devices = _devices(ranks, replicas, inside)
     crossed = Bandwidths(cluster).levels(devices[:-1], devices[1:])
@@ -139,7 +139,7 @@ def ways_on(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> Ways
 
 
 def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1) -> tuple[int, ...]:
-    """The numbers of replicas inside that differ in what transfers and exchanges cross, all replicas first.
+    """The values of `inside` that differ in the links that transfers and exchanges cross, all replicas first.
 
     Only multiples of `together` count. Two placements with the same crossings on every level cost the same.
     """
@@ -151,7 +151,7 @@ def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1
 
 
 def _candidates(cluster: Cluster, ranks: int, replicas: int) -> Iterator[int]:
-    """All replicas, one, and whatever divides them and leaves something to share out in a unit of a level."""
+    """All replicas, one, and every divisor of them that is no larger than an outermost unit."""
     yield replicas
     if ranks > 1 and replicas > 1:
         yield 1
@@ -160,8 +160,8 @@ def _candidates(cluster: Cluster, ranks: int, replicas: int) -> Iterator[int]:
 
 
 def _crossings(cluster: Cluster, ranks: int, replicas: int, inside: int) -> bytes:
-    """By boundary, the level that its transfers reach up to, and how many of them leave a unit; by rank of the
-    pipeline, how many units of every level its replicas are in, and how many are in one at least and at most.
+    """By boundary: the level up to which its transfers reach, and how many of them leave a unit. By rank of the
+    pipeline: how many units of every level hold its replicas, and the least and the most of them in one unit.
     """
     devices = _devices(ranks, replicas, inside)
     low, high = np.minimum(devices[:-1], devices[1:]), np.maximum(devices[:-1], devices[1:])

@@ -1,7 +1,7 @@
-"""Whole: the fastest play of a model among everything that an engine runs (`planners.auto` asks it for other engines).
+"""Whole: the fastest play of a model among everything that an engine runs (`planners.auto` uses it for other engines).
 
-The search is that of `auto`: configurations by their bounds, the highest first; before them some that are likely to be
-fast, to have a rate early that rules others out. What is compared is played, on the cluster whose devices are groups.
+The search is `auto`'s: configurations by their bounds, the highest first. Some that are likely to be fast come before
+them, because an early high rate rules others out. Plans are played on a cluster whose devices are a form's groups.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,38 +44,38 @@ USED = (
 """The options that it has a use for."""
 
 LIKELY = 24
-"""So many configurations are played first if their bounds allow."""
+"""How many likely fast configurations are played first, if their bounds allow."""
 
 STEPPED = 150_000
-"""Instructions of plans that are a step from the fastest, in addition."""
+"""The most instructions of plans that are a step from the fastest, besides the search's."""
 
 SPLITS_STEPPED = 4
-"""So many splits of the fastest plan's configuration, its own among them, are a step, and the most even one."""
+"""How many splits of the fastest plan's configuration count as a step, its own included; so does the most even one."""
 
 MOVED = 20_000
-"""Instructions of plans whose cuts were moved."""
+"""The most instructions of plans whose cuts were moved."""
 
 PLAYED_FIRST = 12
-"""So many of different degrees are played before bounds decide on the order: on slow networks these are far off."""
+"""How many plans of different degrees are played before bounds decide the order: on slow networks these are far off."""
 
 AMONG = 1000
-"""Among so many that are likely to be fast."""
+"""These plans are taken from so many likely fast configurations."""
 
 NEAR = 0.95
-"""It is enough when a play comes so near the highest of their bounds."""
+"""No more of them are played once a play reaches this share of the highest bound."""
 
 PLAYED_INSTRUCTIONS = 600_000
-"""Of all other plans together: two seconds."""
+"""The most instructions of all other plans together: two seconds."""
 
 LONGEST_PLAYED = 90_000
-"""Of one plan: half a second. Deep pipelines of many microbatches are among the fastest."""
+"""The most instructions of one plan: half a second. Deep pipelines of many microbatches are among the fastest."""
 
 
 def whole(problem: PlanningProblem) -> Answer:
     """The fastest plan for the engine that is asked for, with the form of its blocks.
 
-    Offloading is searched if nothing fits without it, or if the options ask for it. Raises InvalidInputError
-    for a profile without forms, options that the engine cannot have, and degrees that the profile has no form for.
+    Offloading is searched if nothing fits without it, or if the options ask for it. Raises InvalidInputError for a
+    profile without forms, options that the engine does not support, and degrees that the profile has no form for.
     """
     space, ranking = whole_space(problem)
     asked = PlannersAsked()
@@ -120,9 +120,9 @@ def _different(space: WholeSpace) -> Iterator[Proposal]:
 
 
 def _step_on(space: WholeSpace, ranking: Ranking) -> None:
-    """Plays what is a step from the fastest, and goes on from what is faster.
+    """Plays the plans that are one step from the fastest, and goes on from any faster one.
 
-    Where a slow network makes bounds and estimates wrong, they are still wrong alike for plans that differ by little.
+    On a slow network, bounds and estimates are off, but they are off alike for similar plans.
     """
     left_behind, order = set[Degrees](), PLAYED_FIRST
     ranking.left = STEPPED
@@ -141,16 +141,16 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
             ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=LONGEST_PLAYED)
             if ranking.left <= 0:
                 return
-            if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # by however little: others are near it
+            if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # however little: other plans are near it
                 break
             enough = ranking.best_rate * (1 + CLOSE)
 
 
 def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
-    """The same, with one of each kind before the others: of a kind, estimates are wrong alike.
+    """The same, with one of each kind before the others: within a kind, estimates are off alike.
 
-    With as many replicas, numbers of ranks whose longest have as many blocks are of a kind, and so are ways to share
-    states out.
+    A kind ignores the sharding. It also ignores the number of ranks, as long as replicas and the most blocks of a rank
+    are equal.
     """
     firsts, others, seen = list[PlacedDegrees](), list[PlacedDegrees](), set[object]()
     for placed in every:
@@ -163,17 +163,17 @@ def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> lis
 
 
 def _most_blocks(space: WholeSpace, degrees: Degrees) -> int:
-    """How many blocks the ranks with the most of them have."""
+    """The most blocks of a rank, if ranks share them evenly."""
     return -(-len(space.forms[0].blocks) // degrees.pipeline)
 
 
 def offloading(problem: PlanningProblem) -> PlanningProblem:
-    """The problem with everything that may go to the host."""
+    """The problem with all offloading allowed."""
     return replace(problem, options=replace(problem.options, offload=ANY_OFFLOAD))
 
 
 def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
-    """What is searched, and a ranking of its plays."""
+    """The space to be searched, and a ranking of its plays."""
     options = problem.options
     engine = engine_named(options.engine or "")
     refuse_unused(f"auto for the engine {engine.name}", options, USED)
@@ -220,9 +220,10 @@ def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
 
 
 def remade(problem: PlanningProblem, plan: Plan) -> Plan:
-    """The plan with the degrees, stages and placement of one for another engine, with its costs and without its price.
+    """The plan made again for its engine, with the same degrees, stages and placement, with costs but without a price.
 
-    Raises InvalidInputError for what the engine or the profile does not have, and for stages that do not fit.
+    Raises InvalidInputError for a form or degree that the engine or the profile does not have, and for stages that do
+    not fit.
     """
     space, _ = whole_space(replace(problem, options=replace(problem.options, engine=plan.engine)))
     known = [each.form for each in space.forms]

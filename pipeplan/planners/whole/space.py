@@ -1,8 +1,8 @@
-"""Space: everything that an engine could run of a model on a cluster, with what each configuration may reach at best.
+"""Space: everything that an engine could run of a model on a cluster, with each configuration's best possible rate.
 
-A configuration is a recipe (form, microbatch size, recomputation, sharding), a pipeline of so many ranks and stages,
-replicas, and how many replicas of a stage are neighbours. Its bounds and its likely rate come from sums over blocks,
-for all pipelines of a recipe at once; stages are made for those alone that may win.
+A configuration has a recipe (form, microbatch size, recomputation, sharding), numbers of ranks, stages and replicas,
+and a number of neighbouring replicas of a stage. Its bounds and its likely rate come from sums over blocks, for all
+pipelines of a recipe at once; stages are made only for configurations that may win.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,16 +30,16 @@ from pipeplan.planners.whole.split import Splitter
 from pipeplan.planners.whole.terms import RecipeTerms, ReplicaTerms
 
 MISSES = 50
-"""Of so many configurations that hold little on average the stages are made, to say what nothing fits by."""
+"""For how many configurations that hold little on average stages are made, to report by how much nothing fits."""
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacedDegrees:
-    """A configuration on its placement, with so many replicas `inside` (`placements`).
+    """A configuration on its placement, with `inside` neighbouring replicas (`placements`).
 
-    None of its plays is above `most` samples a second.
+    None of its plays exceeds `most` samples a second.
     """
 
     space: "WholeSpace"
@@ -54,11 +54,11 @@ class PlacedDegrees:
         return self.degrees.schedule
 
     def split(self) -> tuple[int, ...] | None:
-        """Where its stages end; None where none fit."""
+        """Where its stages end; None if none fit."""
         return next(iter(self.splits()), None)
 
     def splits(self) -> list[tuple[int, ...]]:
-        """Some splits, the shortest batch by its bound first if transfers between ranks always met others here."""
+        """Some splits, the shortest batch first, by its bound as if every transfer between ranks met another one."""
         made, cluster = self.space.maker(self.degrees), self.space.problem.cluster
         met_s = 2 * hops_before_s(made.terms, self.degrees, cluster, inside=self.inside)
         return sorted(made.splitter.several(), key=lambda stops: made.splitter.times.of(stops, met_s))
@@ -109,7 +109,7 @@ class Shortfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Bounded:
-    """The pipelines of a recipe with their rates: what no play exceeds, and what equal stages would give."""
+    """The pipelines of a recipe with two rates: one that no play exceeds, and one that equal stages would give."""
 
     shapes: Shapes
     most: FloatArray
@@ -117,7 +117,7 @@ class _Bounded:
     held_bytes: FloatArray
 
     def some(self, chosen: IntArray) -> "_Bounded":
-        """Those at these places."""
+        """The pipelines at these places."""
         most, likely, held_bytes = (each[chosen] for each in (self.most, self.likely, self.held_bytes))
         return _Bounded(shapes=self.shapes.some(chosen), most=most, likely=likely, held_bytes=held_bytes)
 
@@ -142,15 +142,15 @@ class WholeSpace:
         return sum(map(len, (*self._shapes, *self._fewer)))
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedDegrees]:
-        """All that memory does not rule out, the highest bound first. They are made as they are needed.
+        """All configurations that memory does not rule out, the highest bound first. They are made as they are needed.
 
-        Left out are those that offload without need, or hold states whole: the same stages without it take no longer.
+        Those that offload or hold whole states without need are left out: the same stages take no longer without.
         """
         every = self._taking_turns(self._with_fewer(self._by_placement(self._unbeaten(self._bounded), "most")))
         yield from (each for each in every if not self._offloads_in_vain(each.degrees))
 
     def _taking_turns(self, every: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
-        """The same with what ranks that take turns leave of their bounds: some come later for it."""
+        """The same, with bounds that also count the turns of ranks (`turned_s`): some come later for it."""
         waiting: list[tuple[float, int, PlacedDegrees]] = []
         for number, placed in enumerate(every):
             while waiting and -waiting[0][0] >= placed.most:
@@ -163,7 +163,7 @@ class WholeSpace:
             yield heappop(waiting)[2]
 
     def likely(self, *, beaten: bool = False) -> Iterator[PlacedDegrees]:
-        """The same, the fastest with equal stages first; `beaten`: with those that hold states whole in vain."""
+        """The same, the fastest with equal stages first; `beaten`: with those that hold whole states without need."""
         every = self._bounded_likely
         yield from self._by_placement(every if beaten else self._unbeaten(every), "likely")
 
@@ -172,22 +172,22 @@ class WholeSpace:
         yield from (each.shapes.some(np.flatnonzero(each.most > 0.0)) for each in self._bounded_likely)
 
     def near(self, degrees: Degrees, steps: int = 1) -> Iterator[PlacedDegrees]:
-        """Those that so many steps lead to (`steps_to`), on all placements, in the order of `likely`."""
+        """Those that are so many steps away (`steps_to`), on all placements, in the order of `likely`."""
         every = self._unbeaten(self._bounded_likely)
         near = [each.some(np.flatnonzero(steps_to(each.shapes, degrees) == steps)) for each in every]
         yield from self._by_placement(near, "likely")
 
     def _unbeaten(self, every: Sequence[_Bounded]) -> list[_Bounded]:
-        """Those without states that are held whole in vain: they exchange as much as shared ones."""
+        """All but those that hold whole states without need: with sharded states they would exchange no more."""
         shares = all("optimizer" in each for each in (self.engine.shardings, self.engine.pipelined_shardings))
         if not shares or self.problem.options.sharding is not None:
             return list(every)
         return [each.some(each.shapes.alone) if each.shapes.recipe.sharding == "none" else each for each in every]
 
     def _with_fewer(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
-        """These, and those with fewer replicas than there are devices for: with slow exchanges they can be faster.
+        """These, and those with fewer replicas than the devices allow, which can be faster if exchanges are slow.
 
-        They are bounded when no bound that is left is above all of theirs.
+        The latter are bounded only when no remaining bound exceeds all of theirs.
         """
         for placed in ready:
             if placed.most < self._most_of_fewer:
@@ -220,7 +220,7 @@ class WholeSpace:
         return min(misses, key=lambda miss: miss.missing_bytes)
 
     def _in_order(self, every: Sequence[_Bounded], rate: str) -> Iterator[PlacedDegrees]:
-        """By a rate, the highest first."""
+        """The configurations by a rate, the highest first."""
         rates = np.concatenate([np.zeros(0), *(getattr(each, rate) for each in every)])
         firsts = np.cumsum([0, *(len(each.shapes) for each in every)])
         for index in np.argsort(-rates, kind="stable").tolist():
@@ -234,7 +234,7 @@ class WholeSpace:
                 yield PlacedDegrees(space=self, degrees=degrees, inside=inside, most=most, likely=likely)
 
     def _by_placement(self, every: Sequence[_Bounded], rate: str) -> Iterator[PlacedDegrees]:
-        """By a rate, the highest first, with what their placements let them send: some come later for it."""
+        """The same, with rates lowered by their placements' bounds on sending: some come later for it."""
         waiting: list[tuple[float, int, PlacedDegrees]] = []
         for number, placed in enumerate(self._in_order(every, rate)):
             while waiting and -waiting[0][0] >= getattr(placed, rate):
@@ -250,7 +250,7 @@ class WholeSpace:
             yield heappop(waiting)[2]
 
     def _offloads_in_vain(self, degrees: Degrees) -> bool:
-        """Whether the same stages fit, and take no longer, with less on the host."""
+        """Whether the same stages also fit, and take no longer, with less on the host."""
         recipe, asked = degrees.recipe, self.problem.options
         if recipe.offload == OFFLOADS[0] or asked.offload != ANY_OFFLOAD:
             return False
@@ -268,7 +268,7 @@ class WholeSpace:
         return False
 
     def _placements(self, degrees: Degrees) -> tuple[int, ...]:
-        """Those that differ. In a pipeline all that replicas exchange is exchanged once a batch."""
+        """The placements that differ. In a pipeline, replicas exchange everything once a batch."""
         form = degrees.recipe.form
         key = form.devices, form.expert, degrees.pipeline, degrees.data
         if key not in self._inside:
@@ -277,7 +277,7 @@ class WholeSpace:
         return self._inside[key]
 
     def maker(self, degrees: Degrees) -> PlanMaker:
-        """What makes a configuration's plans."""
+        """The maker of a configuration's plans."""
         if degrees in self._makers:
             return self._makers[degrees]
         terms = self.terms(degrees.recipe).at(degrees.data, pipelined=degrees.pipeline > 1)
@@ -289,12 +289,12 @@ class WholeSpace:
         return made
 
     def room_on_host(self, recipe: Recipe) -> float:
-        """What a device may have on its host; all that there is where it offloads nothing."""
+        """The bytes that a device may have on its host; infinite if it offloads nothing."""
         host = self.problem.cluster.host
         return inf if host is None or recipe.offload == "none" else host.memory_bytes
 
     def terms(self, recipe: Recipe) -> RecipeTerms:
-        """What the blocks of a recipe take."""
+        """The terms of a recipe's blocks."""
         if recipe not in self._terms:
             model = next(each for each in self.forms if each.form == recipe.form)
             terms = RecipeTerms(problem=self.problem, engine=self.engine, model=model, recipe=recipe)
@@ -308,7 +308,7 @@ class WholeSpace:
         return self._rate(degrees, made.splitter.times.of(stops, reached_s))
 
     def most_of_any(self, degrees: Degrees) -> float:
-        """Samples a second that no play exceeds, whatever its stages are; infinite where that is not known."""
+        """Samples a second that no play exceeds, whatever its stages are; infinite if that is not known."""
         return self._rate(degrees, self.maker(degrees).splitter.least_s)
 
     def _rate(self, degrees: Degrees, batch_s: float) -> float:
@@ -320,7 +320,7 @@ class WholeSpace:
 
     @cached_property
     def _bounded_likely(self) -> list[_Bounded]:
-        """Those, and those of fewer replicas where one may be as fast."""
+        """`_bounded`, and `_bounded_fewer` if one of the latter may be as fast."""
         most = max((float(each.likely.max(initial=0.0)) for each in self._bounded), default=0.0)
         return [*self._bounded, *self._bounded_fewer] if self._most_of_fewer > most else self._bounded
 
@@ -330,12 +330,12 @@ class WholeSpace:
 
     @cached_property
     def _shapes(self) -> list[Shapes]:
-        """Of every recipe, with as many replicas as there are devices for."""
+        """Every recipe's pipelines with as many replicas as the devices allow."""
         return list(self._listed(most_replicas=True))
 
     @cached_property
     def _fewer(self) -> list[Shapes]:
-        """Of every recipe, with fewer replicas."""
+        """Every recipe's pipelines with fewer replicas."""
         return list(self._listed(most_replicas=False))
 
     def _listed(self, *, most_replicas: bool) -> Iterator[Shapes]:
@@ -355,11 +355,11 @@ class WholeSpace:
 
     @cached_property
     def _most_of_fewer(self) -> float:
-        """Samples a second that no play with fewer replicas than there are devices for exceeds."""
+        """Samples a second that no play of `_fewer` exceeds."""
         return max((self._most_computed(each) for each in self._fewer if len(each)), default=0.0)
 
     def _most_computed(self, found: Shapes) -> float:
-        """What no pipeline of a recipe exceeds: it computes alone, and shares states as the most replicas do."""
+        """The rate that no pipeline of a recipe exceeds: compute alone counts, and the most replicas share states."""
         terms, limit = self.terms(found.recipe), self.problem.cluster.device.usable_bytes
         step_s = float((terms.forward_s + terms.backward_s + terms.again_s).sum())
         fits = np.zeros(len(found), dtype=bool)
@@ -371,7 +371,7 @@ class WholeSpace:
         return ranks * found.recipe.microbatch_size / (step_s * (1 - _ROUNDING)) if step_s > 0 else inf
 
     def _rates(self, found: Shapes) -> _Bounded:
-        """Bounds by the whole model, and what equal stages would take; 0 for what cannot fit."""
+        """Bounds from the whole model, and the rates of equal stages; 0 for pipelines that cannot fit."""
         terms = self.terms(found.recipe)
         room_on_host = self.room_on_host(found.recipe)
         most, likely, held = np.zeros(len(found)), np.zeros(len(found)), np.zeros(len(found))
@@ -400,8 +400,8 @@ class WholeSpace:
     def _likely_s(self, at: ReplicaTerms, some: Shapes, rank_s: FloatArray) -> FloatArray:
         """A batch's seconds with equal stages, where the slower of computing and sending sets the pace.
 
-        Then come an exchange and an update, as they are on average. The placement is the better one of replicas that
-        are neighbours and of pipelines in a row.
+        An average exchange and update follow. The placement is the better of neighbouring replicas and pipelines in a
+        row.
         """
         m, p, v, form = some.microbatches, some.pipeline, some.chunks, some.recipe.form
         machines, sent_bytes = grouped(self.problem.cluster, form.devices), form.devices * at.terms.sent_bytes

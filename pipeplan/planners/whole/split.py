@@ -1,9 +1,9 @@
-"""Split: stages whose ranks fit and whose batch is the shortest by its bound, found by bisection over its seconds.
+"""Split: fitting stages with the shortest batch by its bound, found by bisection over the batch's seconds.
 
-Stages are filled one after the other, each with as many blocks as the batch's seconds and the memory allow: if any
-stages fit, these do, since a stage that begins later takes and holds no more. Where ranks hold several stages, these
-have the least bottleneck, and are as even as can be by time; if a rank does not fit so, blocks move from its stages to
-those beside them.
+Stages are filled one after the other, each with as many blocks as the batch's seconds and the memory allow. If any
+stages fit, these do, since a stage that begins later takes and holds no more. If ranks hold several stages, these have
+the least bottleneck and are as even in time as possible; if a rank then does not fit, blocks move from its stages to
+neighbouring ones.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,20 +20,20 @@ from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.terms import ReplicaTerms
 
 _MOVES = 12
-"""So many blocks move at most to make ranks of several stages fit."""
+"""The most blocks that are moved to make ranks with several stages fit."""
 
 PASSING_BLOCKS = 2
-"""Blocks whose activations are on a device at once where they go to the host."""
+"""Blocks whose activations are on a device at once if they are offloaded."""
 
 _STEPS = 24
-"""Bisections: the seconds are then within a millionth of the least."""
+"""Bisections, after which the seconds are within a millionth of the least."""
 
 _NEAR = 1e-5
-"""A batch is not bisected further when its seconds are known to this share."""
+"""The bisection ends when a batch's seconds are known to this relative precision."""
 
 
 def in_flight(degrees: Degrees, rank: int) -> float:
-    """Microbatches that a rank keeps at most, in microbatches of all its stages (Narayanan 2021, section 2.2)."""
+    """The most microbatches that a rank keeps, in microbatches of all its stages (Narayanan 2021, section 2.2)."""
     p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
     if v == 1:
         return min(p - rank, m)
@@ -50,31 +50,31 @@ class Splitter:
     host_bytes: float = inf
 
     def stops(self) -> tuple[int, ...] | None:
-        """Where the stages end; None where none fit. Of ranks with several stages none may have been found that fit."""
+        """Where the stages end; None if none fit. For ranks with several stages, the search may miss some that fit."""
         return next(iter(self.several()), None)
 
     def several(self) -> tuple[tuple[int, ...], ...]:
-        """These, and others that were found on the way to them, the shortest batch by its bound first. On a placement
-        with slow links between some ranks another one may be the fastest.
+        """These, and others found during the search, the shortest batch by its bound first. On a placement with slow
+        links between some ranks, another one may be the fastest.
         """
         return self._found[0]
 
     @property
     def least_s(self) -> float:
-        """Seconds of a batch that no play goes below, whatever the stages are; infinite where none fit.
+        """A lower bound on a batch's seconds in any play, whatever the stages are; infinite if none fit.
 
-        0 for ranks with several stages, of which it is not known.
+        0 for ranks with several stages, where it is not known.
         """
         return self._found[1]
 
     @cached_property
     def times(self) -> BatchTimes:
-        """What bounds a batch's seconds."""
+        """The bounds of a batch's seconds."""
         return BatchTimes(terms=self.terms, degrees=self.degrees)
 
     @cached_property
     def _found(self) -> tuple[tuple[tuple[int, ...], ...], float]:
-        """The stages, and the least seconds of any."""
+        """The stages found, and the least seconds of any stages."""
         if self.degrees.chunks == 1:
             return self._quickest()
         found = self._least(inf)
@@ -84,7 +84,7 @@ class Splitter:
         return (self._squeezed(even) or even,), 0.0
 
     def _quickest(self) -> tuple[tuple[tuple[int, ...], ...], float]:
-        """The stages of short batches, by their bound, among those that fit; and seconds at which none fit."""
+        """Fitting stages with short batches, by their bound; and the longest batch for which none fit."""
         high_s, low_s = self.times.longest_s(), 0.0
         found = self._in_time(high_s)
         if found is None:
@@ -101,7 +101,7 @@ class Splitter:
             else:
                 found, high_s = others, middle_s
                 every[found] = self.times.of(found)
-        # The first rank's end was taken for that of one block: stages filled from the last one leave it few.
+        # The bound took the first rank's end for that of one block. Filling from the last stage leaves it few blocks.
         for batch_s in (high_s, min(every.values())):
             others = self._in_time_from_the_end(batch_s)
             if others is not None:
@@ -109,7 +109,7 @@ class Splitter:
         return tuple(sorted(every, key=lambda stops: (every[stops], stops))), low_s
 
     def _in_time(self, batch_s: float) -> tuple[int, ...] | None:
-        """Stages that fit and let a batch take so many seconds, by its bound; None where there are none."""
+        """Fitting stages with a batch of at most so many seconds, by its bound; None if there are none."""
         depth, blocks = self.degrees.depth, len(self._step_s) - 1
         start, stops = 0, []
         for rank in range(depth):
@@ -122,7 +122,7 @@ class Splitter:
         return tuple(stops) if start == blocks else None
 
     def _in_time_from_the_end(self, batch_s: float) -> tuple[int, ...] | None:
-        """The same, with as many blocks as they allow in the last stages."""
+        """The same, with as many blocks as possible in the last stages."""
         stop, stops = len(self._step_s) - 1, list[int]()
         for rank in range(self.degrees.depth - 1, -1, -1):
             stops.append(stop)
@@ -140,12 +140,12 @@ class Splitter:
         return tuple(reversed(stops)) if stop == 0 else None
 
     def _evened(self, stops: tuple[int, ...]) -> tuple[int, ...]:
-        """Stages as near to equal shares of what is left as the same bottleneck allows: they were filled from the first
-        one on, and the last ones have what remained.
+        """Stages as near to equal shares of the remaining time as the same bottleneck allows. Until then the stages are
+        filled from the first one on, and the last ones have only the remainder.
         """
         step_s, depth = self._step_s, len(stops)
         most_s = max(step_s[stop] - step_s[start] for start, stop in zip((0, *stops), stops, strict=False)) * (1 + 1e-9)
-        earliest = [stops[-1]]  # where each stage may end at least, for the later ones to hold the rest
+        earliest = [stops[-1]]  # the earliest stop of each stage that lets the later ones hold the rest
         for stage in range(depth - 1, 0, -1):
             first = bisect_left(step_s, step_s[earliest[-1]] - most_s)
             earliest.append(min(max(first, stage), earliest[-1] - 1))
@@ -164,10 +164,10 @@ class Splitter:
         return tuple(evened)
 
     def _squeezed(self, stops: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The same stages if all ranks fit, or others after some blocks have moved; None where that does not help.
+        """The same stages if all ranks fit, or others after some blocks have moved; None if that does not help.
 
-        A block moves from a stage of the fullest rank to a neighbouring one: to the one after which the fullest rank
-        holds least.
+        Each time, a block moves from a stage of the fullest rank to a neighbouring stage. The search takes the move
+        after which the fullest rank holds least.
         """
         now = self.by_rank(stops)
         if sum(now) > self.device_bytes * len(now):
@@ -184,7 +184,7 @@ class Splitter:
         return stops if max(now) <= self.device_bytes else None
 
     def _without_a_block(self, stops: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
-        """The stages where one of a rank's has given its first or its last block away; they themselves come first."""
+        """The stages themselves, then all with one stage of a rank less its first or its last block."""
         yield stops
         for stage in range(rank, self.degrees.depth, self.degrees.pipeline):
             start = stops[stage - 1] if stage else 0
@@ -195,11 +195,11 @@ class Splitter:
                     yield (*stops[:stage], stops[stage] - 1, *stops[stage + 1 :])
 
     def by_rank(self, stops: Sequence[int]) -> list[float]:
-        """What every rank holds."""
+        """The bytes that every rank holds."""
         return self._summed(self.held_bytes(stops))
 
     def hosts_by_rank(self, stops: Sequence[int]) -> list[float]:
-        """What every rank has on its host."""
+        """The bytes that every rank has on its host."""
         return self._summed(self.held_by_hosts(stops))
 
     def _summed(self, by_stage: FloatArray) -> list[float]:
@@ -228,9 +228,10 @@ class Splitter:
         return found
 
     def held_bytes(self, stops: Sequence[int]) -> FloatArray:
-        """What each stage's device holds: states, microbatches in flight, and the most that a block holds on top.
+        """The bytes that each stage's device holds: states, microbatches in flight, and the most that a block holds on
+        top.
 
-        Where ranks hold several stages, each has its share of a rank's microbatches; what is on top counts once.
+        If ranks hold several stages, each has its share of the rank's microbatches; the bytes on top count once.
         """
         terms, flight, starts, ends = self.terms, *self._stages(stops)
         left = terms.left_bytes[ends] - terms.left_bytes[starts]
@@ -243,13 +244,13 @@ class Splitter:
         return held
 
     def held_by_hosts(self, stops: Sequence[int]) -> FloatArray:
-        """What each stage has on its host."""
+        """The bytes that each stage has on its host."""
         terms, flight, starts, ends = self.terms, *self._stages(stops)
         states = terms.host_bytes[ends] - terms.host_bytes[starts]
         return np.asarray(states + flight * (terms.left_bytes[ends] - terms.left_bytes[starts]))
 
     def _stages(self, stops: Sequence[int]) -> tuple[FloatArray, IntArray, IntArray]:
-        """What is in flight in every stage, where the stages start, and where they end."""
+        """Every stage's microbatches in flight, its start and its stop."""
         p, ends = self.degrees.pipeline, np.asarray(stops)
         flight = np.tile([in_flight(self.degrees, rank) for rank in range(p)], self.degrees.chunks)
         return flight, np.append(0, ends[:-1]), ends
@@ -263,8 +264,8 @@ class Splitter:
         return max(self.missing_bytes(stops)) <= 0
 
     def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
-        """Stages that are as long as the bottleneck and the room allow, None where blocks are left over; and the least
-        bottleneck at which any of them could be longer.
+        """Stages as long as the bottleneck and the room allow, None if blocks are left over; and the least bottleneck
+        at which any of them could be longer.
         """
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
         start, stops, more_s = 0, [], inf
@@ -307,10 +308,10 @@ class Splitter:
         return states[stop] - states[start] + in_flight(self.degrees, rank) * (left[stop] - left[start])
 
     def on_top(self, rank: int, start: int, stop: int) -> float:
-        """What blocks [start, stop) hold while one of them runs: its transients, and what the host has not got.
+        """The bytes that blocks [start, stop) hold while one of them runs: its transients, and offloaded activations.
 
-        Of activations that go to the host those of two blocks are there: of the one that computes, and of the one that
-        is copied; or all that are in flight, where these are less.
+        Of the latter, those of two blocks are on the device: of the block that computes, and of the one that is copied;
+        or all that are in flight, if these are less.
         """
         transient, left = self._transient.most(start, stop), self._left_bytes
         if left[-1] == 0.0:
@@ -348,7 +349,7 @@ class Splitter:
 
 
 class _MostOf:
-    """The most of any of some blocks in a row, from a table: by level, the most of 2^level blocks from each one on."""
+    """The maximum over consecutive blocks, from a table: by level, the maximum over 2^level blocks from each one on."""
 
     def __init__(self, values: FloatArray) -> None:
         self._table = [values]
@@ -357,6 +358,6 @@ class _MostOf:
             self._table.append(np.maximum(before[:-half], before[half:]))
 
     def most(self, start: int, stop: int) -> float:
-        """Of blocks [start, stop)."""
+        """The maximum over blocks [start, stop)."""
         level = (stop - start).bit_length() - 1
         return float(max(self._table[level][start], self._table[level][stop - 2**level]))

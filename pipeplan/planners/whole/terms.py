@@ -1,13 +1,13 @@
-"""Terms: what the blocks of a recipe take and hold on a device, as sums over [start, stop).
+"""Terms: the seconds and bytes of a recipe's blocks on a device, as sums over [start, stop).
 
-Seconds have the collectives inside a form in them: a device waits for these. The host launches operations while the
-device computes or exchanges: the slower of the two decides. Where weights are shares, a block takes as long as it
-computes, or as the next block's weights take to be gathered, whichever is longer; the same of the gradients that leave
-it. An exchange slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline shares are gathered once a
-batch. Likewise what goes to the host and what comes from it: two directions of one link, beside the computing. An
-update on the host waits for its gradients, and the next batch for its weights.
+Seconds include the collectives inside a form, because a device waits for these. The host launches operations while the
+device computes or exchanges; the slower of the two counts. With sharded weights, a block takes the longer of its
+compute and the gathering of the next block's weights; the reduction of its gradients is treated alike. An exchange
+slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline, shards are gathered once a batch. Copies to
+and from the host also run beside the compute, in the two directions of one link. An update on the host waits for its
+gradients, and the next batch for its weights.
 
-What is run again are the layers: neither the first block nor the last one, where these are of kinds of their own.
+Only the layers are recomputed: neither the first nor the last block, if these are of kinds of their own.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecipeTerms:
-    """A model in one form, at one microbatch size, with one way of recomputation: what its blocks take, in order."""
+    """The terms of a model's blocks, in order, in one form, at one microbatch size, with one way of recomputation."""
 
     problem: PlanningProblem
     engine: TrainingEngine
@@ -52,22 +52,22 @@ class RecipeTerms:
 
     @cached_property
     def measured(self) -> tuple[FormMeasurement, ...]:
-        """Every kind of block."""
+        """The measurement of every kind of block."""
         return tuple(kind.at(self.recipe.microbatch_size) for kind in self.model.kinds)
 
     @cached_property
     def forward_s(self) -> FloatArray:
-        """Of every block, with its collectives."""
+        """Every block's forward, with its collectives."""
         return self._by_block([self._worked_s(self._forward_s(m), m.forward_operations) for m in self.measured])
 
     @cached_property
     def backward_s(self) -> FloatArray:
-        """Of every block, with its collectives."""
+        """Every block's backward, with its collectives."""
         return self._by_block([self._worked_s(self._backward_s(m), m.backward_operations) for m in self.measured])
 
     @cached_property
     def again_s(self) -> FloatArray:
-        """What is run again of every block, before its backward."""
+        """Every block's recomputation before its backward."""
         return self._by_block([self._again_s(m, way) for m, way in self._ways])
 
     def _again_s(self, measured: FormMeasurement, way: str) -> float:
@@ -86,46 +86,46 @@ class RecipeTerms:
         return measured.backward_s + self._exchanged_s(measured.backward_collectives)
 
     def _worked_s(self, device_s: float, operations: int) -> float:
-        """What a passage takes: its kernels, its exchanges and what is between them, or the host's launches."""
+        """The longer of a passage's kernels, exchanges and the gaps between them, and of the host's launches."""
         times = self.engine.times
         return max(device_s + operations * times.gap_s, operations * times.host_s)
 
     @cached_property
     def _ways(self) -> tuple[tuple[FormMeasurement, str], ...]:
-        """Every kind with what is run again of it."""
+        """Every kind with its way of recomputation."""
         inner = set(self.model.blocks[1:-1])
         way = self.recipe.recompute
         return tuple((m, way if kind in inner else "none") for kind, m in enumerate(self.measured))
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
-        """What a microbatch in flight keeps of every block."""
+        """The bytes that a microbatch in flight keeps of every block."""
         return self._by_block([_kept(m, way) for m, way in self._ways])
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
-        """What every block holds on top while it runs: what was not kept of it, and its workspace."""
+        """The bytes that every block holds on top while it runs: activations that were not kept, and its workspace."""
         more = [m.activation_bytes - _kept(m, way) + m.workspace_bytes for m, way in self._ways]
         return self._by_block([max(each, 0) for each in more])
 
     @cached_property
     def parameters(self) -> FloatArray:
-        """Of every block, without its experts'."""
+        """Every block's parameters, without its experts'."""
         return self._by_block([kind.parameters for kind in self.model.kinds])
 
     @cached_property
     def tied_parameters(self) -> FloatArray:
-        """Of every block, those of the first block that it holds a copy of in a pipeline."""
+        """By block, the parameters of the first block of which it holds a copy in a pipeline."""
         return self._by_block([kind.tied_parameters for kind in self.model.kinds])
 
     @cached_property
     def expert_parameters(self) -> FloatArray:
-        """Of every block's experts."""
+        """The parameters of every block's experts."""
         return self._by_block([kind.expert_parameters for kind in self.model.kinds])
 
     @cached_property
     def edge_bytes(self) -> FloatArray:
-        """What one device sends on where a stage ends, by the place of the cut.
+        """The bytes that one device sends on at the end of a stage, by the place of the cut.
 
         Devices of a tensor group that all hold the whole output send a share each (Narayanan et al. 2021, section 4.1).
         """
@@ -134,24 +134,24 @@ class RecipeTerms:
 
     @cached_property
     def sent_bytes(self) -> float:
-        """What one device sends on of a microbatch, between most blocks."""
+        """The bytes that one device sends on for a microbatch, between most blocks."""
         between = self.edge_bytes[1:-1]
         return float(np.median(between)) if len(between) else 0.0
 
     @cached_property
     def least_send_s(self) -> float:
-        """How long a port carries what a group sends on of a microbatch, at least; 0 for one group."""
+        """The least time for which a group's transfer of a microbatch occupies a port; 0 for one group."""
         return min((size_bytes / level.transfer_bytes_per_s for level, size_bytes in self._crossed), default=0.0)
 
     @cached_property
     def hop_s(self) -> float:
-        """What a microbatch takes from a rank to the next one and back, at least; 0 for one group of devices."""
+        """The least time of a microbatch's transfers from a rank to the next and back; 0 for one group of devices."""
         ways_s = (level.latency_s + size_bytes / level.transfer_bytes_per_s for level, size_bytes in self._crossed)
         return 2 * min(ways_s, default=0.0)
 
     @cached_property
     def _crossed(self) -> list[tuple[Level, int]]:
-        """The levels that groups may send over, each with the least that passes a cut."""
+        """The levels over which groups may send, each with the fewest bytes that pass a cut."""
         levels = grouped(self.problem.cluster, self.recipe.form.devices).levels
         edges = self.edge_bytes[1:-1]
         least = self.recipe.form.devices * int(edges.min()) if len(edges) else 0
@@ -163,12 +163,12 @@ class RecipeTerms:
         return 1 if form.sequence_parallel else form.tensor
 
     def regathered_s(self, cut: int) -> float:
-        """How long receivers take to gather such shares of what passes the cut."""
+        """How long receivers take to gather these shares of the bytes that pass the cut."""
         links = axis_links(self.problem.cluster, self.recipe.form)["tensor"]
         return links.seconds("all-gather", float(self.edge_bytes[cut]) * self._senders) if self._senders > 1 else 0.0
 
     def ledger(self, data: int, *, pipelined: bool) -> Ledger:
-        """What is kept of a parameter with so many replicas of the form; devices that share sequences hold it too."""
+        """The ledger of a parameter with so many replicas of the form; devices that share sequences hold it too."""
         return ledger(
             self.engine.name,
             self.recipe.sharding,
@@ -180,7 +180,7 @@ class RecipeTerms:
         )
 
     def at(self, data: int, *, pipelined: bool) -> "ReplicaTerms":
-        """With so many replicas, of one stage or of several."""
+        """The terms with so many replicas, of one stage or of several."""
         key = data, pipelined
         if key not in self._at:
             self._at[key] = ReplicaTerms(terms=self, data=data, pipelined=pipelined)
@@ -208,7 +208,7 @@ class RecipeTerms:
 
 
 def _longest(members: int) -> float:
-    """The longest of so many times, in the mean, as a multiple of their mean."""
+    """The expected longest of so many times, as a multiple of their mean."""
     return sum(1 / place for place in range(1, members + 1))
 
 
@@ -234,7 +234,7 @@ class ReplicaTerms:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Of parameters that are no expert's."""
+        """The ledger of parameters outside experts."""
         return self.terms.ledger(self.data, pipelined=self.pipelined)
 
     def _shares(self, what: str) -> bool:
@@ -246,7 +246,7 @@ class ReplicaTerms:
 
     @cached_property
     def _gathered_s(self) -> tuple[FloatArray, FloatArray]:
-        """How long every block's weights take to be gathered for its forward, and for its backward."""
+        """How long it takes to gather every block's weights for its forward, and for its backward."""
         nothing = np.zeros_like(self.terms.forward_s)
         if self.pipelined or not self._gathers_for_forward:
             return nothing, nothing
@@ -255,7 +255,7 @@ class ReplicaTerms:
 
     @cached_property
     def _scattered_s(self) -> FloatArray:
-        """How long every block's gradients take to be reduced to shares."""
+        """How long it takes to reduce every block's gradients to shares."""
         if self.pipelined or not self._shares("gradients"):
             return np.zeros_like(self.terms.forward_s)
         return self._moved_s("reduce-scatter")
@@ -267,7 +267,7 @@ class ReplicaTerms:
         return np.asarray([links.seconds(kind, each * self.ledger.gathered) for each in whole.tolist()])
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
-        """Of compute and an exchange beside it."""
+        """The seconds of compute with an exchange beside it."""
         slowed_s = computing_s + self.terms.engine.times.beside * exchanging_s
         return np.asarray(np.maximum(slowed_s, exchanging_s))
 
@@ -279,23 +279,23 @@ class ReplicaTerms:
 
     @cached_property
     def backward_s(self) -> FloatArray:
-        """Sums of the backwards' seconds, without what is run again."""
+        """Sums of the backwards' seconds, without recomputation."""
         return sums(self._whole_backward_s - self.terms.again_s)
 
     @cached_property
     def again_s(self) -> FloatArray:
-        """Sums of the seconds of what is run again."""
+        """Sums of the recomputation's seconds."""
         return sums(self.terms.again_s)
 
     @cached_property
     def step_s(self) -> FloatArray:
-        """Sums of all that a microbatch takes."""
+        """Sums of all seconds of a microbatch."""
         return self.forward_s + sums(self._whole_backward_s)
 
     def slowest_rank_s(self, ranks: int) -> float:
-        """What the slowest of so many ranks computes of a microbatch at least.
+        """The least that the slowest of so many ranks computes for a microbatch.
 
-        That is its share, or of the k longest blocks its part of k.
+        It is an equal share of all compute or, of the k longest blocks for some k, the shortest ceil(k / ranks).
         """
         if ranks not in self._slowest_s:
             together_s = self._longest_s
@@ -306,12 +306,12 @@ class ReplicaTerms:
 
     @cached_property
     def _longest_s(self) -> FloatArray:
-        """Sums of what blocks take of a microbatch, the longest first."""
+        """Sums of the blocks' seconds for a microbatch, the longest first."""
         return sums(np.sort(np.diff(self.step_s))[::-1])
 
     @cached_property
     def _whole_backward_s(self) -> FloatArray:
-        """Of every block, with what is run again."""
+        """Every block's backward, with recomputation."""
         computing_s = self.terms.backward_s + self.terms.again_s
         alone_s = self._beside_s(computing_s, self._gathered_s[1] + self._scattered_s)
         up_s = self._copied_s(self._left_bytes + self._up_bytes)
@@ -320,32 +320,32 @@ class ReplicaTerms:
 
     @cached_property
     def _left_bytes(self) -> FloatArray:
-        """What every block's microbatch has on the host from forward to backward."""
+        """The bytes that a microbatch keeps on the host for every block, from forward to backward."""
         return self.terms.kept_bytes * float(offloads_activations(self.terms.recipe.offload))
 
     @cached_property
     def _up_bytes(self) -> FloatArray:
-        """What comes up of every block's weights before they are gathered."""
+        """The bytes of every block's weights that come from the host before they are gathered."""
         return self._of_parameters(lambda each: each.weights_up)
 
     def _copied_s(self, size_bytes: FloatArray) -> FloatArray:
-        """How long every block's bytes take between device and host, one way."""
+        """How long the copy of every block's bytes between device and host takes, one way."""
         host = self.terms.problem.cluster.host
         return np.asarray(size_bytes / host.bandwidth_bytes_per_s if host else np.zeros_like(size_bytes))
 
     @cached_property
     def _parameters(self) -> FloatArray:
-        """Of every block, with its copies of another stage's, without its experts'."""
+        """Every block's parameters, with its copies of another stage's, without its experts'."""
         return self.terms.parameters + (self.terms.tied_parameters if self.pipelined else 0.0)
 
     def _of_parameters(self, entry: Callable[[Ledger], float]) -> FloatArray:
-        """An entry of the ledger, of all parameters of every block. Experts have fewer replicas."""
+        """An entry of the ledger for all parameters of every block. Experts have fewer replicas."""
         terms = self.terms
         experts = terms.ledger(self.data // terms.recipe.form.expert, pipelined=self.pipelined)
         return self._parameters * entry(self.ledger) + terms.expert_parameters * entry(experts)
 
     def no_slower(self, other: "ReplicaTerms") -> bool:
-        """Whether no block takes longer than with the other terms, there, back, or to be updated."""
+        """Whether no block's forward, backward or update takes longer than with the other terms."""
         pairs = (
             (self.forward_s, other.forward_s),
             (self.backward_s, other.backward_s),
@@ -360,22 +360,22 @@ class ReplicaTerms:
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
-        """Sums of what a microbatch in flight keeps on the device."""
+        """Sums of the bytes that a microbatch in flight keeps on the device."""
         return sums(self.terms.kept_bytes - self._left_bytes)
 
     @cached_property
     def left_bytes(self) -> FloatArray:
-        """Sums of what a microbatch in flight leaves to the host."""
+        """Sums of the bytes that a microbatch in flight keeps on the host."""
         return sums(self._left_bytes)
 
     @cached_property
     def host_bytes(self) -> FloatArray:
-        """Sums of what the host has of the states."""
+        """Sums of the states' bytes on the host."""
         return sums(self._of_parameters(lambda each: each.host))
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
-        """What every block holds on top while it runs, with the whole weights that are gathered for it."""
+        """The bytes that every block holds on top while it runs, with the whole weights that are gathered for it."""
         terms, one = self.terms, not self.pipelined
         whole = self.ledger.gathered * (terms.parameters + terms.expert_parameters)
         gathered = GATHERED_BLOCKS * (one and self._shares("weights"))
@@ -399,12 +399,12 @@ class ReplicaTerms:
 
     @cached_property
     def tied_bytes(self) -> FloatArray:
-        """Sums of the gradients' bytes of copies that the first stage has as well."""
+        """Sums of the bytes of gradients whose weights the first stage holds as well."""
         return sums(self.ledger.exchanged * self.terms.tied_parameters)
 
     @cached_property
     def update_s(self) -> FloatArray:
-        """Sums of what an update takes."""
+        """Sums of an update's seconds."""
         terms, profile = self.terms, self.terms.problem.profile
         host = terms.problem.cluster.host
         if host and offloads_optimizer(terms.recipe.offload):
