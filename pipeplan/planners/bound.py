@@ -137,8 +137,9 @@ def interleaved_turns_s(passage_s: FloatArray, around_s: FloatArray, microbatche
     takes its first turn, the first microbatch goes through all stages and back to the rank's last stage. After its last
     turn, the last microbatch goes on from there and back through all stages. Together, both take at least around_s[s].
 
-    Forward n of rank s is also forward n of rank t. Backward n - w_t follows it there, with w_t = 2 (p - 1 - t) +
-    (v - 1) p. On rank s, forward n - w_t + w_s + 1 follows the same backward. Turns begin with forward w_s + 1.
+    Forward n of rank s is also forward n of rank t. Backward n - w_t follows it there, with w_t = 2
+    (p - 1 - t) + (v - 1) p. On rank s, forward n - w_t + w_s + 1 follows the same backward. Turns begin with forward
+    w_s + 1.
     """
     p = len(around_s)
     s, t = _pairs(p)

@@ -158,7 +158,7 @@ def _program(plan: Plan, batches: int, *, implied: bool = False) -> Program:
 
 
 def _devices(plan: Plan) -> Sequence[Sequence[int]]:
-    """Those of the ranks that are played."""
+    """The devices of the ranks that are played."""
     return ranks_by_stage(plan.placement) if _stands_for_all(plan) else ()
 
 
@@ -221,7 +221,7 @@ class _Played:
 
 
 def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
-    """The same plan with the microbatches of `_SHORTER`; none where it has no more, or cannot be shortened.
+    """The same plan with the microbatches of `_SHORTER`; none if it has no more microbatches, or cannot be shortened.
 
     Where half of a batch counts, the numbers are doubled, because an odd half would be rounded. Without a flush a batch
     takes as long as its microbatches, or as the exchange beside them, which is therefore shortened as well.
@@ -354,7 +354,7 @@ def _on_graph(graph: CutGraph, decision: Decision) -> Decision:
 
 
 def _costs(problem: PlanningProblem, decision: Decision, *, master_weights: bool) -> tuple[StageCosts, ...]:
-    """Every stage's, from the profile of the type of its devices."""
+    """Every stage's costs, from the profile of the type of its devices."""
     options = problem.options
     on_type = {
         name: estimate(

@@ -14,8 +14,8 @@ better cuts for its answer, if there are any (`through_cuts`). The answer that i
 
 The guarantee: the answer is what the planner promises among the places of its order. For pipedream-2bw and exact, no
 other cuts of the graph make the slowest stage of the answer's shape faster by more than 1e-4, if they are few
-(`through_cuts`) and neither memory nor gradient exchanges decide where stages end. Nothing is shown of another shape on
-another order, nor of gpipe, whose stages are those of the least variance.
+(`through_cuts`) and neither memory nor gradient exchanges decide where stages end. Nothing is proven about another
+shape on another order, nor about gpipe, whose stages are those of the least variance.
 """
 
 from collections.abc import Sequence

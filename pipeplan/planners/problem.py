@@ -46,7 +46,7 @@ class Options:
 
     `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
     all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2). `memory`: the accounting.
-    `recompute_unit`: what is run again at a time (None: the stage where that fits, else what holds less).
+    `recompute_unit`: the unit of recomputation (None: the stage if that fits, else the unit that holds less).
     `optimizer`: what updates the weights (None: what the engine's users train with, `optimizer_or_default`).
     `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
     `safe_batch`: the batch size is the largest that may be used (2BW 2021, algorithm 1), not the one that must be used.
@@ -216,8 +216,8 @@ class PlanningProblem:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a plan says of profiles that may not be of the cluster's devices, and of an exchange that does not run;
-        usually nothing.
+        """A plan's warnings of profiles that may not be of the cluster's devices, and of an exchange that does not run;
+        usually none.
         """
         pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
         found = [warning(profile, device, as_if=self.options.as_if) for profile, device in pairs]
@@ -295,7 +295,7 @@ def require_same_type(profile: Profile, device: Device) -> None:
 
 
 def warning(profile: Profile, device: Device, *, as_if: bool) -> str | None:
-    """What a plan says where a profile may not be of the device that it is planned for; None where it is."""
+    """A plan's warning if a profile may not be of the device that it is planned for; None if it is."""
     if is_same(profile.device.name, device.name) or (is_unknown(profile.device.name) and is_unknown(device.name)):
         return None
     profiled, present = shown(profile.device.name), shown(device.name)
@@ -363,7 +363,7 @@ def require_few_blocks(problem: PlanningProblem) -> None:
 
 
 def measured_at(problem: PlanningProblem, microbatch_size: int) -> tuple[Measurement, ...]:
-    """The blocks at this size. Raises InvalidInputError if they take no time at all, or it was not measured."""
+    """The blocks at this size. Raises InvalidInputError if they take no time, or the size was not measured."""
     sizes = problem.profile.microbatch_sizes
     rule = f"must be one of the measured sizes {list(sizes)}"
     require(microbatch_size in sizes, "microbatch_size", rule, microbatch_size)
@@ -392,4 +392,4 @@ Observer = Callable[[SearchProgress], None]
 
 
 def unobserved(_: SearchProgress) -> None:
-    """Nobody listens."""
+    """An observer that ignores all reports."""

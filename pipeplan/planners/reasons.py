@@ -19,7 +19,7 @@ def at_most(throughput_samples_per_s: float) -> str:
 
 
 def as_fast(throughput_samples_per_s: float) -> str:
-    """It would train at the same rate as what the rules for ties prefer."""
+    """It would train at the same rate as the plan that the rules for ties prefer."""
     return f"as fast: {throughput_samples_per_s:.4g} samples/s, on no fewer devices"
 
 
@@ -50,7 +50,7 @@ def unpriced(
     offload: str = "none",
     chunks: int = 1,
 ) -> Alternative:
-    """What a plan says of a configuration that was not played."""
+    """A plan's entry for a configuration that was not played."""
     return Alternative(
         schedule=shape.schedule,
         depth=shape.depth,

@@ -42,7 +42,7 @@ order of the blocks (`on_chain`).
 PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
 
 PLAYED = "played"
-"""What plans are compared by, of `Options.semantics`, unless asked otherwise."""
+"""The default of `Options.semantics`: plans are compared by their plays."""
 
 VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.11.0")
 """Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its

@@ -42,7 +42,7 @@ class EverySplit:
         return filter(self.may, every)
 
     def highest(self, count: int) -> Iterator[tuple[int, ...]]:
-        """None."""
+        """No splits: their bounds are not known here."""
         return iter(())
 
 
@@ -61,7 +61,7 @@ class ListedSplits:
         return iter(self.listed)
 
     def highest(self, count: int) -> Iterator[tuple[int, ...]]:
-        """None."""
+        """No splits: their bounds are not known here."""
         return iter(())
 
 

@@ -36,7 +36,7 @@ def order_through_cuts(graph: CutGraph, plan: Plan) -> tuple[int, ...] | None:
     """An order of the blocks whose places include better cuts for the plan's stages than the plan's own.
 
     None where there are none, by `WORTH_IT`, or where the graph has too many cuts. Blocks of one stage keep their
-    order. Memory and exchanges of gradients are left aside.
+    order. Memory and gradient exchanges are ignored.
     """
     problem = graph.problem
     measured = problem.profile.at(plan.microbatch_size)

@@ -29,7 +29,7 @@ _COMPUTED = (
     "estimated",
     "interpolated",
 )
-"""What is computed of a plan's decisions. Of our own runtime's plans the stages' figures are taken as they are."""
+"""The fields computed from a plan's decisions. For our runtime's plans, the stages' figures are taken as they are."""
 
 _ROUNDING = 1e-9
 
@@ -39,7 +39,7 @@ NEEDED = "machines needed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at: `holds`, and in `detail` how, or what is wrong."""
+    """One check: whether it `holds`, and in `detail` how, or what is wrong."""
 
     what: str
     holds: bool
@@ -110,7 +110,7 @@ def _costs(plan: Plan, problem: PlanningProblem) -> Finding:
     try:
         if plan.engine != OUR_RUNTIME:
             made = [remade(corrected, plan)]
-        else:  # zero bubble may have the costs of the schedule without
+        else:  # a zero-bubble plan may have the costs of its base schedule
             made = [
                 complete(corrected, replace(decision, schedule=each)) for each in dict.fromkeys((plan.schedule, base))
             ]

@@ -1,1 +1,1 @@
-"""The planner auto: what the others propose, ranked by the play of its streams."""
+"""The planner auto: the other planners' proposals, ranked by the play of their streams."""

@@ -1,15 +1,16 @@
-"""Certificate of a search by play: checked by searching its space again, without what the first search found.
+"""Certificate of a search by play: checked by searching its space again, without the first search's results.
 
 The claim is that no configuration of the space, with the stages that its closed form finds best, plays more than 1 /
 `bound` samples a second, and that none plays more than 1 / `bound_of_all`, whatever its stages are. The check rules out
 each configuration by the first of these that holds:
 
-1. The rate that no play of it exceeds (`space`) is not above that, or no stages of it that fit compute so fast.
+1. The rate that no play of it exceeds (`space`) is not above the claim, or no fitting stages of it compute so fast.
 2. No split of it into stages fits.
-3. Of every plan of its stages, also with a split backward, the bound (`planners.bound`) is not above that.
+3. The bound (`planners.bound`) of each plan with its stages, also with a split backward, is not above the claim.
 4. Its plans do not fit when they are played, or play no faster.
 
-Other stages of what was not ruled out by 1 are within the bound of any stages, or are few and ruled out by 3 and 4.
+If 1 does not rule a configuration out, its other stages are within the bound of any stages, or they are few and ruled
+out by 3 and 4.
 
 `beyond` bounds everything that a space does not list.
 
@@ -79,7 +80,7 @@ class _Elimination:
     played: int = 0
 
     def run(self) -> str:
-        """Rules all of them out, and says how. Raises PipeplanError for the first that is not."""
+        """Rules all of them out, and says how. Raises PipeplanError for the first that it cannot rule out."""
         for space in self.spaces:
             for configuration in space.configurations(lambda: self.most_per_s):
                 if self._within(configuration.most):

@@ -1,10 +1,10 @@
-"""Chunk memory: how fast ranks of several stages play at most, because what fits a device takes longer to compute.
+"""Chunk memory: a bound on the rate of ranks with several stages, because memory limits what they compute.
 
-`two_bw.capacity` has the same for ranks of one stage. In t seconds a microbatch, a rank computes at most t of the
+`two_bw.capacity` has the same for ranks with one stage. In t seconds a microbatch, a rank computes at most t of the
 blocks' least seconds. A rank that keeps whole microbatches has fewer blocks, because its memory limits them: just
 before its first backward it keeps at least n microbatches of each of its stages. A rank that recomputes is limited by
-its weights, and its blocks take longer. Whatever its stages are, it computes no more than with the blocks that compute
-longest by what they hold, the last of them in part (Dantzig 1957). All ranks together must compute all blocks.
+its weights, and its blocks take longer. Whatever its stages are, it computes no more than the blocks with the most
+compute per byte, the last of them in part (Dantzig 1957). All ranks together must compute all blocks.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class ChunkMemory:
 
     @property
     def counted(self) -> int:
-        """About how many instructions are gone through to count what ranks keep."""
+        """About how many instructions are read to count what ranks keep."""
         shape = self.terms.shape
         return shape.ranks**2 * (shape.chunks + 1)
 
@@ -56,7 +56,7 @@ class ChunkMemory:
         return shape.batch_size / (shape.microbatches * low) * (1 + _ROUNDING) if low > 0 else inf
 
     def _computed(self, step_s: float) -> float:
-        """Of the blocks' least seconds, how much all ranks compute together in so many seconds a microbatch."""
+        """How much of the blocks' least seconds all ranks together compute in so many seconds a microbatch."""
         plain, again = self._shares
         plain_s, again_s = self._fitting_s
         by_rank = np.maximum(np.minimum(step_s * plain, plain_s), min(step_s * again, again_s))
@@ -64,7 +64,7 @@ class ChunkMemory:
 
     @cached_property
     def _seconds(self) -> dict[bool | None, FloatArray]:
-        """By mode, what the blocks compute at least; None: in the mode in which each is shorter."""
+        """By mode, the blocks' least compute; None: each block in its shorter mode."""
         shape = self.terms.shape
         modes = {None: shape.recompute} | {mode: mode for mode in shape.modes}
         sums = {key: self.model.sums(shape.schedule, shape.microbatch_size, mode) for key, mode in modes.items()}
@@ -76,7 +76,9 @@ class ChunkMemory:
 
     @cached_property
     def _shares(self) -> tuple[float, float]:
-        """Of the blocks' least seconds, how much a second computes at most: whole, and recomputing; 0: it may not."""
+        """The most of the blocks' least seconds that a second computes: whole, and recomputing; 0 if that is not
+        allowed.
+        """
         return self._share(False), self._share(True)
 
     def _share(self, mode: bool) -> float:
@@ -96,7 +98,7 @@ class ChunkMemory:
         return np.asarray([fitting[n] for n in held]), self._most_s(weights)
 
     def _most_s(self, held_bytes: FloatArray) -> float:
-        """The most least seconds of any blocks, of the last one a part, that hold so much and fit a device."""
+        """The most compute, in least seconds, of blocks with these bytes that fit a device; the last block in part."""
         room, least_s = self.terms.device_bytes * (1 + _ROUNDING), self._seconds[None]
         with np.errstate(divide="ignore", invalid="ignore"):
             order = np.argsort(-np.where(held_bytes > 0, least_s / held_bytes, inf), kind="stable")

@@ -1,8 +1,8 @@
 """Chunk splits: the splits of ranks with several stages whose bounds let a play be fast enough.
 
-What a rank computes is the sum over its stages, which lie far apart. So all splits are made at once, stage by stage.
-Each goes on only as long as every rank is within the limit, and all ranks together have time for the blocks that are
-left. Ranks of those that reach the last block are then bounded in the mode that their memory leaves.
+A rank's compute is the sum over its stages, which lie far apart. So all splits are made at once, stage by stage. Each
+goes on only as long as every rank is within the limit and all ranks together have time for the remaining blocks. When a
+split reaches the last block, its ranks are bounded in the mode that their memory allows.
 """
 
 from math import inf
@@ -14,15 +14,15 @@ from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 
 MOST_LISTED = 3000
-"""Of more splits than this that may be fast enough, none is listed: some ten milliseconds."""
+"""If more splits than this may be fast enough, none is listed: some ten milliseconds."""
 
 _ROUNDING = 1e-9
 
 
 def splits_within(model: SearchedModel, terms: ChunkedTerms, limit_s: float) -> IntArray | None:
-    """[split, stage]: the stops of all splits of which each rank fits and computes at most so long a microbatch.
+    """[split, stage]: the stops of all splits in which each rank fits and computes at most so long a microbatch.
 
-    None where they are too many. The order is that of the stops.
+    None if they are too many. They are sorted by their stops.
     """
     shape, blocks = terms.shape, terms.blocks
     work_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).compute_s

@@ -1,7 +1,7 @@
-"""Chunks: what auto may play with several stages a rank, in a loop or in a V.
+"""Chunks: the plans that auto may play with several stages a rank, in a loop or in a V.
 
 A family is a schedule on so many ranks, replicas and microbatches, with all numbers of chunks that can run and all
-placements. It has a rate that none of its plays exceeds, whatever its stages are. Where a family could still win, its
+placements. It has a rate that none of its plays exceeds, whatever its stages are. If a family could still win, its
 members are made, each with a rate of its own. Their stages are nearly even (`interleaved.even`). A search for the best
 stages would prove more, but takes a hundred times as long, and the play decides in any case.
 """
@@ -44,10 +44,10 @@ MOST_SQUEEZED = 12
 """How often the search tries to make stages fit that do not: half a second, usually."""
 
 FEW = 300
-"""Up to this number of splits, a configuration's bound is that of any of them."""
+"""Up to this number of splits, a configuration's bound covers all of them."""
 
 BESIDE = 0.25
-"""The share of these instructions for families that are not counted on."""
+"""The share of these instructions for families that are not `counted_on`."""
 
 _ROUNDING = 1e-9
 
@@ -80,8 +80,8 @@ class ChunkedFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedConfiguration:
-    """A member of a family, with its stages on a placement. None of its plays exceeds `most`, of any stages if it has
-    few splits (`FEW`), else of these.
+    """A member of a family, with its stages on a placement. None of its plays exceeds `most`: with any stages if it has
+    few splits (`FEW`), else with these.
     """
 
     space: "ChunkedSpace"
@@ -130,8 +130,8 @@ class ChunkedSpace:
     """The families of a model.
 
     `beyond` is the highest rate of the families for whose stages the search had no time, or found none that fit. It is
-    known when all configurations have been taken, and 0 where the families are not `counted_on`: these are tried as
-    far as a part of that time goes, and are not among the configurations of which a certificate speaks.
+    known when all configurations have been taken. It is 0 if the families are not `counted_on`: these are tried only
+    within a part of that time, and no certificate covers them.
     """
 
     model: SearchedModel
@@ -195,7 +195,7 @@ class ChunkedSpace:
                 yield ChunkedFamily(shapes=tuple(shapes), most=self._most_of_any(shapes[0]))
 
     def members(self, family: ChunkedFamily, needed: float = 0.0) -> Iterator[ChunkedConfiguration]:
-        """Those whose stages fit, on every placement; without those that memory keeps from the rate that is needed."""
+        """Members whose stages fit, on every placement; without those that memory keeps below the rate needed."""
         options = self.problem.options
         for shape in family.shapes:
             wirings = self.model.wirings(shape.width, shape.ranks)
@@ -219,7 +219,7 @@ class ChunkedSpace:
             if stops is None:
                 continue
             for wiring in wirings:
-                others = comb(stops[-1] - 1, len(stops) - 1) <= FEW  # whose turn comes with their own bounds
+                others = comb(stops[-1] - 1, len(stops) - 1) <= FEW  # their turn comes with bounds of their own
                 of_any = min(self._most_on(shape, wiring), family.most)
                 most = of_any if others else self.most(shape, wiring, stops)
                 yield ChunkedConfiguration(
@@ -292,7 +292,7 @@ class ChunkedSpace:
         return squeezed(terms, stops)
 
     def _leave(self, most: float) -> None:
-        """Leaves something out that may play as fast as this."""
+        """Notes that something which may play as fast as this is left out."""
         if self.counted_on:
             self.beyond = max(self.beyond, most)
 
@@ -314,7 +314,7 @@ class ChunkedSpace:
         return self._rate(shape, float(least_s))
 
     def most(self, shape: ChunkedShape, wiring: Wiring, stops: Sequence[int]) -> float:
-        """The same of these stages on a placement: `bound`, 1, 3 and 5, without what the exchanges leave."""
+        """The same for these stages on a placement: `bound`, 1, 3 and 5, without the rest of the exchanges."""
         sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
         work_s, way_s = sums.compute_s, sums.way_s
         chain, m = self.model.evaluator.chain(shape.microbatch_size), shape.microbatches
@@ -330,12 +330,12 @@ class ChunkedSpace:
         return min(self._rate(shape, least_s), self._most_on(shape, wiring))
 
     def _most_on(self, shape: ChunkedShape, wiring: Wiring) -> float:
-        """The same of any stages, by their exchanges."""
+        """The same for any stages, by their exchanges."""
         sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
         return self._rate(shape, sums.exchanged_bytes * wiring.ring_s_per_byte if shape.width > 1 else 0.0)
 
     def most_by_modes(self, terms: ChunkedTerms, stops: Sequence[int]) -> float:
-        """The same of what two ranks compute in the mode that their memory leaves: the first, and the slowest."""
+        """The same by the compute of two ranks, the first and the slowest, in the mode that their memory allows."""
         shape, ends = terms.shape, np.asarray(stops)
         starts = np.append(0, ends[:-1])
 

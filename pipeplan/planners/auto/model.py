@@ -58,11 +58,11 @@ class SearchedModel:
 
     @property
     def exchange_factor(self) -> float:
-        """How much longer than known the bytes of an exchange take."""
+        """The factor by which an exchange's bytes take longer than on the links alone."""
         return self.problem.profile.overheads.exchange_factor
 
     def exchanged_s_per_byte(self, links: Links) -> FloatArray:
-        """By stage, what an exchange of its replicas takes at least for a byte of weights: by rings, without hops."""
+        """By stage, the least seconds of its replicas' exchange for a byte of weights: by rings, without hops."""
         among = [all_reduce_among(self.problem.cluster, ranks) for ranks in links.ranks.tolist()]
         return np.asarray([sum(ring.ring_s_per_byte for ring in each.rings) for each in among])
 

@@ -166,7 +166,7 @@ def played_spaces(problem: PlanningProblem, schedules: Sequence[str]) -> list[Sp
     spaces: list[Space] = [*every] if others else []
     if not in_chunks:
         return spaces
-    # The price of a schedule that splits a backward which was not measured split is no more than a guess.
+    # If the split backward was not measured, the price of a schedule that splits it is only a guess.
     guessed = problem.options.schedule is None and not has_split_backward(problem)
     for counted_on in (True, False):
         own = [name for name in in_chunks if counted_on != (guessed and schedule_named(name).splits_backward)]
@@ -233,7 +233,7 @@ def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternativ
     for proposer, infeasible in asked.infeasible:
         yield _nothing(proposer, f"{proposer}: no plan fits; {infeasible.reasons[0].detail}")
     for proposer, error in asked.refused:
-        if not _of_another_schedule(error):  # who names a schedule knows that
+        if not _of_another_schedule(error):  # a user who names a schedule knows that
             yield _nothing(proposer, f"{proposer} is left out: {error}")
 
 

@@ -146,7 +146,7 @@ class Ranking:
     def add(self, proposal: Proposal, *, longest: int | None = None) -> bool:
         """Plays a proposal, unless the same was tried before; returns whether it could be played.
 
-        Where nothing is left to play with, it is as if it had not been asked. What is left does not shorten a play: one
+        If no instructions are left, a proposal without a play is ignored. The number left does not shorten a play: one
         that is extrapolated from shorter batches may be slower.
         """
         longest = longest or self.longest
@@ -243,7 +243,7 @@ class Ranking:
         return Ranked(proposal=proposal, samples_per_s=rate, played=simulated is not None, over=over)
 
     def _split(self, proposal: Proposal) -> Ranked | None:
-        """A plan with a split backward, with what its microbatches hold until their p2; None where it is too long.
+        """A plan with a split backward, with the bytes that its microbatches hold until their p2; None if too long.
 
         These are the bytes that its play holds beyond the play of the same stages with a whole backward, which is a
         proposal itself. If that plan does not fit, this one does not fit either, and is not played.

@@ -51,19 +51,19 @@ MOVES = 16
 """How many of a plan's moves are made into plans: those with the highest bounds."""
 
 SLOW = 24
-"""Of so many splits that were too slow to be played the cuts are moved as well."""
+"""How many splits that were too slow to be played also have their cuts moved."""
 
 SLOW_MOVES = 72
-"""Into so many plans, of short models: some fifty milliseconds."""
+"""How many plans these moves are made into, for short models: some fifty milliseconds."""
 
 FEW_SPLITS = 300
 """Up to this number, all splits that may be faster are made into plans: a second."""
 
 SOME_OF_EACH, SOME_SPLITS = 6, 150
-"""So many splits are listed of a configuration that has more; about so many of all such configurations."""
+"""How many splits are listed for a configuration with more, and about how many for all such configurations."""
 
 COUNTED = 100
-"""Of so many configurations the splits that may be faster are counted: a tenth of a second."""
+"""For how many configurations the splits that may be faster are counted: a tenth of a second."""
 
 MOST_FURTHER = 2
 """How often the fastest plans may lead to further spaces."""
@@ -255,11 +255,11 @@ class PlayedSearch:
             yield proposal
 
     def _play_other_splits(self) -> bool:
-        """Plays other splits that may be faster than the best (`_list_splits`). Returns whether that were all;
-        `most_of_others` is what the others may play.
+        """Plays other splits that may be faster than the best (`_list_splits`). Returns whether these were all;
+        `most_of_others` bounds the others' rate.
 
-        First come those that are likely the fastest: by their bound, and by how near the plays of their configuration
-        came to theirs. Of two placements with equal bounds one may play much slower.
+        Those likely to be the fastest come first: by their bound, and by how near the plays of their configuration came
+        to their bounds. Of two placements with equal bounds, one may play much slower.
         """
         enough = self.ranking.best_rate * (1 + CLOSE)
         least = max(self.ranking.left - self.ranking.for_splits, 0)
@@ -289,8 +289,8 @@ class PlayedSearch:
         """Splits that may play more than `enough`, each with the share of its bound that it is likely to reach, and
         that bound. Says whether these are all.
 
-        They are all splits of the configurations that have few, as far as these are few together. Of each other one
-        they are a few with the highest bounds.
+        They are all splits of the configurations that have few, as long as these are few together, and of each other
+        configuration a few with the highest bounds.
         """
         few, some, every = FEW_SPLITS, SOME_SPLITS, True
         shares, listed = self._reached_shares(), list[tuple[float, float, _Split]]()
@@ -313,8 +313,8 @@ class PlayedSearch:
         return every, listed
 
     def _reached_shares(self) -> Callable[[Configuration], float]:
-        """How much of its bound the best play of a configuration reached. Where none was played it is the median of
-        its schedule's configurations, or the least of all.
+        """How much of its bound the best play of a configuration reached. If none was played, it is the median of its
+        schedule's configurations, or the least of all.
         """
         shares: dict[int, float] = {}
         by_schedule: dict[str, dict[int, float]] = defaultdict(dict)
@@ -347,7 +347,7 @@ class PlayedSearch:
             for proposal in self._neighbours(fastest):
                 self.ranking.add(proposal)
                 if self.ranking.left <= least or self.ranking.best_rate > best:
-                    break  # on from there
+                    break  # continue from there
             else:
                 moved.add(fastest.proposal.configuration)
 
@@ -360,7 +360,7 @@ class PlayedSearch:
         best. It moves by the block that raises the bound most, until the bound is above the best, and then by one block
         more.
 
-        Of long models it takes too long to bound a plan.
+        For long models, it takes too long to bound a plan.
         """
         enough, plans = self.ranking.best_rate * (1 + CLOSE), SLOW_MOVES
         if len(self.ranking.problem.profile.blocks) > SPLIT_BLOCKS:

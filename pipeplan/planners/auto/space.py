@@ -1,4 +1,4 @@
-"""Space: everything that auto may play, as shapes on placements, with what each may reach at best.
+"""Space: everything that auto may play, as shapes on placements, with each one's best possible rate.
 
 A configuration is a schedule, a shape (`two_bw.terms.PipelineShape`) and a placement, on any number of the devices. Its
 stages are those of the closed form's best split, whose memory fits. Schedules whose ranks hold several stages are in
@@ -32,7 +32,7 @@ from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named
 
 SEARCHED = ("data-parallel", "naive", "pipedream-2bw", "1f1b", "gpipe")
-"""The schedules that the closed forms split into stages; what splits the backward is tried on their plans."""
+"""The schedules that the closed forms split into stages; schedules that split the backward are tried on their plans."""
 
 SHORT = 50
 """The most blocks of a model whose stages have a table: longer ones have too many."""
@@ -81,7 +81,7 @@ class PlacedShape:
         return self._splits(rate)
 
     def most_even(self) -> tuple[int, ...] | None:
-        """The split whose slowest stage is the fastest, as if nothing were waited for; None for long models."""
+        """The split whose slowest stage is the fastest, without any waiting; None for long models."""
         return None if self.space.evaluator.measured.blocks > SHORT else self._splits(0.0).most_even()
 
     def _splits(self, rate: float) -> SplitsWithin:
@@ -131,11 +131,11 @@ class PlayedSpace:
         return sum(len(found) for found, _ in self._bounded)
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedShape]:
-        """All that memory does not rule out, the highest bound first; of equal bounds the likely fastest first.
+        """All shapes that memory does not rule out, the highest bound first; of equal bounds the likely fastest first.
 
-        They are made as they are needed. Where it is said what rate is `needed`, shapes that cannot play faster,
-        whatever their stages, are left out: by what fits a device and how long that computes. None is as long as it
-        is 0: where nothing has been played, the search ends soon.
+        They are made as they are needed. Given the rate that is `needed`, shapes that cannot play faster, whatever
+        their stages, are left out: the blocks that fit a device would compute too long. At a rate of 0 none is left
+        out: if nothing has been played, the search ends soon.
         """
         waiting: list[tuple[float, float, int, int, int, PlacedShape]] = []
         above = inf if needed is None else needed() or inf
@@ -176,7 +176,7 @@ class PlayedSpace:
             start, stop = stage.start, stage.stop
             own = self.model.sums(shape.schedule, shape.microbatch_size, stage.recompute)
             least_s = max(least_s, shape.microbatches * float(own.compute_s[stop] - own.compute_s[start]))
-            if shape.laws.flushes:  # what a split backward leaves of its own may be done while the way goes on
+            if shape.laws.flushes:  # p2 may run while the gradient goes on its way
                 there_and_back_s = shape.microbatches * float(own.way_s[stop] - own.way_s[start])
                 least_s = max(least_s, float(way_s[start]) + there_and_back_s)
         return min(configuration.most, shape.batch_size / (least_s * (1 - _ROUNDING))) if least_s > 0 else inf
@@ -264,7 +264,7 @@ class PlayedSpace:
             return np.asarray(self.problem.batch_size / (least_s * (1 - _ROUNDING)))
 
     def _configuration(self, shape: PipelineShape, wiring: Wiring, most: float) -> PlacedShape:
-        """Bounds by the whole model, and what equal stages would take; `most` bounds the shape on any placement."""
+        """Bounds from the whole model, and the rate of equal stages; `most` bounds the shape on any placement."""
         laws, m, depth = shape.laws, shape.microbatches, shape.depth
         sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
         total_s, mean_bytes, weights = sums.total_s, sums.mean_boundary_bytes, sums.exchanged_bytes

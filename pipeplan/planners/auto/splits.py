@@ -1,12 +1,13 @@
-"""Splits: all stages of a configuration of which the bound lets a play be fast enough, counted and listed.
+"""Splits: all splits of a configuration whose bounds let a play be fast enough, counted and listed.
 
-The bound of a split is that of its slowest stage, and what a stage takes depends on its place alone. So the splits
-within a limit are the ways from the first block to the last over stages within it:
+The bound of a split is that of its slowest stage, and a stage's time depends on its place alone. So the splits within a
+limit are the paths from the first block to the last over stages within the limit:
 
     N(s, a) = sum over stops b of N(s + 1, b) where stage s, of the blocks [a, b), fits and is within the limit
 
-They are counted from the last stage to the first. Where few are left of very many, they are listed without the others.
-The most even split is found in the same way, with the slowest stage, and then the sum of squares, in place of N.
+They are counted from the last stage to the first. If only a few of very many are within the limit, they are listed
+without the others. The most even split is found in the same way, with the slowest stage, and then the sum of squares,
+in place of N.
 """
 
 from collections.abc import Iterator
@@ -27,9 +28,9 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SplitsWithin:
-    """The splits of a shape that fit, and of which each stage takes at most `limit_s` a batch.
+    """The splits of a shape that fit and in which each stage takes at most `limit_s` a batch.
 
-    `least_s` is [stage, start, length - 1]: below which no play of the stage goes; infinite where it does not fit.
+    `least_s` is [stage, start, length - 1]: a lower bound on the stage's seconds; infinite if it does not fit.
     """
 
     least_s: FloatArray
@@ -70,7 +71,7 @@ class SplitsWithin:
 
     @cached_property
     def slowest_s(self) -> float:
-        """What the slowest stage takes of a batch at least, however the blocks are split; infinite if none fits."""
+        """The least seconds a batch of the slowest stage, however the blocks are split; infinite if none fits."""
         depth, blocks, _ = self.least_s.shape
         onwards_s = np.append(np.full(blocks, inf), [0.0, inf])
         for stage in range(depth - 1, -1, -1):
@@ -87,7 +88,7 @@ class SplitsWithin:
     def most_even(self) -> tuple[int, ...] | None:
         """The split whose slowest stage is the fastest; of several the one with the least squares. None if none fits.
 
-        As if nothing were waited for: transfers and exchanges count beside the compute, not after it.
+        Waiting does not count: transfers and exchanges run beside the compute, not after it.
         """
         slowest_s, stops = self.slowest_s, self._stops
         depth, blocks, _ = self.least_s.shape
@@ -127,10 +128,10 @@ def splits_above(rate: float, model: SearchedModel, terms: PipelineTerms) -> Spl
 
 
 def _least_s(model: SearchedModel, terms: PipelineTerms) -> FloatArray:
-    """[stage, start, length - 1]: what a stage takes a batch at least, in the mode that the closed form chooses for it.
+    """[stage, start, length - 1]: the least seconds a batch of a stage, in the mode that the closed form chooses.
 
-    Its compute counts, with a flush after the way to it (`bound`, 1 and 3), its exchange, and what it sends onwards.
-    Infinite where it does not fit, or ends beyond the last block.
+    They are the largest of its compute (with a flush, after the way to it: `bound`, 1 and 3), its exchange, and its
+    sends. They are infinite if the stage does not fit, or ends beyond the last block.
     """
     shape, blocks, chain = terms.shape, terms.chain.blocks, terms.chain
     reach, depth, m = blocks - shape.depth + 1, shape.depth, shape.microbatches

@@ -1,4 +1,4 @@
-"""Within memory: the rates that shapes cannot exceed, because what fits a device takes longer to compute.
+"""Within memory: rates that shapes cannot exceed, because memory limits the blocks of a stage or makes it recompute.
 
 A stage that has no room for its microbatches' activations recomputes, or has fewer blocks. Both make the longest stage
 longer than an equal share of the model. The closed form's search computes by how much (`two_bw.capacity`,
@@ -51,7 +51,7 @@ class MemoryBounds:
         unbounded = rate <= 0 or share <= 0
         step_s = inf if unbounded else shape.batch_size / (rate * shape.microbatches * share) * (1 + ROUNDING)
         key = memory_key(shape)
-        if step_s <= self._impossible.get(key, 0.0):  # of another width, with the same memory, in more time
+        if step_s <= self._impossible.get(key, 0.0):  # ruled out at another width, with the same memory and more time
             return False
         possible = self.model.evaluator.possible(shape, step_s)
         if not possible:

@@ -132,7 +132,7 @@ class Questions:
         yield BranchesAsked(asked=asked)
 
     def _levels(self, stage: int, team: Team) -> Iterator[Levels]:
-        """All that may be: where it does not matter on which devices a stage lies, there is one without levels."""
+        """All possible levels; if it does not matter on which devices a stage lies, one entry without levels."""
         if self.places.flat:
             yield None, None, None
             return
@@ -176,7 +176,7 @@ class Questions:
         """Step 5, in seconds on the first type of device. A worker of another type counts by its largest speed-up of
         any block.
 
-        None where types differ so much that it would prune little.
+        None if types differ so much that it would prune little.
         """
         seconds = [np.diagonal(self.tabulated.compute_s(kind)) for kind in range(len(self.places.counts))]
         times = [float(np.max(seconds[0] / np.maximum(other, LEAST_AMOUNT))) for other in seconds]

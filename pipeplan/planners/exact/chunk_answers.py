@@ -150,13 +150,13 @@ def infeasible(search: ChunkedSearch) -> Infeasible:
 
 
 def _least_bytes(terms: ChunkedTerms, stops: Sequence[int]) -> list[int]:
-    """What every rank holds, recomputing or not, whichever is less."""
+    """The bytes that every rank holds, with or without recomputation, whichever are fewer."""
     modes = terms.shape.modes
     return [min(terms.rank_bytes(rank, stops, recompute=mode) for mode in modes) for rank in range(terms.shape.ranks)]
 
 
 def _smallest(search: ChunkedSearch, terms: ChunkedTerms, stops: tuple[int, ...]) -> tuple[int, ...]:
-    """The stages whose fullest rank holds least, as far as a short time tells: those that are given, or better ones."""
+    """The stages found in a short time whose fullest rank holds least: the given ones, or better ones."""
     if terms.shape.chunks != 2:
         found = least_held(terms, limit=MISS_S).stops
         return stops if found is None else found

@@ -4,7 +4,7 @@ A cut is a row of booleans: `beyond[s][k]` says that stage s stops beyond block 
 linear in the rows of its two cuts, and so are the limits of a rank. The constraints, as the comments number them:
 
 1. Stops ascend, and every stage has a block.
-2. Forced cuts are stops, forbidden ones are none.
+2. Forced cuts are stops, and forbidden cuts are not.
 3. A rank recomputes or not, and takes no longer than the step, with its gradient exchange beside it.
 4. A rank holds no more than its device, at each of the moments at which it may hold most.
 
@@ -46,7 +46,7 @@ class ChunkVerdict:
 def least_step(
     terms: ChunkedTerms, *, least_s: float, below_s: float, hint: Sequence[int] | None, limit: float
 ) -> ChunkVerdict:
-    """The least step that is below a limit, with ranks that fit. Its bound is infinite where it is proven that none is.
+    """The least step below a limit, with ranks that fit. Its bound is infinite if it is proven that there is none.
 
     It is known beforehand that no step is below `least_s`.
     """
@@ -59,7 +59,7 @@ def least_step(
     if hint is not None:
         model.hint(hint)
     model.model.minimize(step)
-    # Of a stage both sums are rounded: a rank is off by a unit for each of its stages at most.
+    # Both sums of a stage are rounded: a rank is off by at most one unit for each of its stages.
     return model.solve(limit, unit_s, terms.shape.chunks)
 
 
@@ -185,7 +185,7 @@ class _ChunkModel:
         return ChunkVerdict(stops=(*stops, self.terms.blocks), bound=bound, proven=proven, spent=spent)
 
     def _row(self, stage: int) -> Sequence[cp_model.IntVar]:
-        """Where a stage's stop is beyond; none is before the first stage, the last has all."""
+        """The row of a stage's stop: all 0 before the first stage, all 1 at the last."""
         if stage < 0:
             return self._none
         return self.beyond[stage] if stage < len(self.beyond) else self._all

@@ -46,7 +46,7 @@ _FIRST_STEPS = (1.01, 1.02, 1.04, 1.08, 1.16, 1.32, inf)
 """Where to search for first stages of ranks that hardly fit, in multiples of an even share."""
 
 _EVEN_MIDDLES = 3
-"""In the answer, of so many middles the most even stages are taken."""
+"""The answer has the most even stages over so many middles."""
 
 
 class OutOfTimeError(Exception):
@@ -55,7 +55,7 @@ class OutOfTimeError(Exception):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ChunkedPlace:
-    """A shape on a placement, and the seconds a sample that it is known not to go below."""
+    """A shape on a placement, and a known lower bound on its seconds a sample."""
 
     terms: ChunkedTerms
     bound_s: float
@@ -192,7 +192,7 @@ class ChunkedSearch:
         place.bound_s = inf if stops is None else max(place.bound_s, self.sample_s(place, stops))
 
     def _ask_pairs(self, place: ChunkedPlace, until: float) -> None:
-        """Asks by the recurrence; where there is no plan yet, for ever longer steps."""
+        """Asks the recurrence; while there is no plan yet, for ever longer steps."""
         shape = place.shape
         least_s = shape.step_s(place.bound_s)
         if self.best is None:
@@ -213,7 +213,7 @@ class ChunkedSearch:
                 place.bound_s = target_s
 
     def _found(self, place: ChunkedPlace, step_s: float, until: float) -> bool:
-        """Whether there are stages within a step that is below the best; they are the best then."""
+        """Whether there are stages within a step that is below the best; they then become the best."""
         stops = self._pairs(place, step_s, until).stops()
         if stops is not None and not self._keep(place, stops):
             raise ArithmeticError(f"the recurrence's stages are not within the step that it was given: {step_s}")

@@ -10,8 +10,8 @@ The constraints, as the comments number them:
 3. A stage that starts at a block stops where its branch allows: within reach (an element constraint), with exceptions.
 4. Every type has enough devices, or all of them are used.
 5. The workers from a stage on are as many as its branch says.
-6. The workers before a cut, and those after it, can do the work of the blocks there. That says nothing new, but would
-   take the solver long to find out.
+6. The workers before a cut, and those after it, can do the work of the blocks there. This follows from the others, but
+   the solver would take long to find it.
 7. The levels between the devices of a stage, and across each boundary, are those of the branches taken.
 
 One worker and a limit in the solver's deterministic seconds make the same question give the same answer.
@@ -83,7 +83,7 @@ class SolverWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The teams and stops that were found; or None, and whether that there are none is `proven`."""
+    """The teams and stops that were found; or None, and whether it is `proven` that there are none."""
 
     found: tuple[tuple[Team, ...], tuple[int, ...]] | None
     proven: bool
@@ -116,7 +116,7 @@ def _reach(allowed: BoolArray) -> IntArray:
 
 
 def _exceptions(allowed: BoolArray) -> IntArray:
-    """The (start, stop) within reach that are not allowed all the same."""
+    """The pairs (start, stop) within reach that are nevertheless not allowed."""
     blocks = len(allowed)
     within = np.tri(blocks, dtype=bool).T & (np.arange(blocks) < _reach(allowed)[:, None])
     return np.asarray(np.argwhere(within & ~allowed) + np.array([0, 1]), dtype=np.int64)
@@ -192,7 +192,7 @@ class _Model:
         return cp_model.LinearExpr.weighted_sum(self.takes[stage], rates)
 
     def _replicas(self, stage: int, kind: int | None = None) -> cp_model.LinearExprT:
-        """The stage's replicas; with a type those of this type."""
+        """The stage's replicas; with a type, only those of this type."""
         branches = self.question.branches[stage]
         counted = [b.team.replicas if kind in (None, b.team.type) else 0 for b in branches]
         return cp_model.LinearExpr.weighted_sum(self.takes[stage], counted)

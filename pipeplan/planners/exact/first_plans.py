@@ -148,7 +148,7 @@ class PlacedStages:
                     stage=0,
                     type=of_type,
                     replicas=replicas,
-                    # Only how many are in flight makes a difference: rounded up to whole stages of these replicas.
+                    # Only the number in flight matters: it is rounded up to whole stages of these replicas.
                     workers=-(-(self.used - first) // replicas) * replicas,
                     own=self._spanning(devices[first:stop]),
                     before=self._spanning(devices[max(first - 1, 0) : stop]),

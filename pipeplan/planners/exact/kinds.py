@@ -26,7 +26,7 @@ from pipeplan.schedules.registry import schedule_named
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """What the closed forms are made of, on one type of device: a profile's sums over all intervals of blocks."""
+    """The terms of the closed forms on one type of device: a profile's sums over all intervals of blocks."""
 
     profile: Profile
     microbatch_size: int
@@ -44,7 +44,7 @@ class Intervals:
 
     @cached_property
     def weight_bytes(self) -> FloatArray:
-        """One version of a stage's weights."""
+        """The bytes of one version of a stage's weights."""
         return interval_sums([block.weight_bytes for block in self.profile.blocks])
 
     @cached_property
@@ -124,7 +124,7 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """What is searched at once. `width` is None where every stage has replicas of its own: PipeDream."""
+    """All but the cuts. `width` is None if every stage has its own number of replicas, as in PipeDream."""
 
     schedule: str
     depth: int
@@ -239,7 +239,7 @@ class Tabulated:
 
     @cached_property
     def may_be_stage(self) -> BoolArray:
-        """Which intervals the forced and the forbidden cuts leave."""
+        """Which intervals the forced and the forbidden cuts allow."""
         fine = np.tri(self.blocks, dtype=bool).T
         for cut in self.options.forbidden_cuts:
             fine[cut, :] = False
@@ -258,7 +258,7 @@ class Tabulated:
         return self._better(tables)
 
     def excess_bytes(self, shape: StageShape, kind: StageKind) -> FloatArray:
-        """By how much a stage exceeds its device (below 0: what is left); infinite where it may not be."""
+        """The bytes by which a stage exceeds its device, negative if it fits; infinite where no stage may be."""
         usable = self.types[kind.type].usable_bytes
         return self._better([self._held(shape, kind, recompute) - usable for recompute in self.recomputes])
 
@@ -292,7 +292,9 @@ class Tabulated:
         return np.where(self.may_be_stage, np.minimum.reduce(tables), np.inf)
 
     def _time_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
-        """PipeDream's law where every stage has replicas of its own, 2BW's (appendix A.1.1) where all are as wide."""
+        """By PipeDream's law if every stage has its own number of replicas, by 2BW's (appendix A.1.1) if all have the
+        same.
+        """
         compute_s = self._compute_s[kind.type, recompute]
         intervals = self.intervals[kind.type]
         before_s = intervals.before_bytes[:, None] / kind.before
@@ -305,7 +307,7 @@ class Tabulated:
         return np.asarray(np.maximum(compute_s + before_s + after_s, exchange_s / shape.microbatches))
 
     def _held(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
-        """By the unit that holds least."""
+        """The bytes by the unit that holds least."""
         copies_of_units = (self._copies(shape, kind, recompute, unit) for unit in self._units(shape, recompute))
         return np.asarray(np.minimum.reduce([self.intervals[kind.type].memory_bytes(c) for c in copies_of_units]))
 

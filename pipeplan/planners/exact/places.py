@@ -55,7 +55,7 @@ class Places:
 
     @cached_property
     def bandwidths(self) -> Bandwidths:
-        """Those of every level."""
+        """The bandwidths of every level."""
         return Bandwidths(self.cluster)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Played: the plans that the exact planner plays: of every shape the best split on every placement that it knows.
+"""Played: the plans that the exact planner plays: every shape's best split on every placement that it knows.
 
 A shape's step is no less than its compute, spread evenly: that bounds its plays. PipeDream's shapes are not played one
 by one; the closed form's optimum stands for them.
@@ -44,7 +44,7 @@ class PlayedShape:
         return None if found is None else found.stops
 
     def most_of(self, stops: tuple[int, ...]) -> float:
-        """That of the shape: what its stages compute is in its plan's bound."""
+        """The shape's bound: the plan's own bound counts the compute of its stages."""
         return self.most
 
     def most_of_any(self) -> float:

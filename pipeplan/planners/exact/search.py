@@ -66,7 +66,7 @@ class Result:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Open:
-    """A shape, and the seconds a sample that it is known not to go below."""
+    """A shape, and a known lower bound on its seconds a sample."""
 
     questions: Questions
     bound_s: float
@@ -118,7 +118,7 @@ class ExactSearch:
         return Result(best=self.best, bound_s=min(bound_s, best_s), decided=decided, spent=self.spent)
 
     def least_step_s(self, shape: StageShape) -> float:
-        """Seconds that the slowest stage of a shape takes at least: its compute, on the fastest type of device."""
+        """The least seconds of a shape's slowest stage: its compute, on the fastest type of device."""
         tabulated = self.tabulated(shape.microbatch_size)
         types = range(len(tabulated.types))
         blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])

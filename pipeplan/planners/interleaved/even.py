@@ -1,4 +1,4 @@
-"""Even: stages of ranks that are nearly as long as each other, by moving one cut at a time. Any number of chunks.
+"""Even: stages whose ranks take nearly equal times, for any number of chunks, by moving one cut at a time.
 
 The search starts from stages of equal compute. It moves cuts by a block while that lowers the sum of high powers of the
 ranks' seconds. If ranks then do not fit, it moves cuts by what the ranks hold. It proves nothing.

@@ -1,4 +1,4 @@
-"""Limits: tables of the stages that a rank may have together, over their blocks, for a step and a memory."""
+"""Limits: tables, over blocks, of the stages that a rank may have together within a step and a memory."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ class Within:
     held_bytes: float = inf
 
     def ways(self, rank: int) -> Iterator[Way]:
-        """The ways of a rank that some stages have. Stages are right where all limits of some way hold."""
+        """The ways of a rank that some stages allow. Stages are within the limits if all limits of some way hold."""
         terms = self.terms
         stages = terms.shape.stages_of(rank)
         step_s = min(self.step_s * (1 + ROUNDING), _ANY_TIME_S)
         unlimited = False
         for recompute, unit in terms.ways:
-            if recompute and unlimited:  # by another unit memory says nothing
+            if recompute and unlimited:  # by another unit, memory excludes nothing
                 continue
             busy_s = tuple(terms.busy_s(stage, recompute=recompute) for stage in stages)
             limits = [Limit(tables=busy_s, most=step_s)]
@@ -59,7 +59,7 @@ class Within:
             if self.held_bytes < inf:
                 for limit in self._memory(rank, stages, recompute, unit):
                     largest = [table[fine].max() for table, fine in zip(limit.tables, possible, strict=True)]
-                    if sum(largest) > limit.most:  # else it says nothing
+                    if sum(largest) > limit.most:  # else it excludes nothing
                         limits.append(limit)
             unlimited = recompute and len(limits) == of_time
             yield tuple(limits)

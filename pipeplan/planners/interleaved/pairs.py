@@ -110,7 +110,7 @@ class Pairs:
         return packed
 
     def _possible(self, rank: int, firsts: IntArray, seconds: IntArray, bits: WordArray) -> WordArray:
-        """Step 2: what is left of the pairs' bits after a rank."""
+        """Step 2: the remaining bits of the pairs after a rank."""
         work_s, left = self._work_s, self._ranks - 1 - rank
         most_s = left * self.within.step_s * (1 + 1e-9)
         if self._in_v:
@@ -148,7 +148,7 @@ class Pairs:
                         yield length, other, pairs[takes]
 
     def _closing(self, firsts: IntArray, seconds: IntArray) -> BoolArray:
-        """Step 3: [pair, h]: whether the last rank may take what is left."""
+        """Step 3: [pair, h]: whether the last rank may take the remaining blocks."""
         found = np.zeros((len(firsts), self._blocks + 1), dtype=bool)
         for way in self._of_rank(self._ranks - 1):
             fine = np.ones_like(found)

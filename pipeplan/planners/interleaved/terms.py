@@ -60,7 +60,7 @@ class ChunkedTerms:
     def edges(self) -> tuple[float | None, ...]:
         """The bandwidth of every boundary: after each stage but the last; None where both stages are on one rank."""
         shape = self.shape
-        # Where a loop goes on with the next chunk: from the last rank to the first.
+        # A loop continues with the next chunk from the last rank to the first.
         by_rank = self.links.ranks
         bandwidths, ends = Bandwidths(self.problem.cluster), (by_rank[-1], by_rank[0])
         wrapped = float(bandwidths.of_levels(bandwidths.levels(np.minimum(*ends), np.maximum(*ends)).max()))
@@ -121,7 +121,8 @@ class ChunkedTerms:
 
     @cached_property
     def kept_sums(self) -> tuple[FloatArray, FloatArray]:
-        """What a microbatch keeps of a stage until the gradients of the weights are there, as `costs.memory.kept_sums`.
+        """The bytes that a microbatch keeps of a stage until its weight gradients are done, as
+        `costs.memory.kept_sums`.
 
         Between the halves of a split backward a block may keep more than from forward to backward.
         """
@@ -145,7 +146,7 @@ class ChunkedTerms:
         return tuple((mode, unit) for mode in self.shape.modes for unit in (units if mode else RECOMPUTE_UNITS[:1]))
 
     def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
-        """What so many microbatches keep on a stage: whole, and by their inputs alone.
+        """The bytes that so many microbatches keep on a stage: whole, and by their inputs alone.
 
         By block, the inputs are those of all blocks, and a whole microbatch has the largest block's activations too.
         """
@@ -238,7 +239,7 @@ class ChunkedTerms:
         return max(busy_s, weights * self.exchange_s_per_byte(rank))
 
     def memory(self, rank: int, stops: Sequence[int], *, recompute: bool) -> tuple[StageMemory, ...]:
-        """What each stage of a rank holds when the rank holds most, by chunk. The sum is what the rank holds."""
+        """The bytes of each stage of a rank when the rank holds most, by chunk. Their sum is the rank's peak."""
         return self.unit_and_memory(rank, stops, recompute=recompute)[1]
 
     def unit_and_memory(
@@ -356,7 +357,7 @@ class ChunkedTerms:
     @property
     def weight_copies(self) -> float:
         """Copies of the weights that a stage holds: one version, gradients, master weights and optimizer states, and
-        what autocast makes of the version.
+        the copies that autocast makes of the version.
         """
         return 1 + sum(self._fixed) + self._casts
 

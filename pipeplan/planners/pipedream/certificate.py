@@ -162,8 +162,8 @@ class _Check:
     def needs(self, j: int, k: int, bottleneck_s: float, wanted: float) -> tuple[float, float]:
         """The fewest units on which the blocks take at most the bottleneck, and the fewest of two and more.
 
-        Both are lower bounds if a unit has units inside: what it can do at best may tell already that `wanted` or more
-        are needed.
+        Both are lower bounds if a unit has units inside: its best case may already show that `wanted` or more are
+        needed.
         """
         level = len(self.levels) - 1
         inside = 1

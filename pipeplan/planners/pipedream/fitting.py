@@ -19,7 +19,7 @@ from pipeplan.planners.pipedream.space import STEP, PartitionSpace
 from pipeplan.planners.pipedream.states import States
 
 FEW_DEVICES = 64
-"""On a chain and so many devices or fewer, the fewest that will do are counted up, for all states at once."""
+"""On a chain, up to this many devices, the fewest that suffice are counted up for all states at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Memory:
     transient_bytes: FloatArray | None
 
     def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
-        """What a worker holds of the stages from each row to each column, with so many minibatches in flight."""
+        """The bytes of a worker of the stages from each row to each column, with so many minibatches in flight."""
         fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
         return np.asarray(fixed + held * each)
 
@@ -176,7 +176,7 @@ def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float
     """The least that the worst device must hold if time does not matter, and stages that hold no more.
 
     Each limit is tried by the least devices from every state to the end. The next limit is below what the stages found
-    hold, until none will do.
+    hold, until no stages keep it.
     """
     needed = DevicesNeeded(memory, space, devices)
     stages: Stages = ((0, space.last, devices),)
@@ -203,7 +203,7 @@ def _largest(memory: Memory, stages: Stages) -> float:
 
 
 def fewest(most_in_flight: FloatArray, space: PartitionSpace) -> FloatArray:
-    """The fewest devices from each state to the end; infinite if none will do.
+    """The fewest devices from each state to the end; infinite if no number suffices.
 
     `most_in_flight`: how many minibatches each stage has room for; not a number if they take nothing and all fit.
     """

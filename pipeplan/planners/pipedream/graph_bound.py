@@ -1,7 +1,7 @@
-"""Graph bound: a time below which no plan of a graph is, without listing the graph's cuts.
+"""Graph bound: a lower bound on the time of a graph's plans, without listing the graph's cuts.
 
-Cuts are put into windows by how much compute they have before them. A window [low, high] stands for all cuts I with
-low <= c(I) <= high. For all of them holds:
+Cuts are grouped into windows by the compute before them. A window [low, high] stands for all cuts I with
+low <= c(I) <= high. All of them satisfy:
 
     inside     every block b with c(all) - c(b and what depends on it) < low: without b none of those would be in I
     outside    every block b with c(b and what it depends on) > high
@@ -37,7 +37,7 @@ WINDOWS = 500
 """Equal windows. The more, the nearer the bound."""
 
 PLACES_AT_MOST = 500
-"""Windows of cuts that are known."""
+"""The most windows for known cuts."""
 
 BLOCKS_AT_MOST = 4000
 """Blocks up to which there is a table of what depends on what; beyond, the bound is compute alone."""
@@ -87,7 +87,7 @@ class Blocks:
 
 
 def windows_of(blocks: Blocks, sides: "Sides", limit_bytes: float, places_s: FloatArray) -> Windows:
-    """The windows of a graph. Of a boundary of more bytes than the limit, only that is known.
+    """The windows of a graph. For a boundary above the limit, the bytes are not computed.
 
     `places_s`: the compute before known cuts, each of which gets a window of its own.
     """
@@ -142,7 +142,7 @@ class Sides:
 def _boundaries(
     blocks: Blocks, sides: Sides, low_s: FloatArray, high_s: FloatArray, limit_bytes: float
 ) -> tuple[FloatArray, tuple[int, ...]]:
-    """By window the fewest bytes, and cuts within the limit. First all windows, then halves of what is within it."""
+    """By window, the fewest bytes; and cuts within the limit. Ranges of windows within the limit are halved."""
     outputs = [int(size) for size in blocks.output_bytes]
     found = np.zeros(len(low_s))
     cheap: dict[int, None] = {}
@@ -203,7 +203,7 @@ def _least(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBytes:
-    """What a stage holds at least, with so many minibatches in flight: fixed + in flight x each.
+    """The least that a stage holds, with so many minibatches in flight: fixed + in flight x each.
 
     Both are by byte of weights, then by byte of activations.
     """
@@ -230,7 +230,7 @@ class Machines:
 
     @property
     def devices(self) -> int:
-        """All."""
+        """The number of all devices."""
         return self.units * self.inside
 
 
@@ -238,7 +238,7 @@ class Machines:
 class Bound:
     """No plan is below these seconds: within `refuted_s`, a plan needs `needed` units, and there are fewer.
 
-    All devices sharing all compute is a bound that is always there; for that, both are 0.
+    Both are 0 for the bound that always holds: all devices sharing all compute.
     """
 
     seconds: float
@@ -248,12 +248,12 @@ class Bound:
 
 
 def compute_bound(blocks: Blocks, devices: int, upper_s: float) -> Bound:
-    """What all devices sharing all compute take; at most what some plan takes, `upper_s`."""
+    """The seconds of all devices sharing all compute; at most `upper_s`, the time of some plan."""
     return Bound(seconds=min(float(blocks.compute_s.sum()) / devices, upper_s))
 
 
 def bound(windows: Windows, machines: Machines, upper_s: float) -> Bound:
-    """A time below which no plan is, by bisection; at most what some plan takes, `upper_s`."""
+    """A lower bound on the time of all plans, by bisection; at most `upper_s`, the time of some plan."""
     low_s, high_s = min(float(windows.low_s[-1]) / machines.devices, upper_s), upper_s
     best = Bound(seconds=low_s)
     while high_s > low_s * (1 + PRECISION):

@@ -1,7 +1,7 @@
 """Partition: PipeDream's partitioning: states on the levels of a network -> the stages whose slowest is the fastest.
 
 It is A(N, M) of PipeDream's recurrence (2018, section 3.2), with the stages that reach it. On several levels it is the
-later form (SOSP 2019, section 3.1), inside out: what a server makes of a part of the model is the unit of the level
+later form (SOSP 2019, section 3.1), inside out: a server's pipeline for a part of the model is the unit of the level
 around it. `space` has the formulas and numbers their steps. The recurrence is solved in one of four ways:
 
     recurrence          without memory, exactly; memory is checked afterwards
@@ -88,7 +88,7 @@ class Partition:
 
     @property
     def replicas(self) -> list[int]:
-        """By stage."""
+        """The number of replicas, by stage."""
         return [share.replicas for share in self.shares]
 
 
@@ -103,7 +103,7 @@ class PartitionSearch:
 
     @property
     def devices(self) -> int:
-        """All."""
+        """The number of all devices."""
         return self.space.devices_inside(len(self.space.levels))
 
     @property
@@ -293,7 +293,7 @@ def data_parallel(search: PartitionSearch) -> Partition:
 
 
 def priced(search: PartitionSearch, parts: tuple[LevelPart, ...]) -> Partition:
-    """These stages on the search's network, whichever they were found for; nothing is proven of them."""
+    """These stages on the search's network, whichever network they were found for; nothing is proven about them."""
     if search.outermost > 0 and not parts[0].inside:  # found as if there were one level
         search = replace(search, space=replace(search.space, levels=_one_level(search.space)))
     found = _partition(search, parts, 0.0, Proof(method="none", bound_s=0.0))

@@ -179,7 +179,7 @@ def cut_model(problem: PlanningProblem) -> CutModel:
 
 
 def decided(model: CutModel, wanted: PartitionSearch, found: Partition, proven: Certificate | None = None) -> Decision:
-    """What the planner decides where it takes this partition; alternatives are listed for its answer alone."""
+    """The planner's decision for this partition; alternatives are listed for its answer alone."""
     stages = model.stages(found)
     replicas = found.replicas
     size = model.microbatch_size

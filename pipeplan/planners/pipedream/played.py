@@ -1,16 +1,16 @@
 """Played: the partitions that PipeDream's planner plays, with a rate that no partition exceeds.
 
-PipeDream's recurrence gives every pair of devices a link of its own. On a real network the devices of a server share
-its port, and what takes longest then is another stage. So the recurrence is asked for more than one network, and the
+PipeDream's recurrence gives every pair of devices a link of its own. On a real network, the devices of a server share
+its port, and another stage may then be the slowest. So the recurrence is solved for more than one network, and the
 plays decide:
 
 1. the cluster's, which gives the closed form's optimum;
 2. the same with each level's bandwidth divided among the devices of a unit;
-3. beside these data parallelism, and the straight pipeline;
-4. for `auto` all of these on some of the devices, unless the pipeline is to be straight;
-5. and for a graph the first two where it is cut only where one tensor crosses.
+3. in addition, data parallelism and the straight pipeline;
+4. for `auto`, all of these on some of the devices, unless the pipeline must be straight;
+5. for a graph, the first two again, with only those cuts that one tensor crosses.
 
-Whatever the network, the slowest stage computes no less than in the best partition on a network that takes no time.
+Whatever the network, the slowest stage computes no less than in the best partition on an infinitely fast network.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ class PlayedPartition:
         return ()
 
     def most_of(self, stops: tuple[int, ...]) -> float:
-        """By compute, spread evenly."""
+        """The rate that no partition exceeds, by compute that is spread evenly."""
         return self.most
 
     def most_of_any(self) -> float:
@@ -76,7 +76,7 @@ class PlayedPartition:
         return complete(self.model.problem, decided(self.model, self.wanted, priced(self.wanted, found.parts)))
 
     def alternative(self, reason: str) -> Alternative:
-        """What a plan says of it, without a price; it has no stages yet."""
+        """Its entry among a plan's alternatives, without a price; it has no stages yet."""
         return Alternative(
             schedule=NAME,
             depth=0,
@@ -92,7 +92,7 @@ class PlayedPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedPartitions:
-    """Those of a problem that the planner has answered; where they are the `whole` space, with what is beyond them."""
+    """The partitions of a problem that the planner has answered; as the `whole` space, with a bound on all others."""
 
     problem: PlanningProblem
     planner: str = NAME
@@ -105,7 +105,7 @@ class PlayedPartitions:
 
     @cached_property
     def beyond(self) -> float:
-        """Samples a second that no partition exceeds; 0 where the others are not of the space.
+        """Samples a second that no partition exceeds; 0 if these are not the `whole` space.
 
         By compute alone, on one level; for a graph with more cuts than were listed, spread evenly.
         """

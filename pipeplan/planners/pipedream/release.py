@@ -12,8 +12,8 @@ the inside out. c is the cost of the level inside; on the innermost it is the co
 
 The program differs from the papers: it adds compute and synchronisation and does not take the larger; the width of the
 level inside divides the exchange of a first stage only; a boundary costs nothing unless a compression ratio is given,
-and then it is divided by the replicas of the last stage, and counts after the last block of a part inside a server
-too. By the program's default memory is not looked at.
+and then it is divided by the replicas of the last stage, and counts after the last block of a part inside a server too.
+By default, the program ignores memory.
 
 We follow the program's table and its order: from the front, the first of equals. O(n^2 M^2) on the outermost level,
 another factor n on those inside.
@@ -52,20 +52,20 @@ class Released:
     fewer: bool
 
     def exchange_s(self, units: int) -> FloatArray:
-        """Of all stages, for an update."""
+        """The exchange of each stage for an update."""
         # step 1
         weight_bytes = self.states.weight_bytes - self.states.weight_bytes[:, None]
         return np.asarray(FACTOR * (units - 1) / (self.links.bandwidth_bytes_per_s * units) * weight_bytes)
 
     def single_s(self, units: int) -> FloatArray:
-        """One stage on so many machines."""
+        """The cost of a single stage on so many machines."""
         # step 2, of a first stage
         if self.straight and units > 1:
             return np.full_like(self.inside_s, np.inf)
         return (self.inside_s + self.exchange_s(units) / self.inside_units) / units
 
     def last_s(self, units: int) -> FloatArray:
-        """The last of several stages, with the boundaries that it sees."""
+        """The cost of the last of several stages, with the boundaries that it sees."""
         # step 2, of a later stage, and its boundaries of step 4
         stage_s = (self.inside_s + self.exchange_s(units)) / units
         if self.ratio is None:

@@ -263,7 +263,7 @@ def _within_others(inside: FloatArray) -> BoolArray:
 
 
 def _summed(profile: Profile, measured: Sequence[Measurement]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """By block, what a stage adds up: seconds, weights, activations."""
+    """By block, the terms that a stage adds up: seconds, weights, activations."""
     return (
         exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
         np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64),

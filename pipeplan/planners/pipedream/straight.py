@@ -72,7 +72,7 @@ class Straight:
             yield here, window, cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
 
     def _cuts_s(self, stages: int) -> FloatArray:
-        """What a cut takes at each state, by the number of stages downstream: 2 a / B of the level that it crosses."""
+        """The seconds of a cut at each state, by the number of stages downstream: 2 a / B of the level crossed."""
         if self.of_bytes:
             return np.zeros((stages + 1, len(self.space)))
         downstream = np.arange(stages + 1)

@@ -58,7 +58,7 @@ def search(
 
 
 def law(problem: PlanningProblem) -> Law:
-    """The accounting asked for, as a line in the minibatches in flight; both accountings are one.
+    """The accounting asked for, as a linear function of the minibatches in flight; both accountings are linear.
 
     The buffers of messages under way are left out: how many there are depends on the stage before as well.
     """

@@ -59,7 +59,7 @@ class Configurations:
 
 
 def joined(several: Sequence[Configurations]) -> Configurations:
-    """All of one execution's configurations."""
+    """One execution's configurations, joined."""
     return Configurations(
         execution=several[0].execution,
         width=np.concatenate([found.width for found in several]),
@@ -121,7 +121,7 @@ class RateBounds:
     def least_s(self, found: Configurations, computes_s: FloatArray | float = 0.0) -> FloatArray:
         """Seconds a microbatch, the flush included, that no split goes below on the better orientation.
 
-        `computes_s`: what the longest stage is known to compute at least.
+        `computes_s`: a known lower bound on the longest stage's compute.
         """
         least_s = np.minimum(*(self._step_s(found, pipelines, computes_s) for pipelines in (True, False)))
         return np.asarray(least_s * self._slots(found.microbatches, found.depth) * (1 - ROUNDING))
@@ -169,7 +169,7 @@ class RateBounds:
         return np.ones(len(depth))
 
     def _step_s(self, found: Configurations, pipelines: bool, computes_s: FloatArray | float) -> FloatArray:
-        """Of one orientation, seconds of the slowest stage a microbatch, or without pipelining of all stages."""
+        """On one orientation, seconds a microbatch of the slowest stage or, without pipelining, of all stages."""
         width, depth, size = found.width, found.depth, found.size
 
         # The levels up to which every edge and every exchange reach at least: pipelines in a row have edges between
@@ -236,7 +236,7 @@ class RateBounds:
 
     @cached_property
     def _block_s(self) -> FloatArray:
-        """What every block takes at least, by size."""
+        """Every block's least seconds, by size."""
         recomputed_s = self.measured.recomputed_s(self.problem.options.recompute_factor)
         if self.execution.recompute:
             return recomputed_s
@@ -249,7 +249,7 @@ class RateBounds:
 
     @cached_property
     def _crossing(self) -> FloatArray:
-        """[size, edges]: the bytes of so many boundaries at least, both ways."""
+        """[size, edges]: the fewest bytes of so many boundaries, both ways."""
         crossing = np.sort(boundary_bytes(1.0) * self.measured.output_bytes[:, :-1], axis=1)
         return np.pad(np.cumsum(crossing, axis=1), ((0, 0), (1, 0)))
 
@@ -259,7 +259,7 @@ class RateBounds:
 
     @cached_property
     def _whole(self) -> WholeBlocks:
-        """The bound that blocks are whole."""
+        """The bound from whole blocks."""
         return WholeBlocks(
             problem=self.problem, measured=self.measured, execution=self.execution, weights=self._counts(True)[0]
         )

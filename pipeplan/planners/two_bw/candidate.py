@@ -83,7 +83,7 @@ class Evaluator:
         return self._links[key]
 
     def counts(self, shape: PipelineShape, recompute: bool) -> tuple[MemoryCounts, ...]:
-        """What is held on the stages of a shape, with recomputation by every unit that it may have.
+        """The copies held on the stages of a shape, with recomputation by every unit that it may have.
 
         It depends on the batch only under a flush, on the width under ASP.
         """
@@ -162,7 +162,7 @@ class Evaluator:
         return best
 
     def possible(self, shape: PipelineShape, step_s: float) -> bool:
-        """Whether at any width, at the shape's depth, a step could take at most so long, within the memory."""
+        """Whether a step could take at most so long within the memory, at the shape's depth and any width."""
         if not shape.laws.pipelined:
             return self._some_terms(shape).possible(step_s)
         key = (shape.schedule, shape.recompute, shape.width, shape.microbatch_size)
@@ -173,7 +173,7 @@ class Evaluator:
         return shape.depth >= least_depth and self._some_terms(shape).possible(step_s)
 
     def capacity(self, shape: PipelineShape) -> StageCapacity:
-        """What stages can compute together, for the shape's schedule and size, where a batch fills the pipeline."""
+        """The compute that stages can do together, for the shape's schedule and size, if a batch fills the pipeline."""
         key = (shape.schedule, shape.recompute, shape.microbatch_size)
         if key not in self._capacities:
             deepest = min(self.problem.cluster.devices, self.measured.blocks)
@@ -211,7 +211,7 @@ class Evaluator:
         return even_min_sum(terms.within(starts, 0.0), starts, held=terms.memory_bytes, squares=terms.squares)
 
     def nearest(self, shape: PipelineShape, ceiling_bytes: float = inf) -> Miss | None:
-        """By how much the best split in terms of memory exceeds the device; None if that is above the ceiling."""
+        """The excess of the split that exceeds the device the least; None if that is above the ceiling."""
         terms = self._some_terms(shape)
         search = terms.smallest()
         found = search.least_max(ceiling_bytes)
@@ -227,7 +227,7 @@ class Evaluator:
         )
 
     def _some_terms(self, shape: PipelineShape) -> PipelineTerms:
-        """For what does not depend on the orientation."""
+        """The terms for values that do not depend on the orientation."""
         return self.terms(shape, self.links(shape)[0])
 
 
@@ -260,7 +260,7 @@ def stages(terms: PipelineTerms, stops: tuple[int, ...]) -> Iterator[Stage]:
 
 
 def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: int, stop: int) -> StageMemory:
-    """What a worker of the stage holds, by what it is."""
+    """The bytes that a worker of the stage holds, by item."""
     held, chain = counts.copies[stage], terms.chain
     weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
     kept_until, kept_before = chain.kept_sums
@@ -293,7 +293,7 @@ def decision(
     alternatives: Iterable[Alternative],
     certificate: Certificate | None = None,
 ) -> Decision:
-    """What the planner says of the candidate that it chose."""
+    """The planner's decision for the candidate that it chose."""
     shape = best.shape
     return Decision(
         planner=planner,

@@ -1,4 +1,4 @@
-"""Capacity: how short the longest stage can be at best, because what fits a device takes longer to compute.
+"""Capacity: how short the longest stage can be at best, because memory limits what each stage computes.
 
 In t seconds a stage computes at most t of the blocks' least seconds. Memory allows less: without recomputation the
 longest run of blocks that fits with the microbatches in flight at its place; with recomputation more blocks, which take
@@ -17,7 +17,7 @@ from pipeplan.planners.two_bw.fewest import FewestStages
 from pipeplan.planners.two_bw.split import ROUNDING
 
 NEXT_PLACE = 1.5
-"""Capacity is computed for numbers of downstream stages in this ratio; others have that of the next smaller."""
+"""Capacity is computed for numbers of downstream stages in this ratio; others take that of the next smaller one."""
 
 HALVINGS = 12
 """How often the gap to the least seconds is halved."""
@@ -25,14 +25,14 @@ HALVINGS = 12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageCapacity:
-    """The bound for the stages of `count`, at every depth up to `deepest`, where a batch fills the pipeline."""
+    """The bound for the stages of `count`, at every depth up to `deepest`, if a batch fills the pipeline."""
 
     count: FewestStages
     deepest: int
 
     @cached_property
     def least_s(self) -> FloatArray:
-        """[depth]: seconds that the longest stage computes at least; infinite if memory allows no split."""
+        """[depth]: the least compute of the longest stage, in seconds; infinite if memory allows no split."""
         depth = np.arange(1, self.deepest + 1)
         total_s = self._sums_s[-1]
         high = np.full(self.deepest, total_s / min(1.0, self._share or 1.0))
@@ -45,7 +45,7 @@ class StageCapacity:
         return np.append(0.0, low * (1 - ROUNDING))
 
     def _computed(self, limit_s: FloatArray) -> FloatArray:
-        """[depth]: of the blocks' least seconds, how much so many stages compute together within their limit."""
+        """[depth]: how much of the blocks' least seconds so many stages together compute within their limit."""
         others = np.arange(self.deepest)
         again_s = limit_s * self._share
         plain_s, either_s = self._inner_s
@@ -61,12 +61,12 @@ class StageCapacity:
 
     @cached_property
     def _sums_s(self) -> FloatArray:
-        """Of the blocks' least seconds."""
+        """Sums of the blocks' least seconds."""
         return np.asarray(self.count.chain.least_s)
 
     @cached_property
     def _share(self) -> float:
-        """How much of a block's least seconds a second of recomputing computes at most; 0 where none recomputes."""
+        """The most of a block's least seconds that a second with recomputation computes; 0 if no stage recomputes."""
         if True not in self.count.modes:
             return 0.0
         least_s, again_s = np.diff(self._sums_s), np.diff(self.count.chain.recomputed_s)
@@ -82,7 +82,7 @@ class StageCapacity:
 
     @property
     def _inner_s(self) -> tuple[FloatArray, FloatArray]:
-        """[place - 1]: what memory lets a stage compute without recomputation, and in either way, falling."""
+        """[place - 1]: the compute that memory allows a stage, without recomputation and in either way, falling."""
         return self._by_place[0], self._by_place[1]
 
     @cached_property
@@ -92,7 +92,7 @@ class StageCapacity:
 
     @property
     def _first_s(self) -> tuple[FloatArray, FloatArray]:
-        """The same of the first stage of so many."""
+        """The same for the first of so many stages."""
         return self._by_place[2], self._by_place[3]
 
     @cached_property

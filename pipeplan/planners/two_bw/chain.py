@@ -25,13 +25,13 @@ from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
 from pipeplan.planners.problem import PlanningProblem
 
 MAX_INTERPOLATED = 32
-"""How many sizes between the measured ones are looked at: of more, those whose ratios are most nearly equal."""
+"""How many sizes between the measured ones are considered; if there are more, those in the most equal ratios."""
 
 MAX_ROWS = 2**21
-"""Pairs of widths and sizes that are looked at; fewer sizes where a safe batch leaves every width."""
+"""Pairs of widths and sizes that are considered; fewer sizes if a safe batch allows every width."""
 
 _MAX_BETWEEN = 2**20
-"""Other sizes are looked for no further than this above the smallest measured one."""
+"""Other sizes are at most this far above the smallest measured one."""
 
 _TIMES = ("forward_s", "backward_s")
 _BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", "shared_bytes")
@@ -67,12 +67,12 @@ class MeasuredBlocks:
 
     @property
     def added_bytes(self) -> FloatArray:
-        """What a microbatch keeps of every block at least, whatever its stage: `Measurement.added_bytes`."""
+        """The least that a microbatch keeps of every block, whatever its stage: `Measurement.added_bytes`."""
         return self.activation_bytes - self.shared_bytes
 
     @property
     def least_kept(self) -> FloatArray:
-        """The same where stages may recompute by block."""
+        """The same if stages may recompute by block."""
         return np.minimum(self.added_bytes, self.input_bytes)
 
     def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
@@ -105,10 +105,10 @@ def measured(profile: Profile) -> MeasuredBlocks:
 
 
 def profiled(problem: PlanningProblem) -> MeasuredBlocks:
-    """The profile at the sizes to be looked at.
+    """The profile at the sizes to be considered.
 
-    Those are what was asked for, or all measured sizes and the ones between them that may divide a batch: it, or with
-    `safe_batch` a smaller one. Raises InvalidInputError if none divides it, the size asked for lies beyond those
+    These are the size asked for, or all measured sizes and those between them that divide the batch or, with
+    `safe_batch`, a smaller one. Raises InvalidInputError if none divides it, the size asked for lies beyond those
     measured, or the blocks take no time.
     """
     profile, asked = problem.profile, problem.options.microbatch_size
@@ -286,7 +286,7 @@ class ProfileChain:
 
     @cached_property
     def least_kept(self) -> float:
-        """What a microbatch keeps of all blocks at least, of each its activations or its input."""
+        """The least that a microbatch keeps of all blocks, of each its activations or its input."""
         return float(self.source.least_kept[self.row].sum())
 
     def _largest(self, doubled: FloatArray, starts: IntArray, stops: IntArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Fewest stages: in how few a pipeline can keep a limit on every stage's compute, and the device's memory.
+"""Fewest stages: the fewest with which a pipeline keeps a limit on every stage's compute, and the device's memory.
 
 The more stages follow a stage, the more microbatches it holds in flight. So stages are counted from the last one, and
 each begins as early as it may, because any part of a stage that keeps its limits keeps them too. The memory of the last
@@ -47,7 +47,7 @@ class FewestStages:
     _limits: dict[int, list[StageLimit]] = field(default_factory=dict)
 
     def within(self, limit_s: float, most: int) -> float:
-        """How few stages compute no longer than the limit each, transfers left out; infinite where `most` do not."""
+        """The fewest stages that each compute within the limit, without transfers; infinite if more than `most`."""
         most_s = limit_s * (1 + 2 * ROUNDING)
         left_s, stop = self.chain.least_s, self.chain.blocks
         for place in range(1, most + 1):
@@ -68,7 +68,7 @@ class FewestStages:
         return inf
 
     def limits(self, place: int) -> list[StageLimit]:
-        """By way, of the stage at this place, the last one's being 1."""
+        """By way, the limit of the stage at this place; the last stage's place is 1."""
         if place not in self._limits:
             self._limits[place] = [self._limit(mode, unit, place) for mode, unit in self.ways]
         return self._limits[place]

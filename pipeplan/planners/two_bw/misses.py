@@ -1,4 +1,4 @@
-"""Misses: what does not fit, by how much it exceeds a device, and what the batch rules out."""
+"""Misses: configurations that do not fit, by how much they exceed a device, and those that the batch rules out."""
 
 from collections import Counter
 from collections.abc import Iterator

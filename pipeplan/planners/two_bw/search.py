@@ -43,7 +43,7 @@ MemoryKey = tuple[str, int, int, int]
 
 @dataclass(slots=True, kw_only=True)
 class SearchCounts:
-    """What became of the runnable configurations: too large by a bound on memory, or split into stages."""
+    """The outcome for runnable configurations: too large by a bound on memory, or split into stages."""
 
     memory: int = 0
     split: int = 0
@@ -100,7 +100,7 @@ class BestFirstSearch:
                 self._look_at(self.shape(found, index), float(least_s[index]), float(rates[index]))
 
     def _computes_s(self, found: Configurations) -> FloatArray:
-        """What the longest stage computes at least, by what all stages can compute together within their memory."""
+        """The least compute of the longest stage, by the compute that memory allows all stages together."""
         computes_s, laws = np.zeros(len(found)), found.execution.laws
         if laws.pipelined and not laws.keeps_batch:
             for size in np.unique(found.size).tolist():
@@ -159,7 +159,7 @@ class BestFirstSearch:
                 return
             ceiling_s = shape.width * shape.microbatch_size / self.rate * (1 + TIE)
 
-        # A step so short was impossible before with the same memory, at another width: so it is here.
+        # With the same memory at another width, a step so short was impossible, and so it is here.
         key = memory_key(shape)
         step_s = np.inf if not shape.laws.pipelined else ceiling_s / shape.slots
         if step_s <= self._hopeless.get(key, 0.0):

@@ -21,7 +21,7 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.two_bw.places import Bands, windows
 
 ROUNDING = 1e-9
-"""By how much sums in different orders may differ: a bound is trusted no further."""
+"""The most by which sums in different orders differ: no bound is trusted to be more exact."""
 
 TIE = 1e-12
 """Costs of splits, and rates, that differ by no more than this share of them are equal."""
@@ -30,16 +30,16 @@ NEAR = 1 / 64
 """The limit of a search is brought as near as this to the least that leaves any starts, as a share of it."""
 
 BAND = 64
-"""So many starts of a stage are folded together."""
+"""How many starts of a stage are folded together."""
 
 CELLS = 2**15
-"""So many places of stages are computed together: their tables stay in the processor's cache."""
+"""How many places of stages are computed together: their tables stay in the processor's cache."""
 
 NARROW = 32
-"""How far a stage reaches is looked up where it could be farther."""
+"""If the lengths of a stage differ by this much or more, its longest within the limits is looked up."""
 
 HALVINGS = 12
-"""How often at most the gap between them is halved for that."""
+"""The most halvings of the gap between a limit that leaves starts and one that leaves none."""
 
 Costs = Callable[[int, slice, slice], FloatArray]
 """(stage, starts, stops) -> the costs of the stage with the blocks [i, j), for i and j of the two ranges; infinite
@@ -59,7 +59,7 @@ Starts = tuple[slice, ...]
 
 
 def every_start(blocks: int, depth: int) -> Starts:
-    """All that leave a block for every stage."""
+    """All starts that leave a block for every stage."""
     spare = blocks - depth + 1
     return (slice(0, 1), *(slice(stage, stage + spare) for stage in range(1, depth)), slice(blocks, blocks + 1))
 
@@ -130,8 +130,8 @@ class Found:
 class SplitSearch:
     """What is split: the stages' costs, their limits, where stages may start, and about how large the largest cost is.
 
-    `bands` makes the costs among some starts. `about` is no more than the least largest cost: costs below it may be
-    given as anything below it.
+    `bands` makes the costs among some starts. `about` is no more than the least largest cost: a cost below it may be
+    given as any value below it.
     """
 
     bands: Callable[[Starts, float], BandCosts]
@@ -318,7 +318,7 @@ def _followed(starts: Starts, best: Sequence[IntArray]) -> tuple[int, ...]:
 
 
 def _bands(starts: Starts, limits: Sequence[Sequence[Way]]) -> Iterator[Bands]:
-    """All places that the limits leave, from the last stage on: several stages together, or some starts of one."""
+    """All places within the limits, from the last stage on: several stages together, or some starts of one."""
     blocks, arrays = starts[-1].start, dict[int, FloatArray]()
     together = list[tuple[int, int, int, int]]()
     rows = reach = 0

@@ -111,8 +111,8 @@ class PipelineShape:
 class PipelineTerms:
     """A shape's stages on the links of one orientation, by the accounting of memory that was asked for.
 
-    `counts` holds what is held without and with recomputation, for the modes that the shape has: by every unit of
-    recomputation, the preferred first.
+    `counts` has the copies held without and with recomputation, for the shape's modes: by every unit of recomputation,
+    the preferred first.
     """
 
     shape: PipelineShape
@@ -203,7 +203,7 @@ class PipelineTerms:
         return cost
 
     def bands_within(self, starts: Starts, floor_s: float) -> BandCosts:
-        """The same, of bands."""
+        """The same for bands."""
         fits, silent = self._left_out(starts, floor_s)
 
         def cost(at: Bands) -> FloatArray:
@@ -215,7 +215,7 @@ class PipelineTerms:
         return cost
 
     def _left_out(self, starts: Starts, floor_s: float) -> tuple[list[bool], list[bool]]:
-        """Of which stages memory, and of which the exchange, cannot matter among these starts."""
+        """For which stages memory, and for which the exchange, cannot matter among these starts."""
         lows = np.asarray([may.start for may in starts[:-1]])
         highs = np.asarray([may.stop - 1 for may in starts[1:]])
         exchanged_s = self._exchange * (self.chain.weight_bytes[highs] - self.chain.weight_bytes[lows])
@@ -247,7 +247,7 @@ class PipelineTerms:
 
     @property
     def every_start(self) -> Starts:
-        """All that leave a block for every stage."""
+        """All starts that leave a block for every stage."""
         return every_start(self.chain.blocks, self.shape.depth)
 
     def least_bytes(self) -> float:
@@ -270,7 +270,7 @@ class PipelineTerms:
         return zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
 
     def slices(self, stops: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
-        """The same, as tables are asked for."""
+        """The same as slices, in the form that tables take."""
         return ((stage, slice(start, start + 1), slice(stop, stop + 1)) for stage, start, stop in self.places(stops))
 
     def _busy_s(self, recompute: bool, at: Places) -> FloatArray:
@@ -281,7 +281,7 @@ class PipelineTerms:
 
     @cached_property
     def _edges_s(self) -> dict[bool, tuple[FloatArray, FloatArray]]:
-        """By mode, of no link and of each that differs: compute, less the transfers before, and with those after."""
+        """By mode, for no link and for each different one: compute less the transfers before, and with those after."""
         links = [None, *np.unique(self.links.edges).tolist()]
         return {
             mode: (
@@ -310,7 +310,7 @@ class PipelineTerms:
     def _always_fits(self, lows: IntArray, highs: IntArray) -> list[bool]:
         """Whether each stage fits with all blocks [low, high) in its first mode, where no other mode is faster.
 
-        Of its units the preferred one is asked; where all stages need another, `time_s` finds them.
+        Only the preferred unit is tested; if all stages need another, `time_s` finds them.
         """
         mode, chain = self.shape.modes[0], self.chain
         if self.shape.recompute is None and chain.recompute_factor is not None and chain.recompute_factor < 1:
@@ -348,7 +348,7 @@ class PipelineTerms:
         return self._rooms(self.device_bytes)
 
     def _rooms(self, limit_bytes: float) -> list[list[tuple[Sequence[float], float]]]:
-        """By mode and unit, and by stage, what it holds at least, and how much that may be."""
+        """By mode and unit, and by stage: the least that it holds, and the most that it may hold."""
         most_bytes = limit_bytes * (1 + ROUNDING)
         return [
             [(held, most_bytes - message) for held, message in zip(sums, messages, strict=True)]
@@ -357,9 +357,9 @@ class PipelineTerms:
 
     @cached_property
     def _held_least(self) -> list[tuple[bool, list[Sequence[float]], list[float]]]:
-        """By mode and unit, for every stage: what it holds of the blocks [0, i) at least, and besides at least.
+        """By mode and unit, for every stage: the least that it holds of the blocks [0, i), and the least besides.
 
-        The first are so many times the weights, activations and blocks' inputs; the second so many inputs and buffers,
+        The first counts copies of the weights, activations and blocks' inputs; the second counts inputs and buffers,
         and the smallest block's activations.
         """
         inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
@@ -377,7 +377,7 @@ class PipelineTerms:
 
     @cached_property
     def _transfers_s(self) -> list[float]:
-        """What the edges of each stage take at least."""
+        """The least seconds of each stage's edges."""
         if self.chain.blocks == 1:
             return [0.0]
         edges_s = np.pad(self.chain.boundary_bytes[1:-1].min() / self.links.edges, 1)

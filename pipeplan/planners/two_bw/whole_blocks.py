@@ -103,7 +103,7 @@ class WholeBlocks:
         return np.sort(np.concatenate(used[self.execution.recompute], axis=1), axis=1)
 
     def _unlimited(self, blocks: IntArray) -> IntArray:
-        """All blocks where a count comes to the most that is counted."""
+        """The counts, with all blocks for a count that reaches the limit of counting."""
         return np.where(blocks >= self._most, self.measured.blocks, blocks)
 
     def _limit(self, held: FloatArray, kept: FloatArray) -> IntArray:
