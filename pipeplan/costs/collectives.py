@@ -47,11 +47,11 @@ class LevelRing:
 
     @property
     def ring_s_per_byte(self) -> float:
-        """Of a ring, without its hops."""
+        """Seconds a byte of a ring, without its hops."""
         return 2.0 * (self.members - 1) / self.members / self.bandwidth_bytes_per_s
 
     def seconds(self, size_bytes: float) -> tuple[float, float]:
-        """How long its hops take, and its bytes."""
+        """The seconds of its hops, and of its bytes."""
         ring_s = 2 * (self.members - 1) * self.latency_s, size_bytes * self.ring_s_per_byte
         tree_s = 2 * (self.members - 1).bit_length() * self.latency_s, 2.0 * size_bytes / self.bandwidth_bytes_per_s
         return min(ring_s, tree_s, key=sum)
@@ -75,15 +75,15 @@ class AllReduce:
 
     @property
     def port(self) -> SharedPort:
-        """What the bytes pass on the slowest level; no port for a single device."""
+        """The port that the bytes pass on the slowest level; no port for a single device."""
         return self.slowest.port if self.slowest else SharedPort()
 
     def seconds(self, size_bytes: float) -> float:
-        """All of it, one level after the other."""
+        """The whole all-reduce, one level after the other."""
         return sum((sum(ring.seconds(size_bytes)) for ring in self.rings), 0.0)
 
     def latency_s(self, size_bytes: float) -> float:
-        """All hops."""
+        """The seconds of all hops."""
         return sum((ring.seconds(size_bytes)[0] for ring in self.rings), 0.0)
 
     def port_s(self, size_bytes: float) -> float:
@@ -95,7 +95,7 @@ def all_reduce_among(cluster: Cluster, devices: Sequence[int]) -> AllReduce:
     """The all-reduce among these devices. If their units hold different numbers of them, the least number counts."""
     rings = []
     inside, unit = sorted(set(devices)), 1
-    beside = 1  # devices that each have a part, in every unit of the level
+    beside = 1  # devices with a part each, in every unit of the level
     for level in cluster.levels:
         units: dict[int, list[int]] = defaultdict(list)
         for member in sorted({device // unit for device in inside}):
@@ -124,7 +124,7 @@ class ParameterServer:
     port: SharedPort
 
     def seconds(self, size_bytes: float) -> float:
-        """Its hops and its bytes."""
+        """The seconds of its hops and its bytes."""
         return self.hops_s + self.port_s(size_bytes)
 
     def latency_s(self, size_bytes: float) -> float:

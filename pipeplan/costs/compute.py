@@ -32,7 +32,7 @@ def compute_s(block: Measurement, *, recompute: bool = False, recompute_factor: 
     """Forward and backward of one block: PipeDream's T_l (2018, section 3.2).
 
     With recomputation the forward runs twice, or all is multiplied by `recompute_factor`: the c_extra of PipeDream-2BW
-    (appendix A.1.1), which measured comes to (2 forward + backward) / (forward + backward).
+    (appendix A.1.1), whose measured value is (2 forward + backward) / (forward + backward).
     """
     if not recompute:
         return block.compute_s
@@ -42,7 +42,7 @@ def compute_s(block: Measurement, *, recompute: bool = False, recompute_factor: 
 
 
 def recompute_s(blocks: Sequence[Measurement], recompute_factor: float | None) -> float:
-    """What recomputation adds to a stage of these blocks, a microbatch; never less than nothing."""
+    """The seconds a microbatch that recomputation adds to a stage of these blocks; never negative."""
     if recompute_factor is None:
         return sum(block.forward_s for block in blocks)
     return max(recompute_factor - 1.0, 0.0) * sum(block.compute_s for block in blocks)

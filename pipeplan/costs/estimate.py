@@ -31,12 +31,12 @@ def estimate(
     order: Sequence[int] | None = None,
     synchronisation: str = "all-reduce",
 ) -> tuple[StageCosts, ...]:
-    """Every stage's costs on the devices that the placement gives it, which lists the first stages of its ranks.
+    """Every stage's costs on its devices; the placement lists the first stage of each rank.
 
     An all-reduce exchanges the gradients level by level, as the runtime does. `synchronisation` may name another
-    exchange (`collectives.AMONG`). Under ASP each replica broadcasts its own gradients. A transfer takes its
-    bytes over the slowest link that the boundary crosses. Where a profile has no split backward, all of it counts as
-    the gradient of the input: a split promises nothing.
+    exchange (`collectives.AMONG`). Under ASP each replica broadcasts its own gradients. A transfer takes its bytes over
+    the slowest link that the boundary crosses. If a profile has no split backward, the whole backward counts as the
+    gradient of the input: splitting gains nothing.
 
     The `schedule` decides which of the profile's shares and overheads (`Overheads`) apply to a stage (None: none).
     `order` is the graph's blocks as the stages hold them.
@@ -47,7 +47,7 @@ def estimate(
     ranks = ranks_of_stages(placement, len(stages), in_v=schedule is not None and schedule.v_shaped)
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
-    # Of several stages a rank, boundaries are of the same devices again and again, or of one rank alone.
+    # With several stages a rank, many boundaries have the same devices, or lie within one rank.
     pairs, nothing = list(pairwise(ranks)), (None, SharedPort())
     crossed = {(a, b): nothing if a == b else boundary_crossing(cluster, a, b) for a, b in set(pairs)}
     edges, ports = [crossed[pair][0] for pair in pairs], [crossed[pair][1] for pair in pairs]
@@ -74,7 +74,7 @@ def estimate(
 
 
 def update_beyond_bytes_s(profile: Profile, blocks: Iterable[int]) -> float:
-    """What an update of these blocks takes beyond a rate for each byte of weights; 0 where nothing is trained."""
+    """The seconds of an update of these blocks beyond its rate for each byte of weights; 0 if nothing is trained."""
     trained = [profile.blocks[block] for block in blocks if profile.blocks[block].weight_bytes]
     return sum(block.update_s for block in trained) + (profile.overheads.update_s if trained else 0.0)
 
@@ -86,13 +86,13 @@ def backward_follows_forward(schedule: Schedule | None, *, recompute: bool, last
 
 @dataclass(frozen=True, slots=True)
 class _Exchange:
-    """A gradient exchange, and how much longer than known its bytes take."""
+    """A gradient exchange, and the factor by which its bytes take longer than on the links alone."""
 
     among: AllReduce | ParameterServer
     factor: float
 
     def seconds(self, weight_bytes: float) -> float:
-        """How long it takes where nothing else is on its way."""
+        """How long it takes if nothing else is in transit."""
         return self.among.seconds(weight_bytes * self.factor)
 
     def inside_s(self, weight_bytes: float) -> float:
@@ -109,7 +109,7 @@ class _Exchange:
 
 
 def _broadcast(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
-    """What one replica sends to all others: every byte once, in one hop."""
+    """The broadcast of one replica to all others: every byte once, in one hop."""
     link = cluster.link(ranks)
     ring = LevelRing(2, link.bandwidth_bytes_per_s, link.latency_s / 2, shared_port(cluster, ranks))
     return AllReduce((ring,) if len(ranks) > 1 else ())
@@ -117,7 +117,7 @@ def _broadcast(cluster: Cluster, ranks: Sequence[int]) -> AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """The factors by which a stage's place in its schedule changes its blocks' seconds, and what an update takes."""
+    """The factors by which a stage's place in its schedule changes its blocks' seconds, and the rate of an update."""
 
     forward: float
     recompute: float
@@ -148,7 +148,7 @@ def _stage_costs(
     again_s = [shares.recompute * recompute_s((b,), recompute_factor) if by_block else 0.0 for b in blocks]
     backwards_s = [shares.backward * b.backward_s + own_s for b, own_s in zip(blocks, again_s, strict=True)]
     completed = list(zip(backwards_s, sizes_bytes, strict=True))
-    # 2BP's p1 and p2: a block that was not measured split has all of its backward in p1.
+    # 2BP's p1 and p2: a block without a measured split has its whole backward in p1.
     input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
     weight_s = sum(b.backward_weight_s or 0.0 for b in blocks)
     by_block_bytes = boundary.input_bytes + max(b.activation_bytes for b in blocks)

@@ -24,7 +24,7 @@ Edges = Iterable[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """By block, the blocks whose outputs it reads, and those that read its own."""
+    """By block, the blocks whose outputs it reads, and those that read its own output."""
 
     reads: tuple[tuple[int, ...], ...]
     read_by: tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ class Graph:
 
 
 def graph_of(blocks: int, edges: Edges) -> Graph:
-    """The graph of so many blocks; an edge that is there twice counts once."""
+    """The graph of so many blocks; a repeated edge counts once."""
     reads: list[list[int]] = [[] for _ in range(blocks)]
     read_by: list[list[int]] = [[] for _ in range(blocks)]
     for source, reader in dict.fromkeys(edges):
@@ -50,7 +50,7 @@ def on_or_behind_a_cycle(graph: Graph) -> list[int]:
 
 
 def depths(graph: Graph) -> list[int]:
-    """Blocks on the longest path to each, itself included. Without a cycle."""
+    """The number of blocks on the longest path to each, itself included. There must be no cycle."""
     depth = [1] * len(graph)
     for block in _sources_first(graph):
         for reader in graph.read_by[block]:
@@ -75,15 +75,15 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
         a -- b -+- c -- d -+- e        a | b | c d f e: after d both d's and f's outputs would have to be sent
                 +--- f ----+
 
-    A chain is cut after every block, a residual connection before and after it. What costs nothing to send (an
-    output of no bytes) does not count. The model's output is the block that ends the longest path. A block that does
-    not lead to the output stands after the last block that it reads, and no cut separates the two.
+    A chain is cut after every block, a residual connection before and after it. Outputs of no bytes do not count. The
+    model's output is the block that ends the longest path. A block that does not lead to the output stands after the
+    last block that it reads, and no cut separates the two.
     """
     depth = depths(graph)
     main = _leading_to_the_output(graph, depth)
 
-    # The home of a main block is its place among them, that of any other the place of the last one that it depends on
-    # (-1 for none): it is attached after that.
+    # A main block's home is its place among the main blocks. Any other block's home is that of the last main block that
+    # it depends on (-1 for none): it is attached after that one.
     home = [-1] * len(graph)
     place = {block: index for index, block in enumerate(main)}
     attached: list[list[int]] = [[] for _ in range(len(main) + 1)]
@@ -97,8 +97,8 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
         order += [block, *loose]
         ends.append(len(order))
 
-    # By main block, how many outputs are read beyond it, and the sum of the numbers of the blocks that these are of:
-    # where it is one output, its block.
+    # By main block: how many outputs are read beyond it, and the sum of these outputs' block numbers. For a single
+    # output, the sum is its block.
     crossing, sum_of_blocks = [0] * (len(main) + 1), [0] * (len(main) + 1)
     for block, readers in enumerate(graph.read_by):
         first = max(home[block], 0)
@@ -110,7 +110,7 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
             sum_of_blocks[last] -= block
     alone = [outputs == 1 for outputs in accumulate(crossing[:-1])]
 
-    # A single output must be of a block after the previous cut.
+    # A single output must come from a block after the previous cut.
     places, cut_before = [0], -1
     for index, block in enumerate(accumulate(sum_of_blocks[:-1])):
         if alone[index] and home[block] > cut_before:
@@ -135,7 +135,7 @@ def crossing_bytes(graph: Graph, order: Sequence[int], output_bytes: Sequence[fl
 def ideals(graph: Graph, limit: int, *, late: frozenset[int] = frozenset()) -> list[int] | None:
     """All cuts, the empty and the full one included, by size and then by value; None where there are more than `limit`.
 
-    `late` blocks, which must read late ones only, are there where a member reads them (and at the end).
+    `late` blocks, which must read late ones only, are in a cut if a member reads them (and in the full cut).
     """
     everything = (1 << len(graph)) - 1
     if len(graph) - len(late) >= limit:
@@ -182,7 +182,7 @@ def membership(cuts: Sequence[int], blocks: int) -> FloatArray:
 
 
 def crossing_by_cut(graph: Graph, inside: FloatArray, output_bytes: FloatArray) -> FloatArray:
-    """By cut, a row of `membership`, the outputs of its blocks that a block beyond it reads."""
+    """By cut (a row of `membership`), the bytes of its blocks' outputs that a block beyond it reads."""
     sources = [block for block, readers in enumerate(graph.read_by) if readers and output_bytes[block] > 0]
     if not sources:
         return np.zeros(len(inside))
@@ -222,14 +222,14 @@ class Boundary:
 
 
 def in_order(profile: Profile, order: Sequence[int]) -> Profile:
-    """The profile with its blocks in an order of stages, in which edges count no longer."""
+    """The profile with its blocks in an order of stages, where edges no longer count."""
     return replace(profile, blocks=tuple(profile.blocks[block] for block in order), edges=None)
 
 
 def boundaries(
     profile: Profile, microbatch_size: int, stages: Sequence[Stage], order: Sequence[int] | None
 ) -> list[Boundary]:
-    """By stage, whose [start, stop) are places in the order, or blocks of a chain."""
+    """Every stage's boundary; [start, stop) are places in the order, or blocks of a chain."""
     measured = profile.at(microbatch_size)
     if order is None or profile.edges is None:
         inputs = [block.input_bytes for block in measured]
@@ -249,12 +249,12 @@ def boundaries(
 
 
 def loaded_bytes(graph: Graph, measured: Sequence[Measurement]) -> int:
-    """What the data loader hands over: the inputs of the blocks that read no other."""
+    """The bytes from the data loader: the inputs of the blocks that read no other."""
     return sum(block.input_bytes for block, reads in zip(measured, graph.reads, strict=True) if not reads)
 
 
 def _sources_first(graph: Graph) -> list[int]:
-    """Every block after what it reads; without those on a cycle or downstream of one."""
+    """The blocks, each after those that it reads; without those on a cycle or downstream of one."""
     missing = [len(sources) for sources in graph.reads]
     ready = [block for block, count in enumerate(missing) if count == 0]
     for block in ready:

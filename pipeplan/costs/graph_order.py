@@ -1,8 +1,8 @@
 """Graph order: a graph's blocks in one line that may be cut at every place, with as few bytes crossing as possible.
 
 A line of n blocks has n + 1 cuts. The graph may have many more, and the line's order decides which of them are lost.
-The order here minimises the sum of what crosses all places. A branch, once begun, is finished before the next. The
-branch with the smallest output comes first. A block from the side comes as late as possible.
+The order here minimises the sum of the bytes that cross all places. A branch, once begun, is finished before the next.
+The branch with the smallest output comes first. A block from the side comes as late as possible.
 
         a -+- b (4 bytes) - c (1 byte) -+- f        a b c d e f: after c and after e little crosses
            +- d (4 bytes) - e (1 byte) -+           a b d c e f: after d 8 bytes
@@ -14,10 +14,10 @@ from itertools import pairwise
 from pipeplan.costs.graph import Graph, Line, crossing_bytes
 
 STEPS = 1_000_000
-"""Blocks that are looked at for all cuts of a graph together: hundredths of a second, two seconds at most."""
+"""Blocks that are examined for all cuts of a graph together: hundredths of a second, two seconds at most."""
 
 SEARCHED_AT_MOST = 500
-"""Blocks between two places that one tensor crosses; more of them keep an order that is known."""
+"""The most blocks between two places that one tensor crosses; if there are more, they keep the known order."""
 
 
 def least_order(graph: Graph, output_bytes: Sequence[int], line: Line) -> tuple[int, ...]:
@@ -49,13 +49,13 @@ def _least(graph: Graph, output_bytes: Sequence[int], place: Mapping[int, int], 
     readers = {block: sum(bit.get(reader, 0) for reader in graph.read_by[block]) for block in blocks}
     read = [bool(graph.read_by[block]) for block in blocks]
 
-    # By block, the outputs that it reads and no other part reads after this one, with their readers here.
+    # By block, the outputs that it reads and no later part reads, with their readers in this part.
     ending: list[list[tuple[int, int]]] = []
     for block in blocks:
         last = [source for source in graph.reads[block] if all(place[r] < stop for r in graph.read_by[source])]
         ending.append([(output_bytes[s], sum(bit.get(r, 0) for r in graph.read_by[s])) for s in last])
 
-    # By set after a place: what crosses from there on, and what crosses the place; by the number of its blocks.
+    # By set after a place: the bytes that cross from there on, and at the place; by the number of its blocks.
     followed = max(STEPS // (len(graph) * len(blocks)), 1)
     layers: list[dict[int, tuple[int, int]]] = [{0: (0, 0)}]
     for _ in blocks:

@@ -1,4 +1,4 @@
-"""Groups: devices that share the blocks of a stage, seen as one device of a smaller cluster; and what they exchange.
+"""Groups: devices that share the blocks of a stage, seen as one device of a smaller cluster; and their collectives.
 
 A form's axes are laid out from the inside: the devices of a tensor group are neighbours, and those of a context group
 are one tensor group apart. The devices of a form together hold one copy of a stage. To everything else they are one
@@ -24,7 +24,7 @@ def grouped(cluster: Cluster, devices: int) -> Cluster:
         return cluster
     left, levels = devices, list[Level]()
     for level in cluster.levels:
-        if levels:  # its units hold whole groups
+        if levels:  # units of this level hold whole groups
             own = level.device_bandwidth_bytes_per_s
             own = own and min(devices * own, level.bandwidth_bytes_per_s)
             levels.append(replace(level, device_bandwidth_bytes_per_s=own))
@@ -68,8 +68,8 @@ class DeviceGroupLinks:
         """How long a collective takes (`documents.forms.Collective`); 0 for a single device.
 
         Reductions and gathers go level by level from the inside out, in rings: (n - 1) / n of the bytes pass a device
-        (Thakur, Rabenseifner and Gropp 2005, section 4); an all-reduce may go by trees (`LevelRing`). Of an all-to-all
-        a device's own share stays.
+        (Thakur, Rabenseifner and Gropp 2005, section 4); an all-reduce may go by trees (`LevelRing`). In an all-to-all,
+        a device keeps its own share.
         """
         if kind == "ring":
             slowest = min((hop.bandwidth_bytes_per_s for hop in self.hops), default=0.0)
@@ -90,9 +90,9 @@ class DeviceGroupLinks:
 
 @lru_cache(maxsize=4096)
 def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
-    """Of `count` devices, each `stride` after the one before, the first of them the cluster's first.
+    """The links among `count` devices, `stride` apart, from the cluster's first device on.
 
-    All such groups count as placed alike. If units hold different numbers of a group's devices, the least counts.
+    All such groups count as if placed alike. If units hold different numbers of a group's devices, the least counts.
     """
     members, unit, beside = [stride * place for place in range(count)], 1, 1
     hops = []

@@ -30,7 +30,7 @@ from pipeplan.documents.engines import SHARDINGS
 from pipeplan.documents.profile import DTYPE_BYTES
 
 GATHERED_BLOCKS = 2
-"""Blocks whose whole weights are there at once where weights are shares."""
+"""Blocks whose whole weights are on a device at once if weights are sharded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Ledger:
 
     @property
     def kept(self) -> float:
-        """All that is there from start to end."""
+        """All bytes that stay from start to end."""
         return self.weights + self.gradients + self.master_weights + self.optimizer_states
 
 
@@ -73,7 +73,7 @@ def ledger(
     pipelined: bool = False,
     optimizer_on_host: bool = False,
 ) -> Ledger:
-    """What an engine keeps in this dtype with this optimizer if this many replicas share what is sharded."""
+    """The ledger of an engine in this dtype with this optimizer, if this many replicas share the sharded states."""
     size, shards = DTYPE_BYTES[dtype], SHARDINGS.index(sharding)
     mixed = size < MASTER_BYTES
     state = MASTER_BYTES if mixed else size
@@ -104,8 +104,8 @@ def ledger(
 def _on_host(kept: Ledger, engine: str, shards: int, *, gradients: int, state: int, states: int, whole: bool) -> Ledger:
     """The same with the optimizer on the host (Ren et al. 2021, section 4), and for FSDP also the weights' shares.
 
-    Gradients that are shared out leave with every backward; those that are `whole` on the device are reduced first, and
-    leave with the update. Adam reads a gradient, and reads and writes the weight and its states (section 5.1).
+    Sharded gradients leave with every backward; gradients that are `whole` on the device are reduced first, and leave
+    with the update. Adam reads a gradient, and reads and writes the weight and its states (section 5.1).
     """
     part, with_backward, fsdp = kept.updated, shards >= 2 and not whole, engine == "fsdp"
     weights_up, again = (state, shards >= 3 and not whole) if fsdp else (kept.gathered, False)

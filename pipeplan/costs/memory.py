@@ -1,4 +1,4 @@
-"""The memory term: what a worker of a stage holds at its peak, as counts of a few quantities.
+"""The memory term: the bytes that a worker of a stage holds at its peak, as counts of a few quantities.
 
 `paper` is the law of PipeDream-2BW, appendix A.1.2, to the byte: weight versions, activations and inputs, nothing else.
 `training` is what a user's device holds: the weight versions, the gradients, the float32 master weights, the
@@ -27,7 +27,7 @@ MASTER_BYTES = 4
 """A master weight is a float32, and so are the gradient that it takes and the states that belong to it."""
 
 ROUNDS = 4
-"""A batch of so many microbatches for each rank of several stages keeps as much at a time as any longer one."""
+"""If ranks hold several stages, a batch of this many microbatches a rank keeps as much at a time as any longer one."""
 
 RECEIVES_AHEAD = 2
 """Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
@@ -78,12 +78,12 @@ class Copies:
 
     @property
     def stored(self) -> float:
-        """The versions, with what autocast makes of them."""
+        """The versions, with the copies that autocast makes of them."""
         return self.versions + self.casts
 
     @property
     def weights(self) -> float:
-        """All that is as large as the weights."""
+        """All copies of the weights' size."""
         return self.stored + self.gradients + self.master_weights + self.optimizer_states
 
 
@@ -117,7 +117,7 @@ def copies(
     unit: str = "stage",
     autocast: str | None = None,
 ) -> Copies:
-    """What a worker of a stage holds in a pipeline whose stages have equal replicas."""
+    """The copies that a worker of a stage holds in a pipeline whose stages have equal replicas."""
     if accounting == "paper":
         return paper_copies(schedule, recompute=recompute, depth=depth, microbatches=microbatches)
     held = schedule.in_flight(depth=depth, stage=stage, microbatches=microbatches)
@@ -138,7 +138,7 @@ def copies(
 
 
 def cast_copies(dtype: str, autocast: str | None) -> float:
-    """How large the copies under autocast are at most, in copies of the weights."""
+    """The largest size of the copies under autocast, in copies of the weights."""
     return DTYPE_BYTES[autocast] / DTYPE_BYTES[dtype] if autocast else 0.0
 
 
@@ -222,18 +222,18 @@ def stages_by_rank(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def rank_bytes(plan: Plan) -> tuple[int, ...]:
-    """What a worker of every rank of a pipeline holds: all its stages together."""
+    """The bytes that a worker of every rank of a pipeline holds: all its stages together."""
     return tuple(sum(plan.stages[stage].memory_bytes for stage in stages) for stages in stages_by_rank(plan))
 
 
 def rank_host_bytes(plan: Plan) -> tuple[int, ...]:
-    """What a worker of every rank of a pipeline has on its host."""
+    """The bytes that a worker of every rank of a pipeline has on its host."""
     return tuple(sum(plan.stages[stage].host_bytes for stage in stages) for stages in stages_by_rank(plan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldByRank:
-    """What a rank keeps, at the moments at which it may hold most.
+    """The microbatches that a rank keeps, at the moments at which it may hold the most.
 
     A row of `moments` has, by chunk, the microbatches that are kept whole, then those of which only the inputs are
     kept. `most`: the microbatches that each chunk has in flight at most.
@@ -245,14 +245,14 @@ class HeldByRank:
 
 @lru_cache(maxsize=16_384)
 def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: int, recompute: bool) -> HeldByRank:
-    """What a rank keeps in the stream of a batch, from a forward to the gradients of the weights.
+    """The microbatches that a rank keeps in the stream of a batch, from a forward to the gradients of the weights.
 
     Its chunks keep microbatches at different times, so the sum over all chunks at one moment counts.
     """
     few = microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
     pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=few)
     now, most, seen = [0] * (2 * chunks), [0] * chunks, set[tuple[int, ...]]()
-    kept = chunks if recompute else 0  # where a forward counts: whole, or its inputs
+    kept = chunks if recompute else 0  # the column that a forward counts in: whole, or inputs
     for instruction in laws.compute(pipeline, Worker(stage=rank)):
         match instruction:
             case Forward(chunk=chunk):
@@ -272,7 +272,7 @@ def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: in
     every = np.asarray(sorted(seen, reverse=True), dtype=np.int64)
     exceeded = (every[None, :, :] >= every[:, None, :]).all(axis=2).sum(axis=1) > 1
     every = every[~exceeded]
-    # What lies half-way between two others is never the only one that holds most.
+    # A moment half-way between two others is never the only one that holds the most.
     between = np.zeros(len(every), dtype=bool)
     between[1:-1] = (2 * every[1:-1] == every[:-2] + every[2:]).all(axis=1)
     return HeldByRank(moments=every[~between], most=tuple(most))

@@ -1,4 +1,4 @@
-"""The transfer term: what moves between neighbouring stages, and the links and ports that it passes.
+"""The transfer term: the tensors between neighbouring stages, and the links and ports that they pass.
 
 A port is where transfers leave and enter a server or a single device. There they share a level's bandwidth.
 """

@@ -22,30 +22,30 @@ class Meet(Enum):
 
 
 class Handed(IntEnum):
-    """What is handed over, in the order in which ports take it at the same instant."""
+    """The kinds of transfers, in the order in which ports take them at the same instant."""
 
     ACTIVATION = 0
     GRADIENT = 1
     EXCHANGE = 2
     PART = 3
-    """What an exchange sends between units, after what it does inside them."""
+    """The transfer of an exchange between units, after its part inside them."""
 
 
 _FEW_AROUND = 8
-"""Where a port has more routes than this, it is seldom free."""
+"""A port with more routes than this is seldom free."""
 
 Group = tuple[int, Handed]
-"""What is handed over at the same instant goes by stage, then by what it is; equal groups share a port."""
+"""Transfers at the same instant are ordered by stage, then by kind; equal groups share a port."""
 
 
 @dataclass(slots=True, eq=False)
 class Edge:
     """The tensors that one worker sends to another in one direction: first in, first out.
 
-    Each takes so many `seconds` at full speed, and `alone_s` where it has the ports of its route to itself. `around` is
-    the set of routes through these ports, its own among them. `beside` lists their edges where the edge is brief: a
-    worker that waits when a tensor starts sends another one only after it has arrived. `asked_s` is when the tensors
-    start that are yet to start, where the edge is `watched` for brief ones.
+    Each takes `seconds` at full speed, and `alone_s` if it has the ports of its route to itself. `around` is the set of
+    routes through these ports, its own among them. `beside` lists their edges if this edge is brief: a worker that
+    waits when a tensor starts sends another one only after this tensor has arrived. If the edge is `watched` for brief
+    ones, `asked_s` lists the start times of the tensors that are yet to start.
     """
 
     number: int
@@ -67,10 +67,10 @@ class Edge:
     awaited: bool = False
 
     def look_around(self, routed: Mapping[int, "Edge"], least_s: Sequence[float]) -> None:
-        """Finds out what may be on its ports beside it: nothing ever, or what is sent a while after it has arrived.
+        """Finds out what may share its ports: nothing ever, or only tensors that are sent after it has arrived.
 
-        `routed` are the edges by the numbers of their routes; `least_s`, by rank, is how long a step that sends
-        computes at least.
+        `routed` are the edges by the numbers of their routes; `least_s` is, by rank, the least compute of a step that
+        sends.
         """
         assert self.route is not None
         self.alone_s, self.around = self.seconds / self.route.alone, self.route.near | self.route.bit
@@ -116,8 +116,8 @@ class ExchangeLine:
 class Exchange:
     """An exchange among replicas or among stages: how many workers are still missing, and when the last one arrived.
 
-    It takes `inside_s` within units of devices, then `seconds` on its line's route, or without one. `tail_s` is what is
-    left of an exchange that runs beside a backward once that backward has ended.
+    It takes `inside_s` within units of devices, then `seconds` on its line's route, or without one. `tail_s` is the
+    rest of an exchange beside a backward, once that backward has ended.
     """
 
     number: int
@@ -133,13 +133,13 @@ class Exchange:
 
     @property
     def alone_s(self) -> float:
-        """How long it takes where nothing else is on its way."""
+        """How long it takes if nothing else is in transit."""
         return self.inside_s + self.seconds
 
 
 Step: TypeAlias = tuple[Edge | None, float, Meet | None, Edge | None]
-"""What a worker does in one piece: it receives from an edge, computes for so many seconds, where it may meet the
-members of an exchange, and sends on an edge. Many instructions share a step.
+"""A worker's unit of work: it receives from an edge, computes for so many seconds, during which it may meet the members
+of an exchange, and sends on an edge. Many instructions share a step.
 """
 
 
@@ -147,9 +147,9 @@ members of an exchange, and sends on an edge. Many instructions share a step.
 class Column:
     """A stream: its steps, one for each instruction, and the exchanges by the numbers of the steps that meet at them.
 
-    A step of which a transfer is a part has its overhead as well: `receives_s` before its compute, `sends_s` after it.
-    `kinds` are the instructions' (`instructions.numbered`), where transfers are implied. A step that sends computes for
-    `least_s` at least.
+    A step that includes a transfer includes its overhead: `receives_s` before its compute, `sends_s` after it. If
+    transfers are implied, `kinds` are those of the instructions (`instructions.numbered`). A step that sends computes
+    for at least `least_s`.
     """
 
     rank: int

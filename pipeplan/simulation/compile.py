@@ -52,7 +52,7 @@ _PASSING = (Forward, Backward, BackwardInput)
 
 _Meeting = tuple[int, int | ReduceTied | ReduceNorm]
 """The identity of an exchange: the stage whose replicas take part, and the version that they make; or the replica whose
-stages do, and the instruction.
+stages take part, and the instruction.
 """
 
 
@@ -135,14 +135,14 @@ class Compiler:
         return column
 
     def _transferred(self, stream: Stream, transfer: Transfer) -> tuple[Step, list[int]]:
-        """The step of a transfer that a stream lists, and where its edge lists the microbatches."""
+        """The step of a transfer that a stream lists, and its edge's list of microbatches."""
         edge = self._edge(stream, transfer)
         if isinstance(transfer, _SENDS):
             return (None, self._costs[stream.stage].handing_over_s, None, edge), edge.sent
         return (edge, 0.0, None, None), edge.received
 
     def _implied(self, stream: Stream) -> Column:
-        """One worker's stream without its transfers: the step of an instruction has those around it as well.
+        """One worker's stream without its transfers: an instruction's step includes the transfers around it.
 
         Instructions of one kind, chunk and peer have equal steps, but for those that exchange.
         """
@@ -163,7 +163,7 @@ class Compiler:
         return column
 
     def _alike(self, stream: Stream, kinds: bytes) -> Sequence[object]:
-        """For each instruction what it has in common with those that have equal steps."""
+        """For each instruction, a key that it shares with those of equal steps."""
         instructions, replicas = stream.instructions, self._program.pipeline.replicas
         turns = lcm(*replicas[max(stream.stage - 1, 0) : stream.stage + 2])
         if turns == 1 and NUMBERS[BackwardWeight] not in kinds:
@@ -175,7 +175,7 @@ class Compiler:
         ]
 
     def _steps(self, stream: Stream, instructions: Sequence[Instruction]) -> list[Step]:
-        """The instructions' steps, with their transfers. What is exchanged is no part of them."""
+        """The instructions' steps, with their transfers but without exchanges."""
         found, receives, tables = list[Step](), None, self._seconds(stream)
         worker = Worker(stage=stream.stage, replica=stream.replica)
         for each in with_transfers(instructions, self._program.pipeline, worker, self._ranks):
@@ -206,11 +206,11 @@ class Compiler:
         return [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
 
     def _seconds(self, stream: Stream) -> list[dict[type[Instruction], float]]:
-        """How long the kinds of instructions take that wait for nobody, by chunk."""
+        """The seconds of the kinds of instructions that wait for nobody, by chunk."""
         pipeline = self._program.pipeline
         stages = self._stages(stream)
         every = [self._costs[stage] for stage in stages]
-        # What a backward takes to run blocks again.
+        # The seconds in which a backward recomputes blocks.
         within_s = [own.recompute_s * pipeline.recomputes_by_block(s) for own, s in zip(every, stages, strict=True)]
         return [
             {
@@ -277,7 +277,7 @@ class Compiler:
     def _among_replicas(
         self, exchanges: dict[int, Exchange], stream: Stream, index: int, begun: set[int]
     ) -> Meet | None:
-        """Enters an exchange of a stage's replicas where the worker meets it; returns how, None where it goes on.
+        """Enters an exchange of a stage's replicas where the worker meets it; returns how, None if it does not wait.
 
         All replicas exchange with each other, or a `source` sends to the others.
         """

@@ -27,10 +27,10 @@ _MOST_SETS = 20_000
 class Route:
     """A way through ports.
 
-    `share`: of a port's bandwidth, what a thing takes at full speed. `ports`: those that it passes, each with the
-    number of equal things that pass there side by side, for which the route stands; 1/k where a device carries one
-    k-th of it. `near`: the set of the other routes through them; `bit`: the set of this one alone. `speed` and
-    `left_s` are those of the thing on its way; `waiting` holds those that follow it.
+    `share`: the share of a port's bandwidth that a transfer takes at full speed. `ports`: the ports that it passes,
+    each with the number of equal transfers that pass there side by side, for which the route stands; 1/k if a device
+    carries one k-th of it. `near`: the set of the other routes through these ports; `bit`: the set of this one alone.
+    `speed` and `left_s` are those of the transfer on its way; `waiting` holds those that follow it.
     """
 
     number: int
@@ -111,7 +111,7 @@ class Network:
         return thing, end_s
 
     def share_out(self, now_s: float) -> None:
-        """Divides anew the ports that were entered or left at this instant. No end is read before that."""
+        """Divides anew the ports that transfers entered or left at this instant. No end is read before that."""
         while self.changed:
             sharing = self._sharing(self.changed & -self.changed)
             self.changed &= ~sharing
@@ -147,7 +147,7 @@ class Network:
 
 
 def shared_speeds(routes: Sequence[Route]) -> list[float]:
-    """The max-min fair speeds of routes that all carry something, each 1 at most."""
+    """The max-min fair speeds of routes that all carry a transfer, each at most 1."""
     if len(routes) == 1:
         return [routes[0].alone]
     speeds = [0.0] * len(routes)
@@ -178,7 +178,7 @@ def _next_full(room: Mapping[int, float], crowd: Mapping[int, float], most: floa
     """The rate up to which all growing routes can grow: `most`, or until a port is full; and the ports that are then
     full.
 
-    `room` is what is left of each port, `crowd` how many growing routes pass it.
+    `room` is the remaining share of each port, `crowd` how many growing routes pass it.
     """
     filled = {port: room[port] / count for port, count in crowd.items() if count > _ROUNDING}
     level = min([most, *filled.values()])

@@ -41,7 +41,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDifference:
-    """A kind of instruction on a stage: how often it ran, its median durations, and the seconds of all together."""
+    """A kind of instruction on a stage: how often it ran, its median durations, and the total seconds."""
 
     stage: int
     kind: str
@@ -57,7 +57,7 @@ def overlaid(predicted: Timeline, measured: Timeline, batches: int) -> tuple[Tim
     `measured` may be the end of a longer timeline; only whole batches are taken from it, if it has one.
     """
     updates = [[_updates(lane) for lane in timeline.lanes] for timeline in (predicted, measured)]
-    a_batch = [max(len(lane) // predicted.batches, 1) for lane in updates[0]]  # a rank of several stages has several
+    a_batch = [max(len(lane) // predicted.batches, 1) for lane in updates[0]]  # a rank with several stages has several
     whole = (len(lane) // each for lane, each in zip(updates[1], a_batch, strict=True))
     kept = max(min(batches, predicted.batches, *whole), 1)
     return _tail(predicted, a_batch, kept), _tail(measured, a_batch, kept)

@@ -5,8 +5,8 @@ the arrival. A gradient exchange waits for all replicas, and an exchange among s
 exchange that was begun earlier runs beside its workers' other work, on a separate link. The runtime does the same: its
 timeline holds the same instructions.
 
-Network levels have ports, and a level's bandwidth is that of its ports. What crosses a level leaves one unit of devices
-through this unit's port, and enters the other unit through the other's port. Tensors between one sender and one
+Network levels have ports, and a level's bandwidth is that of its ports. A transfer across a level leaves one unit of
+devices through this unit's port, and enters the other unit through the other's port. Tensors between one sender and one
 receiver follow each other, and so do the exchanges of one stage. All other transfers that pass a port at the same time
 share it (`network`). An exchange passes the ports of every unit once. If the costs name no port, every sender, receiver
 and direction has a separate link, as in the papers' pictures.
@@ -39,7 +39,8 @@ class Engine:
     """Plays a program. Streams may leave their transfers to be `implied`.
 
     `start_s` and `end_s` have a list for every rank, with an entry for every step of its column: when it has received
-    what it waits for, and when its own seconds are over. `over_s` is when each rank has ended all of its steps.
+    the tensor that it waits for, and when its own seconds are over. `over_s` is when each rank has ended all of its
+    steps.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Engine:
         return f"rank {rank} waits at {format_instruction(instruction)}"
 
     def _worker(self, column: Column) -> Iterator[None]:
-        """Plays one worker: as far as it can go, and from there on each time that it is woken."""
+        """Plays one worker: as far as it can go, and further each time that it is woken."""
         rank, requests, wake = column.rank, self._requests, self._ready.append
         receives_s, sends_s, now_s = column.receives_s, column.sends_s, 0.0
         started, ended = self.start_s[rank].append, self.end_s[rank].append
@@ -135,7 +136,7 @@ class Engine:
         """When the exchange ends; None while a replica is missing, or it waits for its ports."""
         exchange, meet = column.exchanges[index], column.steps[index][2]
         if meet is Meet.COMPLETE:
-            # The exchange began during this backward: only its tail is left. It takes its link in one piece, which ends
+            # The exchange began during this backward: only its tail is left. It takes its link in one piece, and ends
             # when its parts would end, each of which waits for its gradient.
             end_s = now_s + column.steps[index][1]
             exchange.missing -= 1
@@ -218,8 +219,8 @@ class Engine:
 def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = ()) -> Timeline:
     """The timeline of the program with these costs, one entry for every stage.
 
-    `devices` are the ranks' devices, where a rank is not on the device of its own number: several where it stands for
-    replicas that all do the same. Takes O(n) for n instructions where no ports are shared. Raises ScheduleError if the
+    `devices` are the ranks' devices, if a rank is not on the device of its own number: several if it stands for
+    replicas that all do the same. Takes O(n) for n instructions if no ports are shared. Raises ScheduleError if the
     streams cannot all be played to their end.
     """
     engine = Engine(program, costs, devices)
@@ -255,7 +256,7 @@ def peak_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts], ki
 
 
 def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
-    """What the rank holds after each of its instructions, all its stages together (`programs.footprint`)."""
+    """The bytes that the rank holds after each instruction, all its stages together (`programs.footprint`)."""
     parts, pipeline = program.stage_streams(stream), program.pipeline
     by_chunk, left_by_chunk = [], []
     for part in parts:

@@ -1,6 +1,6 @@
-"""Ports: which ports the routes of a program share. Ways between devices in, the ports of each out.
+"""Ports: which ports the routes of a program share. Ways between devices in, each way's ports out.
 
-A search plays the same ways many times, with other stages or batches: their ports are found once.
+A search plays the same ways many times, with other stages or batches, and finds their ports once.
 """
 
 from collections import Counter, defaultdict
@@ -10,16 +10,16 @@ from functools import lru_cache
 from typing import TypeAlias
 
 _Port: TypeAlias = tuple[bool, int, int, bool]
-"""Outwards or inwards, how many devices share it, and the number of their unit; whether it is a device's own link, on
-its way to the port that so many devices share. Clusters have thousands: plain tuples are made quickly.
+"""The direction (True: outwards), how many devices share the port, and the number of their unit; last, whether it is a
+device's own link to the port that so many devices share. Clusters have thousands, and plain tuples are made quickly.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """From every one of some devices to the one of others at the same place, or `target` None: a ring of all of them.
+    """The ways from each source device to the target at the same place; without a `target`, the ring of all sources.
 
-    So many devices share a port, of whose bandwidth each one's own link has a `share`. No devices share none.
+    `port_devices` share a port (0: there is none); each one's own link has a `share` of its bandwidth.
     """
 
     source: tuple[int, ...]
@@ -36,7 +36,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a thing at full speed takes of a port's bandwidth, and the ports that it passes (`network.Route`)."""
+    """The share of a port's bandwidth that a transfer takes at full speed, and its ports (`network.Route`)."""
 
     share: float
     ports: tuple[tuple[int, float], ...]
@@ -44,7 +44,7 @@ class Passed:
 
 @lru_cache(maxsize=64)
 def shared_ports(ways: tuple[Way, ...]) -> tuple[tuple[Passed, ...], int]:
-    """What each way passes, and how many ports there are."""
+    """Each way's ports, and the number of all ports."""
     numbers: dict[_Port, int] = {}
     routes = []
     for way in ways:
@@ -72,9 +72,9 @@ def _between(way: Way) -> Mapping[_Port, float]:
 
 
 def _around(way: Way) -> tuple[float, Mapping[_Port, float]]:
-    """The same of an exchange, and what it takes of a port.
+    """The same for an exchange, after the share of a port that it takes.
 
-    A ring enters and leaves every unit once, however many of the replicas are in it. Each of these carries its share of
+    A ring enters and leaves every unit once, however many replicas are in it. Each of these carries an equal share of
     it (`costs.collectives`).
     """
     shared, share, passed = way.port_devices, way.share, dict[_Port, float]()
@@ -90,9 +90,9 @@ def _around(way: Way) -> tuple[float, Mapping[_Port, float]]:
 
 
 def _without_spare_ports(routes: Sequence[Passed], ports: int) -> tuple[Passed, ...]:
-    """Keeps one of several ports that the same routes pass alike, and none that is never full."""
+    """Keeps one of several ports that the same routes pass alike, and drops ports that are never full."""
     alike, kinds, taken = [0] * ports, dict[tuple[int, int, float], int](), [0.0]
-    for number, route in enumerate(routes):  # ports of one kind are passed alike by all so far, which take so much
+    for number, route in enumerate(routes):  # so far, the same routes pass all ports of a kind, and take so much
         for port, count in route.ports:
             key = alike[port], number, count
             if key not in kinds:

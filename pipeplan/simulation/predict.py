@@ -32,8 +32,8 @@ def program_of(
 ) -> Program:
     """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one.
 
-    Exchanges among replicas overlap with what else there is to do, where the plan's engine lets them. Transfers may be
-    `implied` (`schedules.registry.build`), unless the backward is split.
+    Exchanges among replicas overlap with other work, if the plan's engine allows it. Transfers may be `implied`
+    (`schedules.registry.build`), unless the backward is split.
     """
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every, implied=implied)
@@ -58,7 +58,7 @@ def long_program_of(
     """The same streams. For our own schedules only a few batches are kept, however many there are; for others all."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     few = short_batches(pipeline)
-    if batches <= few or plan.schedule not in BUILT_IN:  # it is not known when other schedules' batches repeat
+    if batches <= few or plan.schedule not in BUILT_IN:  # when other schedules' batches repeat is not known
         return program_of(
             plan,
             batches=batches,
@@ -92,8 +92,9 @@ def predict_ends(
 ) -> tuple[Timeline, Summary]:
     """The first and the last `window` batches, as they would be in the timeline of all of them, and its summary.
 
-    Played are twice `window` batches. The second half is then the run's end, later by the batches in the middle, each
-    of which takes as long as the median one. Raises InvalidInputError for a window that does not fill the pipeline.
+    Twice `window` batches are played. The second half is taken as the run's end, later by the batches in the middle,
+    each of which takes as long as the median one. Raises InvalidInputError for a window that does not fill the
+    pipeline.
     """
     program = long_program_of(plan, batches=batches, first_batch=first_batch, among_stages=among_stages)
     played = predict(plan, batches=2 * window, first_batch=first_batch, among_stages=among_stages)

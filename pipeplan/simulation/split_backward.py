@@ -22,12 +22,12 @@ _ROUNDING = 1e-9
 def split_backward(
     program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = (), *, half_way: bool = False
 ) -> Program:
-    """2BP (2024, section 3): 1F1B does p2 in its idle gaps and the rest at the end of a batch; the other schedules
-    with a flush do all of it there. `half_way` is the memory-saving variant (figure 5): half-way through a batch it
-    does what is left of the first half.
+    """2BP (2024, section 3): 1F1B does p2 in its idle gaps and the rest at the end of a batch; the other schedules with
+    a flush do all of it there. `half_way` is the memory-saving variant (figure 5): half-way through a batch it does the
+    remaining p2 of the first half.
 
     The gaps are those of the stream with all of p2 at the end (or in the blocks), played with `costs`, one entry for
-    each stage, on `devices` as `simulate` takes them. Of all batches the shortest length of a gap counts: filling it
+    each stage, on `devices` as `simulate` takes them. The shortest length of a gap over all batches counts: filling it
     delays nothing. A batch's instructions are the same wherever a run starts, ends or writes a checkpoint. Raises
     InvalidInputError for a schedule without a flush.
     """
@@ -52,8 +52,8 @@ def _shortest_waits_s(
 ) -> list[list[float]]:
     """How long every worker waits at each instruction of a batch, in the batch in which it waits the shortest.
 
-    Stages end a batch at different times, so that the next one's gaps are others. Once all of them end it as much
-    later as they ended the one before, every batch is like the last.
+    Stages end a batch at different times, so the next batch has other gaps. Once all stages end a batch later than the
+    previous one by the same time, every further batch is alike.
     """
     for batches in _BATCHES_PLAYED:
         # The streams up to their first update, repeated: after a flush a batch's instructions are the last one's.
@@ -73,7 +73,7 @@ def _shortest_waits_s(
 
     shortest_s = []
     for lane in lanes:
-        # A worker waits at a receive, for as long as that takes beyond what it takes itself.
+        # A worker waits at a receive for as long as the receive takes beyond its own overhead.
         own_s, count = costs[lane.stage].handing_over_s, len(lane.instructions) // batches
         waits_s = [
             max(end_s - start_s - own_s, 0.0) if isinstance(one, RecvActivation | RecvGradient) else 0.0

@@ -1,7 +1,7 @@
-"""Total: what a program's play comes to. Streams + stage costs -> Total, for prices.
+"""Total: the totals of a program's play. Streams + stage costs -> Total, for prices.
 
-The engine is the same as for timelines (`play`), and so are the figures. But nobody looks at the instructions: streams
-may leave out their transfers, which their compute implies. That takes a third of the time.
+The engine is the same as for timelines (`play`), and so are the figures. But the instructions themselves are not
+needed: streams may leave out their transfers, which their compute implies. That takes a third of the time.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ _VERSION = attrgetter("version")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
-    """A play in sum. `batch_ends_s` are those on the input stage's first replica (`programs.timeline`); of every rank,
-    the seconds of its compute, and the most bytes held after any instruction.
+    """The totals of a play. `batch_ends_s` are those on the input stage's first replica (`programs.timeline`); of every
+    rank, the seconds of its compute, and the most bytes held after any instruction.
     """
 
     batch_ends_s: tuple[float, ...]
@@ -33,7 +33,7 @@ class Total:
 def total(
     program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = (), *, implied: bool = False
 ) -> Total:
-    """What the program's timeline with these costs comes to, as `simulate` gives it.
+    """The totals of the timeline that `simulate` gives for the program with these costs.
 
     Raises ScheduleError if the streams cannot all be played to their end.
     """
@@ -51,7 +51,7 @@ def total(
         busy_s.append(sum(compress(map(sub, end_s, start_s), kinds.translate(_COMPUTES)), 0.0))
         held: object = stream.rank
         if implied and program.pipeline.replicas[stream.stage] > 1 and NUMBERS[BackwardWeight] not in kinds:
-            # Replicas of a stage mostly differ in the numbers of their microbatches alone: they hold as much.
+            # Replicas of a stage mostly differ only in the numbers of their microbatches, and hold equal bytes.
             held = stream.stage, kinds, tuple(map(_VERSION, instructions))
         if held not in known:
             known[held] = peak_bytes(program, stream, costs, kinds)

@@ -101,7 +101,7 @@ class _Drawn:
         self.sent: dict[tuple[int, int], Message] = {}
         received: dict[tuple[int, int], Message] = {}
         span = 1 + max(lane.stage for lane in timeline.lanes)
-        # Second stages come in a V where the last rank's first stage sends nothing on.
+        # In a V, the last rank's first stage sends nothing on.
         last = [instruction for lane in self.lanes if lane.stage == span - 1 for instruction in lane.instructions]
         several = any(instruction.chunk == 1 for instruction in last)
         v_shaped = several and not any(isinstance(one, SendActivation) and one.chunk == 0 for one in last)
@@ -124,7 +124,7 @@ class _Drawn:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Places the slices of every lane, as far as what it receives has been placed where that is sent."""
+        """Places the slices of every lane, up to a receive whose send has not been placed yet."""
         left_ns: dict[Message, int] = {}
         waiting: dict[Message, int] = {}
         ready = deque(range(len(self.lanes)))
@@ -144,7 +144,7 @@ class _Drawn:
                     left_ns[sent] = placed[-1].leaves_ns
                 if sent in waiting:
                     ready.append(waiting.pop(sent))
-            if not ready and waiting:  # lanes that all wait for each other are of no run: they get no arrow there
+            if not ready and waiting:  # no run has lanes that all wait for each other: they get no arrow there
                 self.received = {place: message for place, message in self.received.items() if message not in waiting}
                 ready.extend(waiting.values())
                 waiting.clear()
