@@ -1,7 +1,7 @@
-"""Beginning: what a run's first second says of the rest.
+"""Beginning: predicts the rest of a run from its first second.
 
-The stages' compute takes what it took there, less what other programs took of it; everything else keeps the plan's
-costs. The plan is then played again.
+The stages' compute takes as long as in that second, less the time that other programs took. Everything else keeps the
+plan's costs. The plan is then played again.
 """
 
 from dataclasses import replace
@@ -12,11 +12,11 @@ from pipeplan.programs.timeline import Timeline
 FIRST_S = 1.0
 
 LEAST_BATCHES = 3
-"""Of which the first warms up."""
+"""The fewest batches. The first one warms up."""
 
 
 def beginning(timeline: Timeline, *, seconds: float = FIRST_S) -> Timeline | None:
-    """The first batches that together take so long, or all of them if they take less. None where they are too few.
+    """The first batches that together take this long, or all if they take less. None if there are too few.
 
     A batch ends with its last update on every worker.
     """

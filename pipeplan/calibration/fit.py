@@ -2,7 +2,7 @@
 
 The factors of blocks and the terms of links are linear least squares in relative errors, with a Gaussian prior around
 the known values. A more certain observation has more weight. Terms that no observation separates keep their
-proportions. A factor on which seconds depend in any other way is searched.
+proportions. A factor on which the seconds do not depend linearly is found by bisection.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,20 +20,20 @@ BLOCK_DEVIATION = 0.05
 """The expected distance of a block's own factor from the shared one."""
 
 LEAST_DEVIATION, MOST_DEVIATION = 1e-5, 0.05
-"""The limits of an observation's deviation: none is more certain, and none less, because medians drop disturbances."""
+"""The limits of an observation's deviation: medians drop disturbances, so none is less certain than the second."""
 
 LEAST_SLOWNESS = 0.1
 """A few delays cannot show that a bandwidth is ten times the known one: both terms are then scaled equally."""
 
 LEAST_FACTOR = 1e-3
-"""A block takes some time: a fit with less is cut off here."""
+"""The smallest factor: every block takes some time."""
 
 BANDWIDTH_DEVIATION, LATENCY_DEVIATION = 3.0, 0.1
 """The expected distances of the seconds a byte, and of the latency, from the cluster's, as shares."""
 
 _FACTORS = (2.0**-10, 2.0**30)
 _BISECTIONS = 50
-"""The range in which a factor is searched, and the number of steps. A few bytes take what code around them takes."""
+"""The range in which a factor is searched, and the number of steps. For a few bytes it can be large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def link_terms(delays: Sequence[Delay], bandwidth_bytes_per_s: float, latency_s:
 
 
 def factor_for(seconds: Callable[[float], float], wanted_s: float) -> float | None:
-    """The factor for which a function takes these seconds. It takes longer with a larger factor.
+    """The factor for which a function gives these seconds. The function must grow with the factor.
 
     None if no factor between 2^-10 and 2^30 gives them.
     """

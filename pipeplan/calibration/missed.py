@@ -4,13 +4,13 @@ The plan's streams are played again and again, each time with one more of its co
 
     predicted        the plan's own costs
     compute          forwards, backwards, recomputation and updates as long as the run's, less what other programs took
-    link             and what passes between stages, and gradient exchanges, as long as the run's
+    link             and transfers between stages and gradient exchanges as long as the run's
     other programs   and the time in which other programs kept a computing process from its processor
-    checkpoints      and where half of the batches end with one, what writing it takes; no price has checkpoints
-    waiting          what is left of the gap: single delays that other ranks waited for, which no typical duration shows
+    checkpoints      and the time to write checkpoints, if half of the batches end with one; no price has checkpoints
+    waiting          the rest of the gap: single delays that other ranks waited for, which no typical duration shows
 
-Ranks that share a core wait for each other there. That is no other program's time: it counts as compute, as far as a
-typical duration shows it, and as waiting.
+Ranks that share a core wait for each other there. No other program takes that time: it counts as compute as far as a
+typical duration shows it, and otherwise as waiting.
 
 A cause's part is the difference between its play and the play before. The parts sum to the gap. A duration is the
 median of its kind, as in calibration. The time of a few disturbances therefore counts as waiting, or, where processor
@@ -72,9 +72,9 @@ def missed(
 ) -> Missed:
     """The gap between predicted and measured throughput, by cause.
 
-    `predicted` is the plan's play, whose first batch and number of batches the other plays share. `others_took` is by
-    rank the share of its compute time in which other programs kept its process from a processor. Plays four times at
-    most.
+    `predicted` is the plan's play, whose first batch and number of batches the other plays share. `others_took` is, by
+    rank, the share of compute time in which other programs kept its process from a processor. Plays at most four
+    times.
     """
     expected, seen = (MeasuredRun(plan=plan, timeline=timeline) for timeline in (predicted, measured))
     lost = _lost_by_stage(seen, others_took)
@@ -207,10 +207,10 @@ def _link(expected: MeasuredRun, seen: MeasuredRun) -> Differences:
 
 
 def _checkpoints(seen: MeasuredRun) -> Differences:
-    """What a stage's checkpoints add to its updates, as far as the median time between two batches' ends has them.
+    """The time that checkpoints add to a stage's updates, as far as the median time between two batches' ends has it.
 
-    All of it where one is written between most ends, a half where it is between half of them, else nothing. One of a
-    stage's replicas writes, and the others wait for it: the longest counts.
+    All of it if most batches end with a checkpoint, half of it if half of them do, else nothing. One of a stage's
+    replicas writes, and the others wait for it: the longest counts.
     """
     found: Differences = {}
     batches = seen.timeline.batches

@@ -93,9 +93,9 @@ def _exchange_factor(o: Observed, stage: int, seen_s: float, profile: Profile, c
 
 
 def unseen_exchange(found: Calibration, profile: Profile, cluster: Cluster) -> Term | None:
-    """If no run exchanged gradients: messages that are faster than known do not make exchanges faster.
+    """The factor if no run exchanged gradients: links that messages show to be faster do not make exchanges faster.
 
-    A part of a message's time may be in the cost of its send, and no send hides an exchange. Slower links slow both.
+    A part of a message's time may be in the cost of its send, but an exchange has no send. Slower links slow both.
     """
     faster = {terms.level: terms.bandwidth_bytes_per_s for terms in found.levels}
     ratios = [

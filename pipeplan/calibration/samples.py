@@ -1,7 +1,7 @@
 """Samples: the medians of each stage's instructions in a run's timeline, without its first batches.
 
-An instruction takes from its start to the start of the next one. The time between two instructions is the cost of
-executing them, and a plan's costs have no other place for it.
+An instruction's duration is the time from its start to the next one's start. The pause between two instructions is a
+cost of executing them, and a plan's costs have no other place for it.
 """
 
 from collections import defaultdict

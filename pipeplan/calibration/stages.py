@@ -149,7 +149,7 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
             weight_bytes = sum(profile.blocks[i].weight_bytes for i in o.blocks_of(stage))
             if weight_bytes == 0:
                 continue
-            # The forward after it is slower than the stage's others, or where there are none, than it should be.
+            # The forward after it is slower than the stage's others or, without others, than the corrected profile's.
             plain_s = instruction_s + sum(o.measured[i].forward_s * corrected[i] for i in o.blocks_of(stage))
             after, others = o.stages.get((stage, "forward-after-update")), o.stages.get((stage, "forward"))
             slowed_s = 0.0 if after is None else after.value - (others.value if others else plain_s)

@@ -1,1 +1,1 @@
-"""The engine room that profiler and runtime share: devices, clocks, channels, the split backward, exchanges."""
+"""The engine that profiler and runtime share: devices, clocks, channels, the split backward, exchanges."""

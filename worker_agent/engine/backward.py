@@ -8,8 +8,8 @@ these, p2 later computes the gradients of weight and bias. All other parameters 
     backward-p1                  dx = dy W         keeps x, dy and the Parameter W; the graph is gone
     backward-p2                  dW += dy^T x      keeps nothing
 
-A weight that the model computes of its parameters alone (weight norm, a parametrization) becomes a parameter for one
-microbatch. Its gradient is complete in p2, which then takes it on to what it was computed of.
+A weight that the model computes from its parameters alone (weight norm, a parametrization) becomes a parameter for one
+microbatch. p2 completes its gradient, and then propagates it to those parameters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,9 +35,9 @@ Added = Callable[[nn.Parameter], None]
 
 
 def _seen_inside(function: Any) -> Callable[..., Any] | None:
-    """One of torch's Python functions, without its own check whether an argument is of a subclass.
+    """A copy of one of torch's Python functions that does not itself check for arguments of a tensor subclass.
 
-    The calls inside it still check, so a split sees them. None if the function does not check in this way.
+    The calls inside it still check, so the split intercepts them. None if the function has no such check.
     """
     code = getattr(function, "__code__", None)
     if code is None or "has_torch_function" not in code.co_names:
@@ -72,7 +72,7 @@ class Deferred:
         return {storage.data_ptr(): storage.nbytes() for storage in kept}
 
     def rows(self) -> Rows:
-        """Input and output gradient as rows. Raises RunFailedError if the input is no longer what it was."""
+        """Input and output gradient as rows. Raises RunFailedError if the input has been changed since."""
         if self.x._version != self.x_version:
             raise RunFailedError(
                 "the model changed a layer's input in place after the backward; 2BP needs it until the weights' "
@@ -83,7 +83,7 @@ class Deferred:
 
 @dataclass(slots=True)
 class Computed:
-    """A weight that the model computed of parameters, with its graph, and the leaf that stood for it."""
+    """A weight that the model computed from parameters, with its graph, and the leaf that stands in for it."""
 
     value: Tensor
     stand_in: "StandIn"
@@ -94,7 +94,7 @@ class Computed:
         return tuple(source for source in self.sources if isinstance(source, nn.Parameter))
 
     def storages(self) -> dict[int, int]:
-        """The memory that it keeps alive, as far as it is its own: bytes by address."""
+        """The computed weight's own memory, which it keeps alive: bytes by address."""
         storage = self.value.untyped_storage()
         return {storage.data_ptr(): storage.nbytes()}
 
@@ -137,7 +137,7 @@ class Waiting(nn.Parameter):
 
 
 class StandIn(Tensor):
-    """A leaf for a weight that the model computed. It is no parameter: modules that are given one would register it."""
+    """A leaf for a weight that the model computed. It is no Parameter: modules would register one."""
 
     active_split: "Split"
 
@@ -155,7 +155,7 @@ _WAITING = (Waiting, StandIn)
 def _can_wait(call: Call) -> bool:
     """Whether the gradients of weight and bias may wait, and whether the formulas hold for the call's tensors."""
     split, bias = getattr(call.weight, "active_split", None), call.bias
-    if torch.is_autocast_enabled(call.x.device.type):  # there a call casts its tensors first, but for float64
+    if torch.is_autocast_enabled(call.x.device.type):  # a call then casts its tensors first, except float64
         castable = [own.is_floating_point() and own.dtype is not torch.float64 for own in call.tensors()]
         if not all(castable):
             return False
@@ -170,14 +170,14 @@ def _can_wait(call: Call) -> bool:
 
 
 class Split:
-    """The split of one microbatch's backward, for those of the given parameters that have no hooks.
+    """The split of one microbatch's backward, for the given parameters that have no hooks.
 
-    What `parametrizations` compute of such parameters alone is split as a parameter is. Under autocast a call takes
+    Weights that `parametrizations` compute from such parameters alone are split as well. Under autocast a call takes
     its tensors in 16 bits, as it would without the split; `copy_of` gives such copies of parameters (default: a new one
     for each call).
 
     A hook needs the gradient at once. The split must be active in the microbatch's forward, and with `deferring` in its
-    p1: only that backward may leave gradients out, not one that a model runs inside its forward.
+    p1: only p1 may defer gradients, not a backward that the model runs inside its forward.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Split:
         return self._copy_of(weight, dtype)
 
     def stand_in_for(self, value: Any) -> Any:
-        """A leaf in place of what was computed of waiting parameters alone, or the value itself."""
+        """A leaf in place of a value computed from waiting parameters alone. Any other value is returned unchanged."""
         if type(value) is not Tensor or value.grad_fn is None or torch._C._are_functorch_transforms_active():
             return value
         sources = leaves_of(value)
@@ -257,7 +257,7 @@ class Split:
 
 
 def parametrizations_of(blocks: Iterable[nn.Module]) -> tuple[ParametrizationList, ...]:
-    """What computes weights in some blocks, each once."""
+    """The parametrizations that compute weights in some blocks, each once."""
     modules = dict.fromkeys(module for block in blocks for module in block.modules())
     return tuple(module for module in modules if isinstance(module, ParametrizationList))
 
@@ -278,7 +278,7 @@ def leaves_of(value: Tensor) -> tuple[Tensor, ...]:
 
 
 def require_not_computed_of(args: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Raises RunFailedError if a forward differentiates by a parameter of which a weight was computed.
+    """Raises RunFailedError if a forward differentiates by a parameter from which a weight was computed.
 
     The graph has no path from the weight's stand-in to that parameter.
     """
@@ -308,7 +308,7 @@ class _Deferring(torch.autograd.Function):
         bias_copy: Tensor | None,
     ) -> Tensor:
         operand = weight if weight_copy is None else weight_copy
-        ctx.save_for_backward(x, operand)  # autograd then refuses what was changed in place
+        ctx.save_for_backward(x, operand)  # autograd then refuses tensors changed in place
         ctx.split, ctx.operation = split, operation
         ctx.weight = weight  # the leaf itself: a saved tensor may come back as another object
         ctx.bias = bias if bias is not None and bias.requires_grad else None
@@ -339,7 +339,7 @@ class _Deferring(torch.autograd.Function):
 def add_weight_gradients(
     microbatches: Iterable[list[Deferred | Computed]], *, concatenate: bool = False, added: Added = lambda _: None
 ) -> None:
-    """Backward-p2: adds to `.grad` what the microbatches deferred, and empties their lists.
+    """Backward-p2: adds the gradients that the microbatches deferred to `.grad`, and empties their lists.
 
     With `concatenate`, equal calls of all microbatches are joined over their rows, for fewer and larger products;
     without it, calls are added one by one. Both equal the fused backward up to rounding. For a single microbatch they
@@ -352,7 +352,7 @@ def add_weight_gradients(
         calls = [part for part in parts if isinstance(part, Deferred)]
         parts.clear()
         _add_all(calls, added, joined=concatenate)
-        for computed in reversed(weights):  # one may be computed of another
+        for computed in reversed(weights):  # one may be computed from another
             if computed.stand_in.grad is not None:
                 torch.autograd.backward(computed.value, computed.stand_in.grad)
             for parameter in computed.parameters():
@@ -389,7 +389,7 @@ def _add_all(calls: list[Deferred], added: Added, *, joined: bool) -> None:
 
 
 def _join(uses: list[Deferred]) -> Iterator[tuple[Deferred, Rows]]:
-    """The calls of one weight, those that fit together as one call with the rows of all."""
+    """The calls of one weight. Calls that fit together become one call with the rows of all."""
     groups: dict[Any, list[tuple[Deferred, Rows]]] = {}
     for call in uses:
         x, gradient = rows = call.rows()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @contextmanager
 def keeping_casts() -> Iterator[None]:
-    """While it is active, casts outlive the autocast contexts that made them. Whoever changes weights forgets them."""
+    """While it is active, casts outlive the autocast contexts that made them, until they are forgotten."""
     torch.autocast_increment_nesting()
     try:
         yield
@@ -27,7 +27,7 @@ def keeping_casts() -> Iterator[None]:
 class Casts:
     """The 16-bit copies of a stage's weights under autocast.
 
-    `weights` gives the weights in use. `found_bytes` is how much their copies were found to take. Weights that the
+    `weights` gives the weights in use. `found_bytes` is the measured size of their copies. Weights that the
     model itself changes in place, between forwards or within one, are cast anew in every forward.
     """
 
@@ -60,15 +60,15 @@ class Casts:
 
     @property
     def bytes(self) -> int:
-        """The bytes of the copies that are there."""
+        """The bytes of the copies that exist now."""
         return self.found_bytes if self._made else 0
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor that a graph keeps was made of a weight's copy alone: as a rule it is a view of it."""
+        """Whether a tensor that a graph keeps comes from a weight's copy alone. It is usually a view of the copy."""
         return self.weight_of(tensor) is not None
 
     def weight_of(self, tensor: Tensor) -> Tensor | None:
-        """The weight of whose copy alone a tensor that a graph keeps was made; None where it was made of others."""
+        """The weight from whose copy alone a tensor in a graph comes; None if it does not come from one copy alone."""
         for weight, _, copy in self._copies.values():
             if tensor.data_ptr() == copy.data_ptr():
                 return weight
@@ -81,7 +81,7 @@ class Casts:
         return None
 
     def forget(self) -> None:
-        """The weights are others from now on."""
+        """Drops all copies, because the weights change."""
         torch.clear_autocast_cache()
         self._cast.clear()
         self._copies.clear()

@@ -11,14 +11,14 @@ each message may differ from the one before in any way. Small tensors travel in 
 the edge has had a message that is too large for that. This bounds the memory of the receives that are posted ahead
 (`Ahead`).
 
-Receives of notices and of tensors are posted ahead, into memory that is allocated once and reused. For tensors it has
-as many bytes as the largest message so far. Before a message that does not fit there, the sender fills each receive
-that is posted ahead with one byte.
+Receives of notices and of tensors are posted ahead, into memory that is allocated once and reused. The memory for
+tensors is as large as the largest message so far. Before a larger message, the sender completes each receive that is
+posted ahead with one byte.
 
     sender     notice 0, layout 0, payload   notice 0, payload   notice 1, layout 1, 1 byte, 1 byte, payload
     receiver   knows nothing, posts payload  2 posted ahead      1 does not fit: empties both, posts payload
 
-Gloo moves what is in the host's memory: a GPU's tensors are copied to the host and back.
+Gloo moves only tensors in the host's memory: a GPU's tensors are copied to the host and back.
 """
 
 import json
@@ -37,7 +37,7 @@ from worker_agent.engine.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
 RECEIVES_AHEAD = 2
 
 RIDING_BYTES = 64 * 2**10
-"""Tensors of at most so many bytes travel in their notice: copying them takes less time than a separate message."""
+"""Tensors of at most this many bytes travel in their notice: copying them takes less time than a separate message."""
 
 PAYLOAD, NOTICE, LAYOUT = range(3)
 """The parts of an edge."""
@@ -47,11 +47,11 @@ class Work(Protocol):
     """A transfer in progress."""
 
     def wait(self) -> object:
-        """Until it is through, or on a GPU until all that is enqueued later will find it through."""
+        """Waits until it has completed; on a GPU, makes work that is enqueued later wait for it."""
 
 
 Posted = tuple[Work | None, Tensor]
-"""A transfer with its tensor, which must stay until it is through."""
+"""A transfer with its tensor, which must be kept until the transfer has completed."""
 
 
 class Wire(Protocol):
@@ -65,7 +65,7 @@ class Wire(Protocol):
 
 
 class GroupWire:
-    """A process group of torch as a wire, called directly: `isend` and `irecv` check each time what is known here."""
+    """A process group of torch as a wire, called directly: `isend` and `irecv` would repeat needless checks."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -154,7 +154,7 @@ def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 
 class Ahead:
-    """What a receiver has posted ahead: both ends of an edge keep this account by the same rules, and agree."""
+    """The receives that are posted ahead. Both ends of an edge count them by the same rules, and so agree."""
 
     def __init__(self, messages: int, lines: ChannelLines) -> None:
         self.sizes: Sizes = ()
@@ -164,7 +164,7 @@ class Ahead:
         self._riding_bytes = lines.riding_bytes or -1
 
     def rides(self, riding_bytes: int) -> bool:
-        """Whether a message's tensors, of so many bytes, travel in its notice: all so far must be small."""
+        """Whether a message's tensors, of this many bytes, travel in its notice. All so far must have been small."""
         if riding_bytes > self._riding_bytes:
             self._riding_bytes = -1
             return False
@@ -172,11 +172,11 @@ class Ahead:
         return True
 
     def fits(self, sizes: Sizes) -> bool:
-        """Whether a message's tensors go into what is posted for the next one."""
+        """Whether a message's tensors fit into the receive that is posted next."""
         return self.posted > 0 and len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
 
     def empty(self, sizes: Sizes) -> None:
-        """Nothing is posted any more, and then the receive of a message of these sizes."""
+        """The posted receives are used up. Only a receive of a message of these sizes is posted now."""
         grows = self._ahead > 0 and len(sizes) == len(self.sizes)
         self.sizes = tuple(map(max, sizes, self.sizes)) if grows else sizes
         self.posted = 1
@@ -194,9 +194,9 @@ class Outbox:
     """The sending end of an edge, for a known number of messages. A send never waits; its tensors are held until they
     have arrived.
 
-    gloo cannot tell whether a send is done: one can only wait for it. But of the messages between two stages, in either
-    direction, at most `window` can be under way: the most microbatches that the earlier stage ever has in flight.
-    Whatever was sent before those has arrived, and waiting for it takes no time.
+    gloo cannot report whether a send is done; one can only wait for it. But at most `window` messages between two
+    stages can be in transit in either direction: the most microbatches that the upstream stage ever has in flight.
+    All earlier messages have arrived, and waiting for them takes no time.
     """
 
     def __init__(self, edge: ChannelEdge, lines: ChannelLines, *, messages: int, window: int) -> None:
@@ -246,7 +246,7 @@ class Outbox:
             if tensor.nbytes:
                 through_host = self._lines.through_host and tensor.device.type != "cpu"
                 payload = tensor.cpu() if through_host else tensor
-                if payload.is_complex() or payload.is_neg():  # else a lazy conjugate sends what it is a view of
+                if payload.is_complex() or payload.is_neg():  # else a lazy conjugate sends its base
                     payload = payload.resolve_conj().resolve_neg()
                 payload = payload.detach().contiguous().view(-1).view(torch.uint8)
             else:
@@ -265,7 +265,7 @@ class Outbox:
         return self._lines.notices.send(tensor, self._edge.target, self._edge.tag(part)), tensor
 
     def _post(self, memory: Tensor, posted_bytes: int) -> list[Posted]:
-        """Sends some bytes; where none are expected there is nothing to send."""
+        """Sends the memory, unless the posted receive has no bytes."""
         if posted_bytes == 0:
             return []
         return [(self._lines.tensors.send(memory, self._edge.target, self._edge.tag(PAYLOAD)), memory)]
@@ -284,7 +284,7 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What an inbox received: tensors, in memory that it lends until it is given back, or in their own."""
+    """A received message: tensors in memory that the inbox lends until it is released, or in their own memory."""
 
     tensors: tuple[Tensor, ...]
     memory: tuple[Tensor, ...]
@@ -321,7 +321,7 @@ class Inbox:
             self._known.append(Known.of(number, new))
         known = self._known[number]
         if self._ahead.rides(known.riding_bytes):
-            # copies, with memory and changes counted for themselves: the notice's memory is for other messages too
+            # copies, each with its own memory and version counter: other messages reuse the notice's memory
             tensors = tuple([tensor.clone() for tensor in notice.places(known)[1]])
             self._listen(notice)
             return Message(self._on_device(tensors), ())
@@ -351,7 +351,7 @@ class Inbox:
         return tensors
 
     def _listen(self, read: Notice | None = None) -> None:
-        """Posts the receives of notices ahead; of one that was read the memory is used again."""
+        """Posts the receives of notices ahead. Reuses the memory of a notice that was read."""
         while self._unannounced and len(self._notices) < RECEIVES_AHEAD:
             notice, read = read or Notice(self._lines.riding_bytes), None
             work = self._lines.notices.receive(notice.memory, self._edge.source, self._edge.tag(NOTICE))
@@ -373,7 +373,7 @@ class Inbox:
         self._posted.append([(wire.receive(m, source, tag) if m.nbytes else None, m) for m in memory])
 
     def _arrived(self) -> tuple[Tensor, ...]:
-        """The memory of the oldest posted receive, once what was sent is in it."""
+        """The memory of the oldest posted receive. Waits until the message is in it."""
         message = self._posted.popleft()
         for work, _ in message:
             if work is not None:

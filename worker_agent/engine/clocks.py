@@ -65,7 +65,7 @@ class HostClock:
 
 
 class DeviceEvent(Protocol):
-    """A place in a device's stream, as torch has it."""
+    """A position in a device's stream, as torch's events are."""
 
     def query(self) -> bool:
         """Whether the device has passed it."""
@@ -166,7 +166,7 @@ def common_start_s() -> float:
 
 
 def here() -> str:
-    """This node, by a text that no other node has."""
+    """A text that identifies this node among all nodes."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return boot.read_text().strip() if boot.exists() else node()
 
@@ -175,7 +175,7 @@ class ProcessorClock:
     """The processor time of the whole process: another process on the same core does not count.
 
     It covers the process and not one thread, because autograd chooses the thread that runs a backward. It is right
-    while torch computes with one thread; with several, their times would add up.
+    only while torch computes with one thread; with several, their times would add up.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Cores: how much of the time in which a rank waited for a core was due to other programs, and not to other ranks.
 
 A computing rank that is off the processor waits while its core runs something else. On a node with a core for every
-rank, that is another program. If ranks share cores, it may be another rank of the run. Which of the two is not known of
-a moment, but of a run: cores serve those who wait in turn. The part of other programs is therefore their share of what
-the cores executed meanwhile, apart from the rank itself:
+rank, that is another program. If ranks share cores, it may be another rank of the run. For a single moment this cannot
+be known, but it can be estimated for a whole run, because a core serves waiting processes in turn. Other programs' part
+is therefore their share of the processor time on the cores, without the rank's own:
 
     other programs' processor time / (other programs' processor time + other ranks' processor time)
 """
@@ -19,14 +19,14 @@ from pipeplan.documents.names import STRICT
 from worker_agent.engine.clocks import here
 
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
-"""In a core's line of /proc/stat: user, nice, system, irq, softirq, steal. Idle is not, nor what user contains."""
+"""The busy time in a core's line of /proc/stat: user, nice, system, irq, softirq, steal. User includes the guests'."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoresUsed:
-    """A rank's node, and its cores while the rank worked: those that the rank may use.
+    """A rank's node, and how much the cores that the rank may use were used while it worked.
 
-    `busy_s`: the processor time of all programs on these cores, None where the system does not say.
+    `busy_s`: the processor time of all programs on these cores; None if the system does not report it.
     `processor_s`: the rank's own.
     """
 
@@ -47,7 +47,7 @@ class CoresWatch:
         self._processor_s = time.process_time()
 
     def used(self) -> CoresUsed:
-        """What has happened on the cores since then."""
+        """The use of the cores since then."""
         now_s, before_s = busy_s(self._cores), self._busy_s
         return CoresUsed(
             node=here(),
@@ -58,7 +58,7 @@ class CoresWatch:
 
 
 def busy_s(cores: Sequence[int]) -> float | None:
-    """The processor time of all programs on these cores since the system's start; None where it does not say."""
+    """The processor time of all programs on these cores since the system's start; None if it reports none."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
@@ -70,10 +70,10 @@ def busy_s(cores: Sequence[int]) -> float | None:
 
 
 def shares_of_others(used: Sequence[CoresUsed | None]) -> list[float | None]:
-    """By rank: the other programs' share of what the rank waited for while it was off the processor.
+    """By rank: other programs' share of the time in which the rank waited for a processor.
 
-    It is 1 where every rank has a core of its own. None where ranks share cores and the system does not say who used
-    them.
+    It is 1 where every rank has a core of its own. None where ranks share cores and the system does not report their
+    use.
     """
     return [None if each is None else _share_of_others(each, [one for one in used if one is not None]) for each in used]
 

@@ -65,7 +65,7 @@ def _keep_freed_memory() -> None:
 
 
 def let_gloo_wait() -> None:
-    """Has gloo's present threads take a core only when the thread that computes leaves it, or has had its share.
+    """Lets gloo's present threads take a core only when the computing thread leaves it or has used its time slice.
 
     A gloo thread that wakes up on the same core stops the other thread, often inside a call that holds a connection's
     lock. It then polls for the lock until the kernel gives the core back, some milliseconds later. Under Linux's
@@ -79,9 +79,9 @@ def let_gloo_wait() -> None:
 
 
 def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:
-    """What this process has taken so far of a GPU that it has for itself.
+    """The memory that this process has taken so far of a GPU that it shares with no other.
 
-    None on a CPU, whose memory is the host's, and if a node's `processes` share GPUs: no figure is one process's alone.
+    None on a CPU, whose memory is the host's, and if a node's `processes` share GPUs: figures then include others.
     """
     if device.type != "cuda" or processes > torch.cuda.device_count():
         return None
@@ -94,7 +94,7 @@ def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:
 
 
 def with_context(described: Device, device: torch.device, processes: int) -> Device:
-    """The device with what this process has taken outside the allocator: a plan must leave room for it."""
+    """The device with the memory that this process has taken outside the allocator: a plan must leave room for it."""
     memory = device_memory(device, processes)
     return described if memory is None else replace(described, context_bytes=memory.context_bytes)
 
@@ -111,7 +111,7 @@ def place(device: str, local_rank: int, processes: int) -> torch.device:
 
 
 def describe(device: torch.device, processes: int) -> Device:
-    """A device's name and memory: all of a GPU's, or an even share of what the node has available now."""
+    """A device's name and memory: all of a GPU's, or an even share of the memory that the node has available now."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(name=properties.name, memory_bytes=properties.total_memory)
@@ -120,7 +120,7 @@ def describe(device: torch.device, processes: int) -> Device:
 
 
 def available_memory_bytes() -> int:
-    """What programs may still take on this node, by the kernel's estimate and the limit of the control group."""
+    """The memory that programs may still take on this node, by the kernel's estimate and the control group's limit."""
     estimate = _first_entry(_MEMORY, "MemAvailable")  # such as "8033408 kB"
     if estimate is None:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]

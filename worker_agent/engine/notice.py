@@ -41,9 +41,9 @@ def layouts_of(tensors: Iterable[Tensor]) -> Layouts:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a message may hold: `layouts`, which have a `number` on the edge, and the `sizes` of its tensors in bytes.
+    """The content of a message: `layouts`, which have a `number` on the edge, and the `sizes` of its tensors in bytes.
 
-    `riding_bytes` are those that all of its tensors take in a notice.
+    `riding_bytes` is the space that all of its tensors take in a notice.
     """
 
     number: int

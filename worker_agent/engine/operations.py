@@ -44,7 +44,7 @@ class Call(NamedTuple):
     bias: Tensor | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors that are there."""
+        """The input, the weight and, if there is one, the bias."""
         return (self.x, self.weight) if self.bias is None else (self.x, self.weight, self.bias)
 
 

@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 BUCKET_BYTES = 2**25
-"""How many bytes of float32 gradients a step creates at a time. A parameter that is larger comes alone."""
+"""How many bytes of float32 gradients a step creates at a time. A larger parameter forms a step alone."""
 
 
 def build_optimizer(name: str, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Processes: what those of one run share. They end with their parent, know their node's place, and poll."""
+"""Processes: what all processes of a run do: end with their parent, know their node's place, and poll."""
 
 import os
 import threading
@@ -16,8 +16,8 @@ _PARENT_INTERVAL_S = 0.5
 def exit_with_parent(parent: int | None = None) -> None:
     """Ends this process soon after its parent has died, at once and without clean-up, whatever it is doing.
 
-    `parent` is the parent's process id, by default that of the present parent. A parent that hands its id on is also
-    noticed to have died if it did so before this call, for instance during a slow import.
+    `parent` is the parent's process id, by default that of the present parent. If the parent hands its
+    id on, its death is noticed even if it came before this call, for instance during a slow import.
     """
     watched = os.getppid() if parent is None else parent
     threading.Thread(target=_watch, args=(watched,), name="parent", daemon=True).start()

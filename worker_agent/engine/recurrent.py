@@ -16,7 +16,7 @@ State = tuple[Tensor, ...]
 """A layer's hidden state in one direction; of an LSTM also its cells'."""
 
 Step = Callable[[Tensor, Tensor, State], State]
-"""The state after a step, from what the step's input adds to the gates, what the state adds, and the state."""
+"""The state after a step, from the input's part of the gates, the state's part, and the state before."""
 
 
 def _lstm_step(of_input: Tensor, of_state: Tensor, state: State) -> State:
@@ -122,11 +122,11 @@ WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 _NETWORK_ARGUMENTS = 9
-"""Of a network's function, with packed sequences or without; a cell's takes fewer."""
+"""The number of arguments of a network's function, with packed sequences or without. A cell's takes fewer."""
 
 
 def written_out(func: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any] | None:
-    """What may run in place of a function of torch; None if torch's function runs itself.
+    """The function that runs in place of torch's; None if torch's own runs.
 
     On a GPU cuDNN runs a whole network as one kernel, which is worth more than the split. Packed sequences are left to
     torch as well.

@@ -79,7 +79,7 @@ class GradientExchange:
         self._all_there: list[bool] = []
 
     def take(self) -> None:
-        """Makes room for what the source sends, without waiting for it."""
+        """Starts to receive the source's gradients, without waiting for them."""
         for bucket in self._buckets:
             size = sum(self._parameters[place].numel() for place in bucket) + len(bucket)
             self._all_there.append(False)
@@ -92,7 +92,7 @@ class GradientExchange:
             self._launch_next()
 
     def complete_all(self) -> None:
-        """All gradients are complete, also those that no backward reached. Launches the buckets that are left."""
+        """All gradients are complete, also those that no backward reached. Launches the remaining buckets."""
         while len(self._under_way) < len(self._buckets):
             self._launch_next()
 
@@ -115,7 +115,7 @@ class GradientExchange:
 
     @torch.no_grad()
     def _launch_next(self) -> None:
-        """Copies the next bucket's gradients into one buffer, gives their own memory back and sends the buffer."""
+        """Copies the next bucket's gradients into one buffer, frees their own memory and sends the buffer."""
         parameters = [self._parameters[place] for place in self._buckets[len(self._under_way)]]
         gradients = [parameter.grad for parameter in parameters]
         for parameter in parameters:
@@ -229,8 +229,8 @@ class Replicas:
 def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:
     """Gradients as one flat tensor of their parameters' dtype, with zeros for a gradient that is None.
 
-    At its end is a number for each gradient: 1 if it is there, 0 if it is None. This function rounds sums in float32,
-    once, to the dtype that is exchanged.
+    At its end is a number for each gradient: 1 if it is there, 0 if it is None. Sums in float32 are rounded here, once,
+    to the dtype that is exchanged.
     """
     there = parameters[0].new_tensor([0.0 if gradient is None else 1.0 for gradient in gradients])
     pairs = zip(gradients, parameters, strict=True)
@@ -238,7 +238,7 @@ def packed(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> 
 
 
 def unpacked(flat: Tensor, parameters: Sequence[Tensor], *, all_there: bool) -> list[Tensor | None]:
-    """What was packed, summed over a group, as views: None where no rank had a gradient.
+    """The gradients of a packed tensor that was summed over a group, as views: None where no rank had one.
 
     With `all_there` the numbers at the end are not read: on a GPU reading them would wait for the device.
     """

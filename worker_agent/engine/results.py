@@ -1,4 +1,4 @@
-"""Results and failures: what a rank leaves behind as it ends, in files that the launcher gathers."""
+"""Results and failures: a rank's last records, in files that the launcher gathers."""
 
 import ast
 import os
@@ -24,7 +24,7 @@ class RankResult:
     last ones begin; 0 if the lane holds all batches. `busy_s` are seconds of compute, `processor_s` the processor time
     in them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
     `first_processor_s` is the processor time from the start to the end of each of the first batches.
-    `cores`: what the node's cores executed meanwhile. The figures of each batch are in a file of their own (`batches`).
+    `cores`: the use of the node's cores meanwhile. The figures of each batch are in a file of their own (`batches`).
     """
 
     lane: LaneDocument

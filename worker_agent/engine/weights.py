@@ -98,7 +98,7 @@ class Weights:
 
     @property
     def optimizer_bytes(self) -> int:
-        """The bytes of the optimizer's states. Only an update that makes one changes them; every instruction asks."""
+        """The bytes of the optimizer's states, cached for the executor. They change when an update creates a state."""
         if self._optimizer_bytes is None:
             states = self.optimizer.state.values() if self.optimizer else ()
             values = (value for state in states for value in state.values())
@@ -111,7 +111,7 @@ class Weights:
             return
         for slot, parameter in zip(self.slots, self._stash[version], strict=True):
             for module, attribute in slot.places:
-                setattr(module, attribute, parameter)  # and not by its dictionary: some modules want to see it
+                setattr(module, attribute, parameter)  # not through `__dict__`: some modules intercept assignments
         self._in_place = version
 
     def grade(self, version: int) -> None:
@@ -191,9 +191,9 @@ class Weights:
         target: list[nn.Parameter | None],
         gradients: list[Tensor | None],
     ) -> None:
-        """Steps with some gradients, rounds what has a master, and drops the gradients.
+        """Steps with some gradients, rounds weights that have a master, and drops the gradients.
 
-        An optimizer leaves alone what has no gradient: so only a few gradients are there in float32 at once.
+        An optimizer skips weights without a gradient, so only a few gradients exist in float32 at a time.
         """
         optimizer = None if self._skips else self.optimizer
         for i in few:

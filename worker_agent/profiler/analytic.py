@@ -1,10 +1,10 @@
 """Analytic: a profile from a model's shapes and a device's datasheet. Nothing is computed and no device is needed.
 
-The model's blocks are built and run on fake tensors, which show what every block does, moves and keeps; the datasheet
-says how long that takes. Bytes are exact where the measuring profiler's are. Times are estimates, and the profile is
-marked as estimated.
+The model's blocks are built and run on fake tensors. These show each block's operations and the bytes that it moves and
+keeps; the datasheet says how long that takes. Bytes are exact where the measuring profiler's are. Times are estimates,
+and the profile is marked as estimated.
 
-How long an operation takes is its kernel's matter (`kernels`).
+`kernels` has the time of each operation.
 """
 
 from collections.abc import Callable
@@ -56,8 +56,9 @@ class ModelCounts:
 def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
     """The profile that the datasheet's device would have.
 
-    What only a measurement needs of the job (devices, rounds, clock) is ignored. Raises InvalidInputError for a model,
-    data or loss that is not possible, blocks that need their tensors' contents, or a dtype that the datasheet lacks.
+    Fields of the job that only a measurement needs (devices, rounds, clock) are ignored. Raises InvalidInputError for a
+    model, data or loss that is not possible, blocks that need their tensors' contents, or a dtype that the datasheet
+    lacks.
     """
     rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
     require(job.task.dtype in sheet.flops_per_s, "dtype", rule, job.task.dtype)

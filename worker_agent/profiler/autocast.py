@@ -1,4 +1,4 @@
-"""Autocast: while it is profiled, every block computes under it as in a run, which casts each weight once a version."""
+"""Autocast: every block is profiled under it as it computes in a run, which casts each weight once a version."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ from worker_agent.engine.casts import Casts
 
 
 class Autocast:
-    """What autocast makes of the weights of blocks on a device, by block, and the loss scale of a run in this type."""
+    """Autocast's copies of the blocks' weights on a device, by block, and the loss scale of a run in this type."""
 
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device, dtype: torch.dtype) -> None:
         self._device_type = device.type
@@ -25,7 +25,7 @@ class Autocast:
         return self.casts[block].using(self._device_type, self._dtype)
 
     def kept_copy(self, block: int, tensor: Tensor) -> bool:
-        """Whether what a block's graph keeps is the copy of a weight, or a view of it, and so all microbatches'."""
+        """Whether a tensor in a block's graph is the copy of a weight, or a view of it. All microbatches share it."""
         weight = self.casts[block].weight_of(tensor)
         if weight is None or 2 * tensor.untyped_storage().nbytes() > weight.nbytes:
             return False
@@ -33,7 +33,7 @@ class Autocast:
         return True
 
     def cast_anew(self, blocks: Sequence[int]) -> None:
-        """What comes with every new version: its weights, as far as `kept_copy` has met them, are cast."""
+        """Casts the weights that `kept_copy` has met, as every new version does."""
         for block in blocks:
             self.casts[block].forget()
             for weight in self._kept[block].values():

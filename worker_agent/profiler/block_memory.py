@@ -2,9 +2,9 @@
 
 Kept bytes are those of a block's inputs and of the storages that autograd saves, each counted once, without parameters
 and buffers. Every block is counted as if it were a stage of its own: a tensor that one block saves as its output and
-the next one as its input counts in both, since the two may be placed on two devices. What the second one then has in
-common with the first is counted apart, as shared. So are the copies that autocast makes of weights: all microbatches
-of a version have them in common.
+the next one as its input counts in both, since the two may be placed on two devices. The bytes that the second one has
+in common with the first are also counted separately, as shared. Autocast's copies of weights are counted apart: all
+microbatches of a version share them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -94,9 +94,9 @@ def measure_memory(
 def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
     """By block, the bytes that a stage of it alone keeps, and those of them that are shared.
 
-    A stage of one block has received each input in memory of its own (the first one reads them), and what the block
-    saves of an input is in that memory. `held` are the storages that every stage with this block that begins earlier
-    holds before the block runs: what the previous block saves, and those of its inputs that were held before.
+    A stage of one block has received each input in memory of its own (the first block reads its inputs), and saves an
+    input in that memory. `held` are the storages that a stage holds before the block runs if it began with an earlier
+    block: those that the previous block saves, and those of its inputs that were held before.
     """
     found = []
     held: set[int] = set()
@@ -106,7 +106,7 @@ def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence
         read_bytes = _bytes(entering) if index == 0 else sum(tensor.nbytes for tensor in given)
         kept_bytes = read_bytes + _bytes({key: block.saved[key] for key in block.saved.keys() - entering.keys()})
         added_bytes = _bytes({key: block.saved[key] for key in block.saved.keys() - held})
-        kept_bytes = max(kept_bytes, added_bytes)  # a view adds all that it is a view of
+        kept_bytes = max(kept_bytes, added_bytes)  # a view adds its whole storage
         found.append((kept_bytes, kept_bytes - added_bytes if index else 0))
         held = block.saved.keys() | (entering.keys() & held)
     return found

@@ -52,7 +52,7 @@ class SelectiveCounts:
 class BlockCounts:
     """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
-    Bytes are those of BlockMemory. The workspace is the peak of the operations' results above what is there before and
+    Bytes are those of BlockMemory. The workspace is the peak of the operations' results above those held before and
     after. `selective` is set if attention keeps tensors of its own.
     """
 
@@ -203,7 +203,7 @@ class BlockRun:
         return GpuKernels(self._attention) if self.gpu else nullcontext()
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
-        """Attention to the whole sequence. What only an unfused one keeps, and does, is noted apart."""
+        """Attention to the whole sequence. Notes separately the operations and tensors of unfused attention."""
         inputs = frozenset(map(storage_identity, (query, key, value)))
         key, value = self.region.ring(key, value)
         if not self.unfused:

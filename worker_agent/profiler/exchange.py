@@ -1,7 +1,7 @@
 """Exchange: what averaging gradients among all ranks adds to the backward that completes them.
 
-The code is a run's own, so that whatever an exchange costs is in the figure: gradients are packed and unpacked, the
-processor of a rank also moves its messages, and every rank waits for the slowest one. What runs beside the backward and
+The code is a run's own. The figure therefore has all costs of an exchange: gradients are packed and unpacked, the
+processor of a rank also moves its messages, and every rank waits for the slowest one. Work beside the backward that
 delays nothing is not in it.
 """
 
@@ -51,7 +51,7 @@ def measure_exchange(
         alone_s.append(_backward_s(forward(2 * number), device, autocast))
         exchanging_s.append(_backward_s(forward(2 * number + 1), device, autocast, replicas, parameters))
     left, sizes = set(parameters), []
-    for block in blocks:  # what several of them share counts in the first
+    for block in blocks:  # a parameter that several share counts in the first
         own = left.intersection(block.parameters())
         sizes.append(sum(parameter.nbytes for parameter in own))
         left -= own

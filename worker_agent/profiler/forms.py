@@ -1,4 +1,4 @@
-"""Forms: what one device computes of a model whose blocks are shared, estimated from counted operations."""
+"""Forms: one device's part of a model whose blocks devices share, estimated from counted operations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -6,12 +6,12 @@ A kernel takes as long as its arithmetic or its memory traffic, whichever is lon
 A matrix product is cut into tiles of its result, one for each multiprocessor at a time. It takes as many waves as are
 needed for all tiles, and every wave as long as a full one (NVIDIA, "Matrix Multiplication Background User's Guide",
 2023, "Tile Quantization" and "Wave Quantization"). A small tile reads more for each of its operations. A product of few
-tiles may share the inner dimension out as well, and add the parts up (Osama et al. 2023, "Stream-K", section 2.2). The
-library that a GPU runs chooses among such kernels: the fastest is taken here. Of 16 bits, matrices with rows of odd
-length are read two bytes at a time, which no kernel hides behind its arithmetic.
+tiles may also split the inner dimension, and add up the parts (Osama et al. 2023, "Stream-K", section 2.2). A GPU's
+library chooses among such kernels: the fastest is taken here. 16-bit matrices with rows of odd length are read two
+bytes at a time, which no kernel hides behind its arithmetic.
 
-Attention in one kernel does what its formula says, half of it where later positions are masked (Dao 2023,
-"FlashAttention-2", section 3.1), at a rate of its own.
+Attention in one kernel does the operations of its formula, or half of them where later positions are masked (Dao 2023,
+"FlashAttention-2", section 3.1), at a separate rate.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ START_DEPTH = 32
 """The start and end of a tile take as long as this much of the inner dimension: the first loads of a pipeline."""
 
 TILE_READS = 0.3
-"""A tile's time that grows with what it reads for each of its operations, as a share of that of the largest tile."""
+"""The part of a tile's time that grows with its reads for each operation, as a share of the largest tile's time."""
 
 PARTIAL_BYTES = 4
 """Parts of a shared inner dimension are float32."""
 
 MISALIGNED = 4.0
-"""So many times as long takes a product whose operands cannot be copied while it computes: as without tensor cores,
+"""How many times as long a product takes if its operands cannot be copied while it computes: as without tensor cores,
 which have four times the rate (NVIDIA V100 whitepaper 2017: 31.4 of 125 Tflop/s in float16; A100 whitepaper 2020, table
 1: 78 of 312). With cuBLAS before 11.0 such products did not use them at all ("Matrix Multiplication Background User's
 Guide", "Tensor Core Requirements").
@@ -59,7 +59,7 @@ class Kernels:
 
     @classmethod
     def of(cls, operations: Sequence[DeviceOperation]) -> Self:
-        """Of these operations."""
+        """The arrays of these operations."""
         return cls(tuple(operations))
 
     @cached_property
@@ -96,7 +96,7 @@ class Kernels:
         return names, np.array([places[op.dtype] if op.flops else 0 for op in self.operations], dtype=np.int64)
 
     def seconds(self, sheet: Datasheet) -> FloatArray:
-        """Of each operation, on the datasheet's device.
+        """The seconds of each operation on the datasheet's device.
 
         Raises InvalidInputError for matrix products in a dtype whose peak the datasheet does not state.
         """

@@ -1,8 +1,8 @@
 """Links: bandwidth and latency between the ranks of a process group, by sending messages there and back.
 
 Latency is half a tiny message's round trip. Bandwidth is that of big messages, without the latency: the median over
-their sizes of bytes / (half a round trip - latency). Of the repetitions, by the wall clock, the lower quartile counts:
-those above it waited for a core, which is not the link's fault.
+their sizes of bytes / (half a round trip - latency). The lower quartile of the repetitions counts, by the wall
+clock: longer ones waited for a core, which is not the link's fault.
 """
 
 import time
@@ -68,7 +68,7 @@ def measure_handing_over(
 
     The first two ranks measure, through the channel of a run: one sends, the other takes. None on all others.
     Collective. `before_each` is called untimed with the number of the round, to compute as a run does in between:
-    what comes next finds neither code nor data in the caches. The first round does not count.
+    the message then finds neither code nor data in the caches. The first round does not count.
     """
     rank, edge = dist.get_rank(), ChannelEdge(0, 1, gradients=False)
     hosts = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", group_desc="hosts")

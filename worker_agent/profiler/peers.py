@@ -1,6 +1,6 @@
-"""Peers: the other devices of a form, of whom there are only the shapes of what they would send.
+"""Peers: the other devices of a form, represented by the shapes of the tensors that they would send.
 
-Every exchange is noted, and gives tensors without contents. What is gathered for column-parallel layers or for
+Every exchange is noted, and gives tensors without contents. A tensor that is gathered for column-parallel layers or for
 attention is not kept from forward to backward: a device keeps its own share, and gathers again (Korthikanti et al.
 2022, section 4.2.2).
 """
@@ -19,7 +19,7 @@ from worker_agent.profiler.block_memory import KeptStorages, storage_identity
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GatheredAgain:
-    """What a graph saves of a gathered tensor, or of a view of one: the device's share, and how to see the whole."""
+    """A graph's record of a gathered tensor, or of a view of one: the device's share, and the layout of the view."""
 
     share: Tensor
     whole_shape: tuple[int, ...]
@@ -85,7 +85,7 @@ class RecordedPeers:
         return shares[0], shares[1]
 
     def pack(self, tensor: Tensor, kept: KeptStorages) -> Any:
-        """What a graph saves of a tensor; `kept` counts its bytes."""
+        """The form in which a graph saves a tensor; `kept` counts its bytes."""
         found = self._shares.get(storage_identity(tensor))
         if found is None:
             return kept.pack(tensor)
@@ -100,14 +100,14 @@ class RecordedPeers:
         )
 
     def unpack(self, packed: Any) -> Tensor:
-        """The tensor that was saved. What was gathered is gathered once for all who need it one after the other."""
+        """The tensor that was saved. Consecutive requests for one gathered tensor gather it once."""
         if not isinstance(packed, GatheredAgain):
             return packed  # type: ignore[no-any-return]
         share, again = packed.share, self._again
         if again is None or _place(again[0]) != _place(share):
             again = share, share.new_empty(packed.whole_shape)
             self._again = None if packed.in_ring else again
-            if not packed.in_ring:  # the keys and values of a ring are those that the backward's ring brings
+            if not packed.in_ring:  # the backward's ring brings keys and values
                 self._note("all-gather", "tensor", again[1].nbytes)
         return again[1].as_strided(packed.shape, packed.stride, packed.offset)
 
@@ -115,7 +115,7 @@ class RecordedPeers:
         self._noted.append(Collective(kind=kind, axis=axis, size_bytes=size_bytes))
 
     def _remember(self, whole: Tensor, share: Tensor, *, in_ring: bool) -> None:
-        """Knows the share of a whole for as long as the whole lives."""
+        """Remembers the share of a gathered tensor while that tensor lives."""
         identity, storage = storage_identity(whole), whole.untyped_storage()
         reference = weakref.ref(storage, lambda _: self._shares.pop(identity, None))
         self._shares[identity] = reference, share.detach(), tuple(whole.shape), in_ring

@@ -56,7 +56,7 @@ from worker_agent.profiler.updates import UpdateTimes, Updating, measure_updates
 
 
 class _How(TypedDict):
-    """How blocks are measured, whatever is measured of them."""
+    """The arguments that all measurements of blocks share."""
 
     rounds: int
     make_clock: type[Clock]
@@ -66,10 +66,10 @@ class _How(TypedDict):
 _SEED = 0
 
 MOST_ROUNDS = 1000
-"""However short a round is."""
+"""The most rounds, however short they are."""
 
 MOST_PASSAGES = 50
-"""Of updates and of messages no more are measured: each comes after a passage of the whole chain."""
+"""The most rounds for updates and messages: each one follows a passage of the whole chain."""
 
 
 class ProfilingRank:
@@ -174,10 +174,10 @@ class ProfilingRank:
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
     def _rounds_after_warming_up(self, microbatch: Callable[[int], Microbatch]) -> int:
-        """How many rounds take the task's seconds; the same on all ranks, whose passages keep all devices busy.
+        """How many rounds take the task's seconds: the same number on all ranks, which all stay busy meanwhile.
 
-        A device that has just begun to work is faster than one that goes on: its clock falls, and few rounds may meet
-        a moment that is not usual. Half of these seconds pass before anything counts.
+        A device is faster at first, until its clock falls, and a few rounds may fall into an unusual moment. Passages
+        therefore warm up for half of these seconds before any round counts.
         """
         task = self.job.task
         if task.seconds == 0:
@@ -215,7 +215,7 @@ class ProfilingRank:
         return pass_forward(self.blocks, self.loss, *microbatch, nothing_around, self.autocast)
 
     def _updates(self) -> tuple[UpdateTimes, float]:
-        """What an update takes, and seconds for each byte of a weight version's copy.
+        """The times of an update, and the seconds for each byte of a weight version's copy.
 
         Each update and copy comes after a passage of the smallest microbatch.
         """

@@ -48,8 +48,8 @@ class RankFigures:
 
     The link is the one to the next rank; the last rank of several has none. `without_graph` holds, for each microbatch
     size, the time of a forward without a graph as a share of one with a graph. `updates_s` is by block, and
-    `first_update_s` comes on top in every stage. `handing_over_s` is what it costs the first two ranks to send or take
-    a message of a few bytes, `handing_over_more_s` one of `message_bytes`.
+    `first_update_s` comes on top in every stage. `handing_over_s` is the time in which the first two ranks send or
+    take a message of a few bytes, `handing_over_more_s` one of `message_bytes`.
     `model_spec` names the model without a path, where the task's SPEC has one.
     """
 
@@ -135,9 +135,9 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
 
 
 def _handing_over_s(ranks: Sequence[RankFigures]) -> tuple[float, float]:
-    """What a message takes a rank itself, and more for each byte: the means of one who sends and one who takes.
+    """A rank's own time for a message, and the time for each byte: means over a sender and a receiver.
 
-    That is also what any other instruction is taken to add to its work: a little Python, and cold caches.
+    The first is also taken as the overhead of any other instruction: a little Python, and cold caches.
     """
     few_s = [figures.handing_over_s for figures in ranks if figures.handing_over_s is not None]
     more_s = [figures.handing_over_more_s for figures in ranks if figures.handing_over_more_s is not None]
@@ -148,12 +148,12 @@ def _handing_over_s(ranks: Sequence[RankFigures]) -> tuple[float, float]:
 
 
 def least_s_per_byte(updates_s: Sequence[float], weight_bytes: Sequence[int]) -> float:
-    """What every byte of weights takes: as long as in the block whose update takes least for one."""
+    """The update's seconds for every byte of weights: the least of any block."""
     return min((seconds / size for seconds, size in zip(updates_s, weight_bytes, strict=True) if size), default=0.0)
 
 
 def _with_exchange(profile: Profile, ranks: Sequence[RankFigures]) -> Profile:
-    """With the factor of exchanges with which all blocks, as one stage, add to a backward what was measured."""
+    """Adds the factor with which an exchange of all blocks, as one stage, adds the measured time to a backward."""
     measured = [figures.exchanged for figures in ranks if figures.exchanged is not None]
     if not measured:
         return profile
@@ -204,8 +204,8 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
     input_s = trimmed_mean([seconds for block in figures for seconds in block.backward_input_s])
     weight_s = trimmed_mean([seconds for block in figures for seconds in block.backward_weight_s])
     if not any(block.defers for block in figures):
-        weight_s = 0.0  # what the clock took: a plan must not think that there is something to move
-    # A forward whose backward is split replaces calls: what that takes is a cost of the split, and counts in p1.
+        weight_s = 0.0  # only the clock's own time: a plan must not count on work to move
+    # A forward whose backward is split replaces calls. The time for this is a cost of the split, and counts in p1.
     replacing_s = 0.0
     if any(block.defers for block in figures):
         split_forward_s = trimmed_mean([seconds for block in figures for seconds in block.split_forward_s])

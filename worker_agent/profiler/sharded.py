@@ -1,4 +1,4 @@
-"""Sharded: what one device does of every kind of block of a model, in every form, on tensors without contents.
+"""Sharded: one device's work in every kind of block of a model, in every form, on tensors without contents.
 
 The blocks are given the shapes of one device's share (worker_agent.models.sharding) and run as counts.count_blocks runs
 whole ones, with a GPU's kernels. Equal blocks are one kind. In the form of one device the counts are those of

@@ -38,7 +38,7 @@ Around = Callable[[Direction, int], AbstractContextManager[None]]
 """A context entered around a block's forward and backward, to take times or to see saved tensors."""
 
 SAMPLE_BYTES = 256 * 2**20
-"""As many weights are enough to know the cost of a byte."""
+"""This many bytes of weights are enough to know the cost of a byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def pass_forward(
 
 
 def given(block: nn.Module, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """What the block is given: its inputs, or, if it may change them in place, views of them: no leaf may change."""
+    """The block's arguments: its inputs or, if it may change them in place, views of them. No leaf may change."""
     if not any(getattr(module, "inplace", False) for module in block.modules()):
         return tuple(leaves)
     return tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in leaves)

@@ -1,7 +1,7 @@
-"""Updates: what an update of a stage's weights takes, from updates of blocks one by one and of all together.
+"""Updates: the time of an update of a stage's weights, from updates of single blocks and of all together.
 
-An update does what a run does, by the same code. Its time is no multiple of the bytes: many small tensors take longer
-than a large one, and whatever comes first after a backward finds neither code nor weights in the caches.
+Updates run the code of a run. Their time is not proportional to the bytes: many small tensors take longer than a large
+one, and the first block after a backward finds neither code nor weights in the caches.
 
     stage = first + sum of its blocks
 """
@@ -20,7 +20,7 @@ from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.profiler.times import timed_s
 
 _LEARNING_RATE = 1e-6
-"""So small that updates leave the model as it is."""
+"""So small that updates hardly change the model."""
 
 _UNCOUNTED = 2
 """The first update creates the optimizer's states, and the second is the first to read them."""
@@ -28,7 +28,7 @@ _UNCOUNTED = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTimes:
-    """Seconds of each block's part of an update, and what an update takes on top, however few blocks a stage has."""
+    """Seconds of each block's part of an update, and those that every update takes, however few blocks a stage has."""
 
     blocks_s: tuple[float, ...]
     first_s: float
@@ -39,7 +39,7 @@ class Updating:
     """How updates are measured.
 
     `before_step` is called untimed with the number of the round. It makes the gradients, as a batch's last backward
-    does: the caches are then as a real update finds them. `afterwards` is timed: what an update of some blocks brings.
+    does: the caches are then as a real update finds them. `afterwards` is timed: the work that follows an update.
     """
 
     optimizer: str
@@ -60,7 +60,7 @@ def measure_updates(blocks: Sequence[nn.Module], how: Updating) -> UpdateTimes:
     if len(numbers) == 1:
         return _spread_out(len(blocks), {numbers[0]: median(whole_s)}, first_s=0.0)
 
-    # By turns the first block comes first and the last one: how much longer it then takes is what coming first costs.
+    # The first and the last block come first in turn: their extra time then is the cost of coming first.
     rounds = _rounds(blocks, [[number] for number in numbers], how)
     came_first = [-(number % 2) for number in range(len(rounds))]
     usual_s = []
@@ -69,7 +69,7 @@ def measure_updates(blocks: Sequence[nn.Module], how: Updating) -> UpdateTimes:
         later = [each[place] for each, first in zip(rounds, is_first, strict=True) if not first]
         usual_s.append(median(later or [each[place] for each in rounds]))
     first_s = max(median(each[first] - usual_s[first] for each, first in zip(rounds, came_first, strict=True)), 0.0)
-    call_s = max((sum(usual_s) + first_s - median(whole_s)) / (len(numbers) - 1), 0.0)  # one call does for all
+    call_s = max((sum(usual_s) + first_s - median(whole_s)) / (len(numbers) - 1), 0.0)  # a stage makes one call
     own_s = {number: max(seconds - call_s, 0.0) for number, seconds in zip(numbers, usual_s, strict=True)}
     return _spread_out(len(blocks), own_s, first_s=first_s + call_s)
 
@@ -106,7 +106,7 @@ def _weights(blocks: Sequence[nn.Module], how: Updating) -> Weights:
     """The blocks' weights as a run has them."""
     every: list[Tensor] = [parameter for block in blocks for parameter in block.parameters()]
     for parameter in every:
-        parameter.grad = None  # of the measurements before, in the weights' own type: a run's may be in another
+        parameter.grad = None  # left by earlier measurements, in the weights' type; a run's may differ
     return Weights(
         find_slots(blocks, {parameter: str(place) for place, parameter in enumerate(every)}),
         lambda handles: build_optimizer(how.optimizer, handles, _LEARNING_RATE),

@@ -1,4 +1,4 @@
-"""Among stages: what a rank exchanges with the other stages before an update, once for all of its own stages.
+"""Among stages: a rank's exchanges with the other stages before an update, once for all of its own stages.
 
 Tied parameters are parameters that several stages hold. Each stage has a copy, and the gradients of the copies are
 summed before every update. All copies start from the same seed and take the same update of the same sum, so they stay
@@ -77,7 +77,7 @@ class Late:
         self._under_way.append(_Number(batch, on_host, there, look))
 
     def batch_done(self, batch: int) -> None:
-        """Everything of so many batches has been handed to the device: looks at what is old enough."""
+        """This many batches have been handed to the device: looks at the numbers that are old enough."""
         self._done = max(self._done, batch)
         while self._under_way and self._under_way[0].batch <= self._done - self._lag:
             self._look()
@@ -148,7 +148,7 @@ class Part:
 
 
 class StagesTogether:
-    """The exchanges of a rank with the other stages, and what follows from them for the next update of its own stages.
+    """The exchanges of a rank with the other stages, and their effect on the next update of its own stages.
 
     `groups` are this rank's process groups, by the stages that share weights. Gradients of a norm above `clip_norm` are
     scaled to it. With a `loss_scale` gradients are divided by it, and an update whose gradients overflowed is left out.
@@ -233,7 +233,7 @@ class StagesTogether:
 
 
 def _sum(gradients: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of those that exist; None without any."""
+    """The sum of the gradients that exist; None without any."""
     there = [gradient for gradient in gradients if gradient is not None]
     return reduce(torch.add, there) if there else None
 

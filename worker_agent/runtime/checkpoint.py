@@ -130,7 +130,7 @@ def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -
         commit(aside, path)
     finally:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)  # where the disk is full it is what fills it
+            aside.unlink(missing_ok=True)  # on a full disk this file takes the space
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -103,7 +103,7 @@ class Executor:
         self._after: Executor | None = None
 
     def hand_to(self, after: "Executor") -> None:
-        """Connects the next stage, which is on this rank too: each has what the other makes, and nothing is sent."""
+        """Connects the next stage, which is on this rank too: they pass tensors on directly, without a send."""
         self._after, after._before = after, self
 
     def run(self) -> None:
@@ -112,7 +112,7 @@ class Executor:
         self._mail.flush()
 
     def step(self, instruction: Instruction) -> None:  # noqa: C901 (one case an instruction)
-        """Executes the next instruction of its stream, which is this one."""
+        """Executes this instruction, the next one of its stream."""
         retired = next(self._retiring)
         match instruction:
             case Forward(microbatch=k, version=version):
@@ -213,7 +213,7 @@ class Executor:
             self._mail.release(k)
 
     def _note_exchanged(self, version: int) -> None:
-        """The gradients for a version are on their way: what comes now is for the next one."""
+        """The gradients for a version are on their way: later ones are for the next version."""
         self._exchanged[version], self._losses = self._losses, []
         self._gathers = False
 
@@ -245,9 +245,9 @@ class Executor:
         return torch.stack(losses).mean() if losses else None
 
     def held_bytes(self) -> int:
-        """Bytes of weight versions, gradients and optimizer states, and of what microbatches keep.
+        """Bytes of weight versions, gradients and optimizer states, and of the tensors that microbatches keep.
 
-        A microbatch keeps everything, only its input, or what p2 needs.
+        A microbatch keeps everything, only its input, or the tensors for p2.
 
         p2 is the second half of a split backward (`BackwardWeight`). After a backward by block the result is the most
         that was held while it ran. Ask after every instruction except transfers.
@@ -257,7 +257,7 @@ class Executor:
 
     def _held_now(self) -> int:
         weights = self._weights
-        exchanged = max(len(self._exchanged) + self._gathers, 1) - 1  # those on their way are as the weights are
+        exchanged = max(len(self._exchanged) + self._gathers, 1) - 1  # in the exchange they have the weights' dtypes
         gradients = weights.gradient_bytes + exchanged * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
         return fixed + weights.live_bytes + self._stage.held_bytes()
@@ -275,6 +275,6 @@ def run_together(executors: Sequence[Executor], instructions: Sequence[Instructi
             hooks.on_instruction(index, instruction)
             recorder.begin()
             executors[instruction.chunk].step(instruction)
-            if index == 0 or not is_transfer(instruction):  # which changes nothing of what is held
+            if index == 0 or not is_transfer(instruction):  # a transfer changes no held bytes
                 held_bytes = sum(executor.held_bytes() for executor in executors)
             recorder.end(instruction, held_bytes)

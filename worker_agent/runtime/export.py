@@ -94,7 +94,7 @@ def take_saved(chain: Chain, saved: Mapping[str, Tensor]) -> None:
 
 
 def write_folder(root: Any, manifest: Manifest, folder: Path) -> None:
-    """Has the library write the model, in its own forms, and copies what says what its inputs are."""
+    """Has the library write the model, in its own forms, and copies the files that describe its inputs."""
     root.tie_weights()
     root.config.use_cache = True  # it was off for training
     root.config.dtype = getattr(torch, manifest.plan["dtype"])

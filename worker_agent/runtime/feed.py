@@ -24,10 +24,10 @@ class FeedSource(Protocol):
 
 
 class TokenMeans:
-    """Microbatches with what their losses need to add up to the mean over all labels of the batch.
+    """Microbatches with the counts that make their losses add up to the mean over all labels of the batch.
 
-    Each comes with the number of labels in its batch, and of `microbatches` in it, of all replicas, for
-    `losses.default_loss`. A batch is read before its first microbatch is given, and is kept until it ends. Items
+    Each comes with two counts for `losses.default_loss`: the labels in its batch, and the `microbatches` in it, both
+    over all replicas. A batch is read before its first microbatch is given, and is kept until it ends. Items
     without a label for every token by name pass unchanged.
     """
 
@@ -127,7 +127,7 @@ class MicrobatchFeed:
             self._next = self._current if same else self._load(number)
 
     def _taken(self, number: int) -> _Loaded:
-        """The microbatch, ready for whatever the current CUDA stream is given from now on."""
+        """The microbatch, ready for all later work of the current CUDA stream."""
         if self._next is not None and self._next.number == number:
             self._current, self._next = self._next, None
         elif self._current is None or self._current.number != number:

@@ -1,7 +1,7 @@
 """Hung: finds ranks that neither end nor make progress, and ends them. A run that hangs fails, and reports why.
 
-A rank gives a sign of life twice a second, whatever it waits for. A rank that gives none any more is stopped, or holds
-the interpreter. A rank that does, but makes no progress with work that waits for nobody, is lost in the model. Its
+A rank gives a sign of life twice a second, whatever it waits for. If the signs cease, it is stopped, or holds the
+interpreter. If they go on without progress in work that waits for nobody, the model hangs. Its
 device shows how far a rank is: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may
 take as long as the other ranks wait for them. A rank that waits for another one is not at fault, however long it waits.
 
@@ -43,8 +43,8 @@ STARTING_S = 60.0
 """How long a rank may be silent before its first instruction, unless it is stopped: imports, on a busy disk."""
 
 PREDICTED_TIMES = 100.0
-"""A rank hangs that takes longer than `SILENT_S`, and than so many times what the plan predicts for its unfinished
-instructions, to finish one of them."""
+"""A rank counts as hung if it finishes no instruction for longer than both `SILENT_S` and this many times the predicted
+time of its unfinished instructions."""
 
 _INTERVAL_S, _LONGEST_LOOK_S = 0.25, 1.0
 
@@ -78,7 +78,7 @@ class Hunter:
 
     @cached_property
     def _begun(self) -> tuple[RunJob, Program]:
-        """The job as its ranks read it: among several nodes only the first knows before where it begins."""
+        """The job as its ranks read it. Of several nodes only the first knows beforehand where it begins."""
         begun = replace(read_job(self._job.directory.job), out=self._job.out)
         return begun, begun.program()
 
@@ -152,7 +152,7 @@ class Hunter:
         with suppress(OSError):
             stopped = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
 
-        # Importing a large library gives no sign of life either: silence counts late, but soon of a stopped process.
+        # A process that imports a large library gives no sign of life either. A stopped process is found sooner.
         if not stopped:
             seen.stopped_since_s = None
             is_silent = silent_s > STARTING_S
@@ -210,7 +210,7 @@ def hunting(job: RunJob, here: Sequence[int]) -> Iterator[None]:
 
 
 def _predicted_s(costs: StageCosts, instruction: Instruction) -> float:
-    """At least what the plan predicts for an instruction: any part of a backward counts as the whole."""
+    """An upper bound of an instruction's predicted time: any part of a backward counts as the whole."""
     match instruction:
         case Forward():
             return costs.forward_s

@@ -57,10 +57,10 @@ DEVICES = ("auto", "cpu", "cuda")
 TRANSPORTS = ("auto", "host", "nccl")
 
 GROWTH_STEPS = 2000
-"""So many good updates in a row double the loss scale, as torch's GradScaler has it."""
+"""The number of good updates in a row that double the loss scale, as in torch's GradScaler."""
 
 LEAST = 2.0**-16
-"""The smallest loss scale: a gradient that still overflows is not a matter of scale."""
+"""The smallest loss scale: a smaller one would not help a gradient that still overflows."""
 
 _DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
@@ -104,7 +104,7 @@ class RunJob(TrainingOptions):
     schedules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        TrainingOptions.__post_init__(self)  # a class with slots is made anew, and `super` finds the one before
+        TrainingOptions.__post_init__(self)  # `slots` makes a new class, and `super` finds the old one
         require_executable(self.plan.engine)
         require_count("steps", self.steps)
         require_count("first_step", self.first_step, at_least=0)
@@ -127,7 +127,7 @@ class RunJob(TrainingOptions):
 
     @property
     def computes_in(self) -> str | None:
-        """What blocks compute in under autocast: what was asked for, or what the plan's profile was measured under."""
+        """The blocks' type under autocast: the one asked for, or else that of the plan's profile."""
         return self.autocast or self.plan.autocast
 
     @property
@@ -170,7 +170,7 @@ class RunJob(TrainingOptions):
         return AmongStages(tied=self.tied, norm=self.clip_norm is not None or self.first_loss_scale is not None)
 
     def manifest(self, step: int) -> Manifest:
-        """The description of a checkpoint after so many steps."""
+        """The description of a checkpoint after this many steps."""
         return Manifest(
             plan_id=content_id(self.plan),
             plan=describe(self.plan),
@@ -185,7 +185,7 @@ class RunJob(TrainingOptions):
         )
 
     def window(self, program: Program) -> int | None:
-        """Of how many batches, at the start and at the end, every instruction is recorded; None: of all batches.
+        """The number of batches at each end of the run whose instructions are all recorded; None: all batches.
 
         They are at least as many as fill the pipeline.
         """
@@ -229,7 +229,7 @@ class RunDirectory:
         return self.root / "ranks"
 
     def of_others(self, plan: Path) -> Path | None:
-        """A file that a run would overwrite, where none was begun here; the run's own plan may be there."""
+        """A file that a run would overwrite, if no run was begun here. The run's own plan may be there."""
         from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE  # and pydantic, which ranks do without
 
         if self.job.exists():

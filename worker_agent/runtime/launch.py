@@ -54,7 +54,7 @@ def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> 
     found: list[RankResult | None] = []
     pause = threading.Event()
     for rank in range(job.plan.workers):
-        # Over the network a file of another node may take a while to be seen.
+        # Over the network a file of another node may take a while to appear.
         for _ in range(_SEEN_WITHIN if place else 0):
             if directory.result(rank).exists():
                 break
@@ -80,7 +80,7 @@ def _run_ranks(job: RunJob, path: Path, on_progress: OnProgress, place: Place | 
             start = elastic_launch(node_of(place, processes), sys.executable)
             start("-m", "worker_agent.runtime.start", str(path), str(os.getpid()))
     except ChildFailedError as error:
-        begun = replace(read_job(path), out=job.out)  # where the first node began is not known before
+        begun = replace(read_job(path), out=job.out)  # only now is it known where the first node began
         raise _culprit(begun, error.failures, here, place) from None
     except SignalException as error:
         raise KeyboardInterrupt from error

@@ -1,4 +1,4 @@
-"""Mail: all channels of one of a rank's stages, found by what the transfer instructions of its stream name."""
+"""Mail: all channels of one of a rank's stages, found by the fields of its stream's transfer instructions."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set

@@ -4,10 +4,10 @@ bit.
     checkpoints/step-20/
         stage-0.safetensors  stage-0.state  ...     the files of the stages (`checkpoint`)
         stage-0.json         sizes and SHA-256 of a stage's files, once they are whole
-        manifest.json        the same of all stages, and what the checkpoint is of; the last stage to finish writes it
+        manifest.json        the same for all stages, and a description of the run; the last stage to finish writes it
 
-A file is written under another name, flushed and renamed, the manifest after all others. Whenever a process is killed
-or a disk is full, the checkpoint is either whole or without a manifest.
+A file is written under another name, flushed and renamed; the manifest comes last. Whenever a process is killed or a
+disk is full, the checkpoint is either whole or without a manifest.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is of: `step` batches of `steps` are done, and the next one's first sample is `next_sample`.
+    """A checkpoint's description: `step` batches of `steps` are done, and the next one's first sample is `next_sample`.
 
     `plan` describes the plan, for the message where two plans differ. `sha256` is the sum over all other fields.
     """
@@ -114,7 +114,7 @@ def stage_files(stage: int) -> tuple[str, str]:
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """The folder of the checkpoint after so many steps."""
+    """The folder of the checkpoint after this many steps."""
     return root / f"step-{step}"
 
 
@@ -220,7 +220,7 @@ def _difference(directory: Path, name: str, expected: Content) -> str | None:
 
 
 def _unreadable(path: Path, error: OSError) -> str:
-    """Raises InvalidInputError where it is a matter of permission, which can be given."""
+    """Raises InvalidInputError for a missing permission, which the user can give."""
     if isinstance(error, PermissionError):
         raise InvalidInputError("resume", "must have checkpoint files that may be read", str(path)) from error
     return f"cannot be read ({path.name}: {error.strerror})"

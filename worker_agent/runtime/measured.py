@@ -28,7 +28,7 @@ from worker_agent.runtime.status import StatusWriter
 _ROW = np.dtype([("end_s", "<f8"), ("busy_s", "<f8"), ("loss", "<f8"), ("memory_bytes", "<i8")])
 
 Rows = NDArray[np.void]
-"""A row a batch: when it was through since the run's start, seconds of compute in it, its loss (NaN where the rank does
+"""A row a batch: its end since the run's start, seconds of compute in it, its loss (NaN where the rank does
 not compute it), and the most bytes held in it."""
 
 
@@ -81,7 +81,7 @@ class BatchLog:
 
 
 def deferred_share(lane: Lane, *, defers: bool) -> float | None:
-    """How much of the time of a lane's split backwards is p2's; None where none is split."""
+    """p2's share of the time of a lane's split backwards; None if none is split."""
     input_s = weight_s = 0.0
     for instruction, start_s, end_s in zip(lane.instructions, lane.start_s, lane.end_s, strict=True):
         if isinstance(instruction, BackwardInput):
@@ -124,7 +124,7 @@ class RunMeasurements:
         )
 
     def ends(self) -> Timeline:
-        """All that was recorded, at both ends of the run where that is not all of it."""
+        """Everything that was recorded: the whole run, or both of its ends."""
         batches = self._job.batches if self.window is None else 2 * self.window
         lanes = tuple(result.lane.lane() for result in self._results)
         return Timeline(lanes=lanes, batch_size=self._job.plan.batch_size, batches=batches)
@@ -158,7 +158,7 @@ class RunMeasurements:
         return first, self.others(off)
 
     def others(self, off_processor: Sequence[float | None]) -> list[float | None]:
-        """By rank the share of compute that other programs took, of that off the processor; None if it is unknown."""
+        """By rank other programs' part of the share of compute off the processor; None if it is unknown."""
         shares = shares_of_others([result.cores for result in self._results])
         pairs = zip(off_processor, shares, strict=True)
         return [None if off is None or share is None else off * share for off, share in pairs]
@@ -207,7 +207,7 @@ class RunMeasurements:
     def write_steps(self, path: Path, *, before: Path) -> None:
         """One line for each step: its loss, its end, its samples a second, and by rank compute and memory.
 
-        A resumed run begins with the lines of `before`, what the folder has of the steps that led to its checkpoint.
+        A resumed run begins with the lines of `before`: the folder's steps up to its checkpoint.
         """
         ranks = [result.lane.rank for result in self._results]
         last_s = 0.0

@@ -1,12 +1,12 @@
-"""Module state: what modules keep beside their parameters, in buffers, and note about the data that passes them.
+"""Module state: buffers, in which modules keep their state beside the parameters, such as statistics of the data.
 
-`Noted` is what a checkpoint needs of it. A schedule without a flush forwards microbatches of later batches before the
-update that ends this one. What batch norm noted of those does not belong to the checkpoint's batches, because a resumed
-run forwards them again.
+`Noted` keeps the buffers for checkpoints. A schedule without a flush forwards microbatches of later batches before the
+update that ends this one. Batch norm's statistics of those do not belong to the checkpoint, because a resumed run
+forwards them again.
 
-`Buffers` is what recomputation needs of it. A forward that runs a second time finds the buffers as the first one did:
-those of spectral norm change with every forward, and scale the weight. The second run writes into copies, so every
-microbatch is noted once.
+`Buffers` serves recomputation. A forward that runs a second time finds the buffers as the first one did: those of
+spectral norm change with every forward, and scale the weight. The second run writes into copies, so every microbatch is
+noted once.
 
 `MinibatchStatistics` makes batch norm's running means and variances those of whole minibatches, as GPipe does.
 """
@@ -44,14 +44,14 @@ class Noted:
             self._at_end[batch] = {name: tensor.detach().clone() for name, tensor in self.live.items()}
 
     def take(self, batches: int) -> Mapping[str, Tensor]:
-        """The buffers for the checkpoint after so many batches."""
+        """The buffers for the checkpoint after this many batches."""
         self._taken = batches
         return self._at_end.pop(batches, self.live)
 
 
 @dataclass(slots=True)
 class _Copied:
-    """A buffer as it was last seen, and its copy. `silent`: it changes without being counted, as through `.data`."""
+    """A buffer as it was last seen, and its copy. `silent`: its changes are not counted, as through `.data`."""
 
     buffer: Tensor
     version: int
@@ -59,7 +59,7 @@ class _Copied:
     silent: bool | None = None
 
     def holds(self, buffer: Tensor) -> bool:
-        """Whether the copy is what the buffer is now. The first time that it seems so, the contents are compared."""
+        """Whether the copy equals the buffer now. The first time that the counts agree, the contents are compared."""
         if self.buffer is not buffer or self.version != buffer._version or self.silent:
             return False
         if self.silent is None:
@@ -121,7 +121,7 @@ class _Moments:
         self._written = torch.zeros(2, channels, dtype=dtype, device=device)
         ends = list(accumulate(norm.num_features for norm in norms))
         self.places = [slice(end - norm.num_features, end) for norm, end in zip(norms, ends, strict=True)]
-        # By `data` each counts its own changes: a graph that keeps one does not see what the other norms write.
+        # Through `data` each view counts its own changes: a graph that keeps one ignores what other norms write.
         self.lent: dict[_BatchNorm, dict[str, Tensor | None]] = {
             norm: {name: None if buffer is None else torch.zeros_like(buffer) for name, buffer in norm._buffers.items()}
             | {"running_mean": self._written[0, place].data, "running_var": self._written[1, place].data}
@@ -129,7 +129,7 @@ class _Moments:
         }
 
     def take(self, noted: Mapping[_BatchNorm, int]) -> None:
-        """Adds what was written of so many values each (Chan, Golub and LeVeque 1979), and empties what is lent."""
+        """Adds the statistics in `lent`, each of this many values (Chan, Golub and LeVeque 1979), and empties them."""
         counts = [float(noted.get(norm, 0)) for norm in self.norms]
         if not any(counts):
             return
@@ -190,7 +190,7 @@ class MinibatchStatistics:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """While it is active, batch norms report what passes them and leave their running statistics alone."""
+        """While it is active, batch norms report their inputs' statistics and leave their running statistics alone."""
         self._noting = True
         try:
             yield
@@ -221,7 +221,7 @@ class MinibatchStatistics:
             moments.clear()
 
     def _lend(self, norm: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
-        """Lends the layer empty statistics and a momentum of 1: what it then holds is the microbatch's own.
+        """Lends the layer empty statistics and a momentum of 1: they then become the microbatch's own.
 
         The tensors are the same for every microbatch: its graph keeps them, and no backward in training reads them.
         They are emptied through `data`, where autograd does not check for changes in place.

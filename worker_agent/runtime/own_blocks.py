@@ -75,7 +75,7 @@ def _with_copies(
             setattr(module, name, own(part))
         for name, weight in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if weight in copies:
-                setattr(module, name, copies[weight])  # and not by its dictionary: some modules want to see it
+                setattr(module, name, copies[weight])  # not through `__dict__`: some modules intercept assignments
         return module
 
     return tuple(own(block) for block in blocks)

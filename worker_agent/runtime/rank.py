@@ -332,7 +332,7 @@ class Rank:
 
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:
-    """Everything between the process's start and its result's file. Raises what goes wrong.
+    """The work of a rank up to the file with its result. Raises any error.
 
     The first rank writes down which stages share weights, before any rank is at an instruction. Whoever follows the run
     can then read the streams that it executes.
@@ -359,11 +359,11 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
         if rank == 0:
             write_job(job)
         worker = Rank(job, program, chain, rank, device, processes=int(os.environ["LOCAL_WORLD_SIZE"]))
-        del chain  # what other ranks' blocks hold is gone
+        del chain  # frees the other ranks' blocks
         instructions = worker.stream.instructions
         results.write(job.directory.result(rank), worker.execute(status))
     except RuntimeError as error:
-        # the connections stay open until this process has said why: else others are first to tell of a lost peer
+        # the connections stay open until this process has reported: else others report a lost peer first
         raise _explained(error, instructions, job.directory.status(rank), rank) from error
     dist.destroy_process_group()
 
@@ -377,7 +377,7 @@ def _explained(error: RuntimeError, instructions: Sequence[Instruction], status:
         return PeerLostError(f"another rank was lost at the end: {cause}", rank=rank)
     if index < 0:
         several = int(os.environ["WORLD_SIZE"]) > int(os.environ["LOCAL_WORLD_SIZE"])
-        # where all meet, and among nodes anywhere, most often another one is gone
+        # at the meeting, and with several nodes anywhere, the usual cause is a lost rank
         failure = PeerLostError if several or index == MEETING else RunFailedError
         return failure(f"starting failed: {cause}", rank=rank)
     instruction = instructions[index]

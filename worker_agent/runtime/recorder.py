@@ -1,4 +1,4 @@
-"""Recorder: when each instruction ran, and what was held after it. Its result is a lane of a Timeline.
+"""Recorder: the time of each instruction, and the bytes held after it. Its result is a lane of a Timeline.
 
 Of a long run it keeps every instruction of the first and of the last batches, and reports the figures of each batch.
 """
@@ -25,7 +25,7 @@ class Spent:
 
 @dataclass(slots=True)
 class _Batch:
-    """The instructions of a batch, and what was held after each."""
+    """The instructions of a batch, and the bytes held after each."""
 
     instructions: list[Instruction] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class _Kept:
 
 
 PROCESSOR_BATCHES = 1000
-"""Of so many batches at the start the processor time is known one by one."""
+"""The number of batches at the start whose processor times are kept one by one."""
 
 
 class Recorder:

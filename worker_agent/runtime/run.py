@@ -43,7 +43,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     """
     rule = "must be the blocks' own order, or none: the executor runs chains"
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
-    job.program()  # what its schedule cannot exchange is refused before a process starts
+    job.program()  # refuses exchanges that the schedule cannot make before a process starts
     results = launch(job, on_progress, place)
     begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
     measured = RunMeasurements(begun, results)
@@ -60,7 +60,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     )
 
     timeline = measured.timeline()
-    if window is not None:  # of both ends only the last one is compared by kind
+    if window is not None:  # of the two ends only the last one is compared by kind
         last = first + begun.batches - window
         played = predict(begun.plan, batches=window, first_batch=last, among_stages=begun.among_stages)
     else:
@@ -86,7 +86,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
 
 
 def _predicted(job: RunJob, plan: Plan, window: int | None) -> tuple[Timeline, Summary]:
-    """What a plan's costs give for the job's batches: all of them or both ends, and what all come to."""
+    """The play of the job's batches with a plan's costs, all or both ends, and the summary of all."""
     first, among = job.first_step, job.among_stages
     if window is not None:
         return predict_ends(plan, batches=job.batches, window=window, first_batch=first, among_stages=among)
@@ -151,7 +151,7 @@ def resumed(job: RunJob, *, before: int | None = None, tell: Callable[[str], Non
     if found.defects:
         tell(f"{'; '.join(map(str, found.defects))}: going on from step-{found.manifest.step}")
 
-    # The checkpoint must be of what the job goes on with.
+    # The checkpoint must be of the job's own plan, model, data and seed.
     its, own = found.manifest, job.manifest(found.manifest.step)
     rule = "must be the one that wrote the checkpoint"
     for key, given in own.plan.items() if own.plan_id != its.plan_id else ():

@@ -1,4 +1,4 @@
-"""Stage: the blocks of one worker, and what it keeps of each microbatch from forward to backward.
+"""Stage: the blocks of one worker, and the tensors that it keeps of each microbatch from forward to backward.
 
 A block takes and returns one tensor or a tuple of tensors.
 
@@ -60,7 +60,7 @@ class StageBlocks:
     and the block, whoever computes it and however often: recomputation, resumption and any partition give the same
     mask.
 
-    What modules note about the data is noted once a microbatch. With `minibatch_statistics` batch norm's running
+    Modules record statistics of the data once a microbatch. With `minibatch_statistics` batch norm's running
     statistics are those of minibatches. With `autocast` blocks and criterion run under torch's autocast to that type.
     An error in a block or the criterion becomes a UserCodeError that names the block by `block_names`.
     """
@@ -181,8 +181,8 @@ class StageBlocks:
             reached = _reached(kept, gradients)
             torch.autograd.backward([root for root, _ in reached], [gradient for _, gradient in reached])
         except UserCodeError:
-            return place  # not even its forward works once more
-        except Exception:  # what happened before
+            return place  # the second forward failed
+        except Exception:  # the first failure again
             newest = self._come_to[-1]
             return "the loss" if newest == len(self.blocks) else self._titles[newest]
         return place
@@ -200,7 +200,7 @@ class StageBlocks:
         return Counter(parameter for k in microbatches for call in self.deferred[k] for parameter in call.parameters())
 
     def backward_weight(self, microbatches: Sequence[int], added: Added = lambda _: None) -> None:
-        """Adds what the backwards of these microbatches left out, and drops what was kept for it.
+        """Adds the gradients that the backwards of these microbatches left out, and drops the tensors kept for them.
 
         `added` is called for every parameter as often as `waiting` counts.
         """
@@ -216,7 +216,7 @@ class StageBlocks:
 
     @property
     def autocasts(self) -> bool:
-        """Whether blocks compute under our autocast. One of their own ends with each forward, and drops its copies."""
+        """Whether blocks compute under our autocast. An autocast of their own drops its copies after each forward."""
         return self._casts is not None
 
     @property
@@ -240,7 +240,7 @@ class StageBlocks:
         return bool(self._changes_inputs)
 
     def trained_outputs(self, microbatch: int, inputs: Tensors) -> tuple[bool, ...]:
-        """Which outputs depend on what is trained: found by a forward that keeps nothing."""
+        """Which outputs depend on trained weights: found by a forward that keeps nothing."""
         if self._buffers is None:
             raise RunFailedError("a forward that keeps nothing ran on a stage that does not recompute")
         copies = tuple(t.detach().clone().requires_grad_(t.requires_grad) for t in inputs)

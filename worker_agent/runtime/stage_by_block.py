@@ -80,7 +80,7 @@ class StageByBlock:
         kept_bytes: dict[int, int] = {}
         self._inputs_bytes[microbatch], self._changes[microbatch] = [], []
         for place, part in enumerate(self._parts):
-            kept_bytes |= {t.data_ptr(): t.nbytes for t in inputs}  # what a block only passes on is kept once
+            kept_bytes |= {t.data_ptr(): t.nbytes for t in inputs}  # a tensor that a block only passes on is kept once
             self._inputs_bytes[microbatch].append(sum(kept_bytes.values()))
             last = place == len(self._parts) - 1
             known, layouts = self._trained[place], layouts_of(inputs)
@@ -97,8 +97,8 @@ class StageByBlock:
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
         """Runs every block again, from the last to the first, each with its backward; as `StageBlocks.backward`.
 
-        Raises RunFailedError where a kept input has been changed since, or an output depends on what is trained that
-        did not in the first microbatch of its shape.
+        Raises RunFailedError if a kept input has been changed since, or if an output depends on trained weights but did
+        not in the first microbatch of its shape.
         """
         changes, inputs_bytes = self._changes.pop(microbatch), self._inputs_bytes.pop(microbatch)
         others_bytes = sum(sums[-1] for sums in self._inputs_bytes.values())
@@ -202,7 +202,7 @@ class StageByBlock:
 
 
 def _shared_places(blocks: Sequence[nn.Module]) -> list[tuple[dict[str, nn.Parameter | None], str]]:
-    """A place of each trained parameter that several of the blocks hold: there is the leaf of the version in use."""
+    """A place of each trained parameter that several of the blocks hold. It has the leaf of the version in use."""
     holders: Counter[nn.Parameter] = Counter(p for block in blocks for p in set(block.parameters()) if p.requires_grad)
     places = {
         parameter: (module._parameters, name)

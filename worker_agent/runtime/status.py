@@ -42,18 +42,18 @@ _FORMAT = struct.Struct("<qdqdqdqddqqqq")
 """A Status, field by field."""
 
 _PLACE, _BATCH, _LOSS, _PULSE, _MEASURED, _ACTIVITY, _FINISHED = 0, 16, 24, 40, 48, 88, 96
-"""The places in the file: of the instruction, the batch, its loss, the pulse, the measurements, the activity, and what
-is finished."""
+"""The offsets in the file of the instruction, the batch, its loss, the pulse, the measurements, the activity, and the
+number of finished instructions."""
 
 PULSE_S = 0.5
 """How often a rank gives a sign of life."""
 
 STARTING, MEETING, ENDING = -1, -2, -3
-"""Where a rank is that is at no instruction: before the first one, at work of its own (`STARTING`) or waiting for all
-others (`MEETING`); or after the last one (`ENDING`)."""
+"""The states of a rank that is at no instruction: before the first one, at work of its own (`STARTING`) or waiting for
+all others (`MEETING`); after the last one (`ENDING`)."""
 
 EVERYTHING = 2**63 - 1
-"""How many instructions a device has finished that finishes at once what it is given."""
+"""The number of finished instructions of a device that finishes its work at once."""
 
 
 class Activity(IntEnum):

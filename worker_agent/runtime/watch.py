@@ -15,7 +15,7 @@ from worker_agent.runtime.status import Status, read_status
 _INTERVAL_S = 0.2
 
 LATELY_S = 10.0
-"""Rates are those of this number of last seconds."""
+"""Rates cover this many of the last seconds."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
