@@ -237,7 +237,7 @@ def remade(problem: PlanningProblem, plan: Plan) -> Plan:
 
 
 def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[ModelForm]:
-    """The forms that the engine runs and the options allow; sequence parallelism wherever there is a choice."""
+    """The forms that the engine, the options and the number of devices allow. Raises InvalidInputError without any."""
     options, able = problem.options, list(problem.profile.forms)
     for axis in AXES:
         asked = getattr(options, axis)
