@@ -249,15 +249,15 @@ def _split_round(
     blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock, autocast: Autocast | None
 ) -> _SplitRound:
     """Runs p1 of all blocks, then p2 of all blocks, both last to first."""
+    computed = [parametrizations_of([block]) for block in blocks]
+    copies = [autocast.casts[index].copy_of if autocast else None for index in range(len(blocks))]
     splits: list[Split] = []
 
     @contextmanager
     def split(direction: Direction, index: int) -> Iterator[None]:
-        computed = parametrizations_of([blocks[index]])
-        copy_of = autocast.casts[index].copy_of if autocast else None
         clock.mark()  # a run, too, makes a split for each microbatch, and enters it twice
         if direction == "forward":
-            splits.append(Split(blocks[index].parameters(), computed, copy_of=copy_of))
+            splits.append(Split(blocks[index].parameters(), computed[index], copy_of=copies[index]))
         with splits[index].active(deferring=direction == "backward"):
             yield
         clock.mark()
