@@ -6,7 +6,7 @@ The plan's streams are played again and again, each time with one more of its co
     compute          forwards, backwards, recomputation and updates as long as the run's, less what other programs took
     link             and transfers between stages and gradient exchanges as long as the run's
     other programs   and the time in which other programs kept a computing process from its processor
-    checkpoints      and the time to write checkpoints, if half of the batches end with one; no price has checkpoints
+    checkpoints      and the time to write one, as far as the median batch has it; no price has checkpoints
     waiting          the rest of the gap: single delays that other ranks waited for, which no typical duration shows
 
 Ranks that share a core wait for each other there. No other program takes that time: it counts as compute as far as a
