@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Literal
 
 import pytest
@@ -50,13 +50,18 @@ def _profiles(database: Database) -> int:
 
 @contextmanager
 def _held(transactions: int, begin: Callable[[], AbstractContextManager[Connection]]) -> Iterator[None]:
-    """So many transactions, each held open by a thread of its own."""
-    taken, release = threading.Barrier(transactions + 1), threading.Event()
+    """So many transactions, each held open by a thread of its own.
+
+    A connection may be in use for a moment, by what the service does in the background: a holder asks again.
+    """
+    taken, release = threading.Barrier(transactions + 1, timeout=60), threading.Event()
 
     def hold() -> None:
-        with begin():
-            taken.wait()
-            release.wait()
+        while not taken.broken:
+            with suppress(UnavailableError), begin():
+                taken.wait()
+                release.wait()
+                return
 
     with ThreadPoolExecutor(transactions) as pool:
         holders = [pool.submit(hold) for _ in range(transactions)]
