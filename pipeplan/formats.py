@@ -10,8 +10,9 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.forms import AXES
-from pipeplan.documents.plan import Alternative, Certificate, Plan, StageMemory
+from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.documents.profile import Profile
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import Options
 from pipeplan.simulation.report import Compared, Missed
 

@@ -1,6 +1,6 @@
 """Plan: a planner's answer, complete enough to be executed; or Infeasible: why there is none."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from typing import ClassVar
@@ -11,6 +11,7 @@ from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast
 from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import InvalidInputError, require, require_amount, require_count
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -20,30 +21,6 @@ RECOMPUTE_UNITS = ("stage", "block", "attention")
 
 FIRST_VERSION = "1.0.0"
 """The version of a planner in plans that do not name one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """What a worker of a stage holds at its peak, by item. The sum is the stage's `memory_bytes`.
-
-    `activations` are those of the microbatches in flight (kept whole, or their inputs), `transient` the most that a
-    block takes in addition while it runs, `buffers` what is being sent and received.
-    """
-
-    weights: int = 0
-    gradients: int = 0
-    master_weights: int = 0
-    optimizer_states: int = 0
-    activations: int = 0
-    transient: int = 0
-    buffers: int = 0
-
-    __pydantic_config__: ClassVar = STRICT
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return sum(getattr(self, item.name) for item in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

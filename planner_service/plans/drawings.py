@@ -8,7 +8,8 @@ draw           a timeline as rows of bars, a row a rank
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from pipeplan.documents.plan import Plan, Stage, StageMemory
+from pipeplan.documents.plan import Plan, Stage
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.formats import seconds, size
 from pipeplan.programs.instructions import Instruction, StartReduce, microbatches_of
 from pipeplan.programs.text import format_instruction

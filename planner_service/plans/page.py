@@ -8,8 +8,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from pipeplan.costs.memory import rank_bytes
-from pipeplan.documents.plan import Plan, StageMemory
+from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import numbers
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import require
 from pipeplan.formats import NONE, all_seconds, all_sizes, count, percent, price, rate, shape, times
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary

@@ -17,8 +17,9 @@ from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.compute import compute_s, interval_maxima, interval_sums, no_stage
 from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
 from pipeplan.costs.transfer import boundary_bytes
-from pipeplan.documents.plan import RECOMPUTE_UNITS, StageMemory
+from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.documents.profile import Device, Profile
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import Options, PlanningProblem, recompute_units
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named

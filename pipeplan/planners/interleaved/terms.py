@@ -28,7 +28,8 @@ from pipeplan.costs.memory import (
     training_copies,
 )
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
-from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage, StageMemory
+from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.interleaved.shape import ChunkedShape
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import ProfileChain

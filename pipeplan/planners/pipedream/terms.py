@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
-from pipeplan.documents.plan import Stage, StageMemory
+from pipeplan.documents.plan import Stage
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.pipedream.fitting import Law
 from pipeplan.planners.pipedream.partition import LevelShare, PartitionSearch, search_of
 from pipeplan.planners.pipedream.space import LevelLinks

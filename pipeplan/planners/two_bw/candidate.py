@@ -6,7 +6,8 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.costs.memory import copies, exchanged_sets, keeps_master_weights
-from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, Certificate, ClosedForm, Stage, StageMemory
+from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, Certificate, ClosedForm, Stage
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem, recompute_units

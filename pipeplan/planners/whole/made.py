@@ -14,9 +14,10 @@ from pipeplan.costs.groups import grouped, links_among
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.identity import known_id
-from pipeplan.documents.plan import ClosedForm, Plan, Stage, StageMemory, Worker
+from pipeplan.documents.plan import ClosedForm, Plan, Stage, Worker
 from pipeplan.documents.profile import Block, Measurement, Profile
 from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.placements import placement
