@@ -268,6 +268,11 @@ def layout(plan: Plan) -> str:
     return "; ".join(f"{axis} {_ranks(ranks)}" for axis, ranks in groups if len(ranks) > 1) or "one"
 
 
+def shared_weights(plan: Plan) -> str:
+    """The stages that share weights, and the time of the sum before an update: `0, 3 in 4.7 ms`; a dash for none."""
+    return "; ".join(f"{', '.join(map(str, each.stages))} in {seconds(each.seconds)}" for each in plan.tied) or NONE
+
+
 def _ranks(ranks: tuple[int, ...]) -> str:
     if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
@@ -315,6 +320,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "given_options": given_options,
     "off": off,
     "several": several,
+    "shared_weights": shared_weights,
     "times": times,
     "bandwidth": bandwidth,
     "age": age,

@@ -24,6 +24,7 @@ def estimated_profile(trial: Trial, sheet: Datasheet, microbatch_size: int) -> P
         dtype=trial.dtype,
         block_names=chain.block_names,
         weight_bytes=chain.weight_bytes(),
+        tied=chain.tied_weights(),
         sizes=(microbatch_size,),
         blocks=(count_blocks(fake, chain.blocks, build_loss(None), microbatch, floating=dtype, gpu=True),),
     )

@@ -26,6 +26,7 @@ from pipeplan.formats import (
     proven,
     scheme,
     several,
+    shared_weights,
     size,
     spelled_out,
 )
@@ -62,6 +63,8 @@ def show_solution(plan: Plan) -> None:
     if plan.split_backward:
         variant = ", its second part half-way through a batch and at the end" if plan.split_backward_half_way else ""
         console.print(f"the backward is split in two (2BP){variant}")
+    if plan.tied:
+        console.print(f"stages that share weights, and sum their gradients before each update: {shared_weights(plan)}")
     console.print(f"{plan.optimal_in_flight} in flight, {plan.configurations_considered:,} configurations considered")
 
     if any(stage.memory is not None for stage in plan.stages):

@@ -8,6 +8,7 @@ from pipeplan.costs.collectives import AMONG, AllReduce, LevelRing, ParameterSer
 from pipeplan.costs.compute import recompute_s
 from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies, kept_bytes
+from pipeplan.costs.tied import copied_bytes
 from pipeplan.costs.transfer import SharedPort, boundary_crossing, ranks_of_stages, shared_port
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Stage, Worker
@@ -141,7 +142,10 @@ def _stage_costs(
     shares: _Shares,
 ) -> StageCosts:
     blocks = measured[stage.start : stage.stop]
-    sizes_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
+    own_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
+    sizes_bytes = [
+        sum(pair) for pair in zip(own_bytes, copied_bytes(profile.tied, stage.start, stage.stop), strict=True)
+    ]
     weight_bytes = sum(sizes_bytes)
     cast_bytes = sum(block.cast_bytes for block in profile.blocks[stage.start : stage.stop])
     by_block = stage.recompute_unit == "block"

@@ -223,7 +223,12 @@ class Boundary:
 
 def in_order(profile: Profile, order: Sequence[int]) -> Profile:
     """The profile with its blocks in an order of stages, where edges no longer count."""
-    return replace(profile, blocks=tuple(profile.blocks[block] for block in order), edges=None)
+    places = places_of(order).tolist()
+    tied = tuple(
+        replace(each, block=places[each.block], also=tuple(places[block] for block in each.also))
+        for each in profile.tied
+    )
+    return replace(profile, blocks=tuple(profile.blocks[block] for block in order), edges=None, tied=tied)
 
 
 def boundaries(

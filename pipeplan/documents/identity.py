@@ -53,6 +53,8 @@ FIRST_FIELDS: Mapping[str, str] = {
     "reduce_port_devices weight_gradient_bytes reduce_tail_s gradient_bytes",
     "StageMemory": "weights gradients master_weights optimizer_states activations transient buffers",
     "Term": "spread observations",
+    "TiedStages": "",
+    "TiedWeights": "",
     "Worker": "replica",
 }
 """By class, the fields with a default that are in every id. Frozen: no name is ever added to a class that is here. A

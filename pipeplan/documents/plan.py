@@ -12,6 +12,7 @@ from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import StageMemory
+from pipeplan.documents.tied import TiedStages
 from pipeplan.errors import InvalidInputError, require, require_amount, require_count
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -214,6 +215,7 @@ class Plan:
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
     - `offload`: what of it is in the host's memory (`documents.degrees`).
     - `autocast`: what blocks with float32 weights compute in: the profile was measured so, and runs do so.
+    - `tied`: the stages that share weights, of a profile that says which blocks do.
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
@@ -256,6 +258,7 @@ class Plan:
     offload: str = "none"
     choices: tuple[DegreeChoice, ...] = ()
     autocast: str | None = None
+    tied: tuple[TiedStages, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -285,6 +288,10 @@ class Plan:
             require(sorted(self.order) == list(range(start)), "order", rule, self.order)
         rule = f"must hold one entry for each stage ({self.depth})"
         require(len(self.costs) == self.depth, "costs", rule, len(self.costs))
+
+        for i, tied in enumerate(self.tied):
+            rule = f"must be among the {self.depth} stages"
+            require(tied.stages[-1] < self.depth, f"tied.{i}.stages", rule, tied.stages)
 
         engine = engine_named(self.engine)
         require_form(engine, self.form)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from pipeplan.documents.forms import ModelForm
 from pipeplan.documents.identity import Same
 from pipeplan.documents.names import STRICT, parse_spec, require_line, require_name
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import require, require_amount, require_count, require_unique
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -253,7 +254,8 @@ class Profile:
 
     `edges` are there where the model is a graph: (i, j) says that block j reads the output of block i, and i < j. None
     is a chain. `estimated` says that the measurements were computed from a datasheet, not measured. `forms` has what
-    one device does where several share the blocks. `autocast` is what the blocks' float32 weights computed in.
+    one device does where several share the blocks. `autocast` is what the blocks' float32 weights computed in. `tied`
+    are the weights that several blocks use.
     """
 
     model: Model
@@ -266,6 +268,7 @@ class Profile:
     estimated: bool = False
     forms: tuple[ModelForm, ...] = ()
     autocast: str | None = None
+    tied: tuple[TiedWeights, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -292,6 +295,12 @@ class Profile:
         for i, each in enumerate(self.forms):
             rule = f"must have one entry for each of the {len(self.blocks)} blocks"
             require(len(each.blocks) == len(self.blocks), f"forms.{i}.blocks", rule, len(each.blocks))
+        for i, tied in enumerate(self.tied):
+            rule = f"must be below the number of blocks ({len(self.blocks)})"
+            require(max(tied.blocks) < len(self.blocks), f"tied.{i}", rule, max(tied.blocks))
+            rule = f"must be at most the weights of block {tied.block}"
+            most = self.blocks[tied.block].weight_bytes
+            require(tied.weight_bytes <= most, f"tied.{i}.weight_bytes", rule, tied.weight_bytes)
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:

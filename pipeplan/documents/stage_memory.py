@@ -5,6 +5,9 @@ from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
 
+BY_WEIGHT = ("weights", "gradients", "master_weights", "optimizer_states")
+"""The items that are in proportion to a stage's weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:

@@ -38,6 +38,7 @@ from pipeplan.documents.plan import Plan, Worker
 from pipeplan.programs.instructions import Backward, Forward
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
+from pipeplan.simulation.predict import keeps_ties_apart
 
 _ROUNDING = 1e-9
 
@@ -199,19 +200,28 @@ def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _end_s(plan: Plan, stages: Sequence[int]) -> float:
-    """The seconds of a rank after its last backward: its updates and, with a flush, the rest of one exchange.
+    """The seconds of a rank after its last backward: its updates, the exchanges of weights that it shares with other
+    ranks and, with a flush, the rest of one exchange among replicas.
 
     An engine without overlap runs the exchanges of all stages, one after the other.
     """
     laws = schedule_named(plan.schedule)
-    updates_s = sum(plan.costs[stage].update_s for stage in stages)
+    updates_s = sum(plan.costs[stage].update_s for stage in stages) + _tied_s(plan, stages)
     if max(plan.replicas) == 1 or not laws.flushes:
         return updates_s
     if not engine_named(plan.engine).overlaps:
         return updates_s + sum(plan.costs[stage].reduce_s for stage in stages)
     split = plan.split_backward or laws.splits_backward
     tails_s = (plan.costs[stage].exchange_tail_s(split=split) + plan.costs[stage].update_s for stage in stages)
-    return max(updates_s, min(tails_s))
+    return max(updates_s, min(tails_s) + _tied_s(plan, stages))
+
+
+def _tied_s(plan: Plan, stages: Sequence[int]) -> float:
+    """The seconds in which a rank with these stages sums the gradients of weights that others share."""
+    if keeps_ties_apart(plan):
+        return 0.0
+    with_others = (tied for tied in plan.tied if not set(tied.stages) <= set(stages))
+    return sum(tied.seconds for tied in with_others if not set(tied.stages).isdisjoint(stages))
 
 
 def _passages(plan: Plan) -> list[_Passage]:

@@ -9,14 +9,19 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from pipeplan.costs.estimate import estimate
+from pipeplan.costs.graph import in_order
 from pipeplan.costs.memory import keeps_master_weights
+from pipeplan.costs.tied import copied_bytes, tied_stages
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.engines import engine_named
 from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
+from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.documents.stage_memory import BY_WEIGHT
+from pipeplan.documents.tied import TiedStages
 from pipeplan.planners.bound import least_batch_s
-from pipeplan.planners.problem import CutGraph, PlanningProblem
+from pipeplan.planners.problem import TIES_APART, CutGraph, PlanningProblem
 from pipeplan.programs.communicate import exchanging
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program
@@ -24,7 +29,7 @@ from pipeplan.programs.schedule import Schedule
 from pipeplan.programs.timeline import Timeline, flushed_batch_s, steady_batch_s
 from pipeplan.schedules.registry import BUILT_IN, build, schedule_named
 from pipeplan.simulation.play import simulate
-from pipeplan.simulation.predict import program_of, with_exchanges
+from pipeplan.simulation.predict import exchanging_among_stages, keeps_ties_apart, program_of, with_exchanges
 from pipeplan.simulation.split_backward import split_backward
 from pipeplan.simulation.total import total
 
@@ -154,7 +159,7 @@ def _program(plan: Plan, batches: int, *, implied: bool = False) -> Program:
         program = replace(program, streams=tuple(streams))
     if plan.split_backward:
         program = split_backward(program, plan.costs, _devices(plan), half_way=plan.split_backward_half_way)
-    return with_exchanges(program, plan)
+    return with_exchanges(exchanging_among_stages(program, plan), plan)
 
 
 def _devices(plan: Plan) -> Sequence[Sequence[int]]:
@@ -311,8 +316,9 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
     if problem.graph is not None:
         return complete(problem.graph.problem, _on_graph(problem.graph, decision))
     options = problem.options
+    decision = replace(decision, stages=_with_copies(problem.profile, decision))
     master_weights = keeps_master_weights(problem.profile.dtype, options.master_weights)
-    return Plan(
+    plan = Plan(
         planner=decision.planner,
         cost_model=decision.cost_model,
         model=problem.profile.model,
@@ -340,7 +346,43 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
         warnings=problem.warnings,
         autocast=problem.profile.autocast,
+        tied=_tied(problem, decision),
     )
+    if not keeps_ties_apart(plan):
+        return plan
+    return replace(plan, warnings=(*plan.warnings, f"{plan.schedule} {TIES_APART}"))
+
+
+def _tied(problem: PlanningProblem, decision: Decision) -> tuple[TiedStages, ...]:
+    """The stages that share weights."""
+    return tied_stages(
+        problem.profile,
+        problem.cluster,
+        decision.stages,
+        decision.placement,
+        order=decision.order,
+        devices=decision.devices,
+        in_v=schedule_named(decision.schedule).v_shaped,
+    )
+
+
+def _with_copies(profile: Profile, decision: Decision) -> tuple[Stage, ...]:
+    """The stages with the memory of their copies of weights that other stages have as well. Planners count weights by
+    block, and know none.
+    """
+    if not profile.tied:
+        return decision.stages
+    profile = profile if decision.order is None else in_order(profile, decision.order)
+    stages = []
+    for stage in decision.stages:
+        copies_bytes = sum(copied_bytes(profile.tied, stage.start, stage.stop))
+        weight_bytes = sum(block.weight_bytes for block in profile.blocks[stage.start : stage.stop])
+        if (known := stage.memory) is not None and copies_bytes and weight_bytes:
+            more = (weight_bytes + copies_bytes) / weight_bytes
+            memory = replace(known, **{name: round(getattr(known, name) * more) for name in BY_WEIGHT})
+            stage = replace(stage, memory=memory, memory_bytes=stage.memory_bytes + memory.total - known.total)
+        stages.append(stage)
+    return tuple(stages)
 
 
 def _on_graph(graph: CutGraph, decision: Decision) -> Decision:

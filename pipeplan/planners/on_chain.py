@@ -182,7 +182,7 @@ def _chain(profile: Profile, order: Sequence[int], places: Sequence[int]) -> Pro
                 measurements=measurements,
             )
         )
-    return replace(profile, blocks=tuple(blocks), edges=None)
+    return replace(profile, blocks=tuple(blocks), edges=None, tied=())  # its plans become plans of the graph
 
 
 def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_bytes: int) -> Measurement:

@@ -33,6 +33,12 @@ PRICED_THROUGH_SERVERS = (
 )
 """The warning of plans whose exchange is not the one that runs."""
 
+TIES_APART = (
+    "updates every stage by itself, but stages of this plan share weights, which must be updated together: "
+    "no run executes it"
+)
+"""After a schedule's name, why plans of models with tied weights are not answers of `auto`, and a warning of others."""
+
 ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics")
 """Options that every planner uses."""
 

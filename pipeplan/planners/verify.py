@@ -28,6 +28,7 @@ _COMPUTED = (
     "master_weights",
     "estimated",
     "interpolated",
+    "tied",
 )
 """The fields computed from a plan's decisions. For our runtime's plans, the stages' figures are taken as they are."""
 
@@ -111,9 +112,8 @@ def _costs(plan: Plan, problem: PlanningProblem) -> Finding:
         if plan.engine != OUR_RUNTIME:
             made = [remade(corrected, plan)]
         else:  # a zero-bubble plan may have the costs of its base schedule
-            made = [
-                complete(corrected, replace(decision, schedule=each)) for each in dict.fromkeys((plan.schedule, base))
-            ]
+            every = [replace(decision, schedule=each) for each in dict.fromkeys((plan.schedule, base))]
+            made = [replace(complete(corrected, each), stages=plan.stages) for each in every]
     except PipeplanError as error:
         return Finding(what="costs", holds=False, detail=str(error))
     differing = [_difference(each, plan) for each in made]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from pipeplan.documents.plan import Worker
+from pipeplan.documents.tied import TiedStages
 from pipeplan.programs.instructions import Checkpoint, Instruction, Update
 from pipeplan.programs.pipeline import Pipeline, ends_with_checkpoint
 from pipeplan.programs.repeating import Repeating, by_chunk, shortened
@@ -23,11 +24,12 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """All workers' streams, by rank."""
+    """All workers' streams, by rank. `tied` has the seconds of the exchanges between stages that share weights."""
 
     schedule: Schedule
     pipeline: Pipeline
     streams: tuple[Stream, ...]
+    tied: tuple[TiedStages, ...] = ()
 
     def stage_streams(self, stream: Stream) -> tuple[Stream, ...]:
         """A rank's stream as one stream for each of its stages, by chunk: what each holds and computes by itself."""

@@ -58,7 +58,13 @@ def repeated(profile: Profile, inner: range, times: int) -> Profile:
         for number in range(times)
         for block in blocks[inner.start : inner.stop]
     ]
-    return replace(profile, blocks=(*first, *rounds, *last))
+    places = [*range(inner.start), *(list(inner) * times), *range(inner.stop, len(blocks))]
+    tied = []
+    for each in profile.tied:
+        using = [place for place, block in enumerate(places) if block in each.blocks]
+        if len(using) > 1:
+            tied.append(replace(each, block=using[0], also=tuple(using[1:])))
+    return replace(profile, blocks=(*first, *rounds, *last), tied=tuple(tied))
 
 
 def largest(

@@ -48,6 +48,7 @@ _SENDS = (SendActivation, SendGradient)
 _GRADIENTS = (SendGradient, RecvGradient)
 _COMPLETING = (Backward, BackwardWeight)
 _AMONG_REPLICAS = marking({StartReduce, ReduceGradients})
+_AMONG_STAGES = marking({ReduceTied, ReduceNorm})
 _PASSING = (Forward, Backward, BackwardInput)
 
 _Meeting = tuple[int, int | ReduceTied | ReduceNorm]
@@ -156,6 +157,11 @@ class Compiler:
         for index in compress(range(len(kinds)), kinds.translate(_AMONG_REPLICAS)):
             meet = self._among_replicas(column.exchanges, stream, index, begun)
             steps[index] = (None, 0.0, meet, None)
+        for index in compress(range(len(kinds)), kinds.translate(_AMONG_STAGES)):
+            meeting = instructions[index]
+            assert isinstance(meeting, ReduceTied | ReduceNorm)
+            column.exchanges[index] = self._among_stages(stream, meeting)
+            steps[index] = (None, 0.0, Meet.EXCHANGE, None)
         for index in column.exchanges:
             if isinstance(instructions[index], _COMPLETING):
                 receives, own_s, _, sends = steps[index]
@@ -187,7 +193,7 @@ class Compiler:
                 own_s = 0.0
                 if isinstance(each, BackwardWeight):
                     own_s = self._weights_s(self._stages(stream), each)
-                elif not isinstance(each, StartReduce | ReduceGradients):
+                elif not isinstance(each, StartReduce | ReduceGradients | ReduceTied | ReduceNorm):
                     own_s = tables[each.chunk][type(each)]
                 found.append((receives, own_s, None, None))
                 receives = None
@@ -253,7 +259,8 @@ class Compiler:
         return self._edges[key]
 
     def _among_stages(self, stream: Stream, instruction: ReduceTied | ReduceNorm) -> Exchange:
-        """The exchange in which these stages wait for one another. It is so small that it takes only the latency.
+        """The exchange in which these stages wait for one another. That of the norm takes only the latency, and so does
+        that of shared weights whose size is not known.
 
         A rank takes part once. Nothing is sent if it has all of the stages.
         """
@@ -265,10 +272,12 @@ class Compiler:
             replica, members, missing = 0, tuple(range(pipeline.depth)), len(self._program.streams)
         key = (replica, instruction)
         if key not in self._exchanges:
+            known_s = [each.seconds for each in self._program.tied if each.stages == members]
+            seconds = max(known_s or [self._costs[stage].latency_s for stage in members])
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
                 group=(members[0], Handed.EXCHANGE),
-                seconds=max(self._costs[stage].latency_s for stage in members) if missing > 1 else 0.0,
+                seconds=seconds if missing > 1 else 0.0,
                 missing=missing,
                 line=None,
             )

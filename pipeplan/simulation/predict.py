@@ -16,7 +16,7 @@ from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.programs.program import Program, repeat, short_batches
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.timeline import Summary, Timeline, lengthened, summarise
-from pipeplan.schedules.registry import BUILT_IN, build
+from pipeplan.schedules.registry import BUILT_IN, build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
 
@@ -27,19 +27,34 @@ def program_of(
     batches: int,
     first_batch: int = 0,
     checkpoint_every: int = 0,
-    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+    among_stages: AmongStages | None = None,
     implied: bool = False,
 ) -> Program:
     """The plan's streams for the batches [first_batch, first_batch + batches), with 2BP's split if it has one.
 
-    Exchanges among replicas overlap with other work, if the plan's engine allows it. Transfers may be `implied`
-    (`schedules.registry.build`), unless the backward is split.
+    Exchanges among replicas overlap with other work, if the plan's engine allows it. Those `among_stages` are the
+    plan's own, unless others are named. Transfers may be `implied` (`schedules.registry.build`), unless the backward is
+    split.
     """
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     program = build(plan.schedule, pipeline, plan.placement, checkpoint_every=checkpoint_every, implied=implied)
     if plan.split_backward:
         program = split_backward(program, plan.costs, half_way=plan.split_backward_half_way)
-    return with_exchanges(exchange_among_stages(program, among_stages), plan)
+    return with_exchanges(exchanging_among_stages(program, plan, among_stages), plan)
+
+
+def exchanging_among_stages(program: Program, plan: Plan, wanted: AmongStages | None = None) -> Program:
+    """The program with the wanted exchanges among stages (None: those of the plan's tied weights), and the seconds that
+    the plan has for them.
+    """
+    if wanted is None:
+        wanted = AmongStages() if keeps_ties_apart(plan) else AmongStages(tied=tuple(each.stages for each in plan.tied))
+    return replace(exchange_among_stages(program, wanted), tied=plan.tied)
+
+
+def keeps_ties_apart(plan: Plan) -> bool:
+    """Whether stages share weights under a schedule that does not update them together: it cannot be run."""
+    return bool(plan.tied) and schedule_named(plan.schedule).update != "batch"
 
 
 def with_exchanges(program: Program, plan: Plan) -> Program:
@@ -53,7 +68,7 @@ def long_program_of(
     batches: int,
     first_batch: int = 0,
     checkpoint_every: int = 0,
-    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+    among_stages: AmongStages | None = None,
 ) -> Program:
     """The same streams. For our own schedules only a few batches are kept, however many there are; for others all."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
@@ -75,7 +90,7 @@ def predict(
     *,
     batches: int,
     first_batch: int = 0,
-    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+    among_stages: AmongStages | None = None,
 ) -> Timeline:
     """The timeline that the plan's costs give for so many batches."""
     program = program_of(plan, batches=batches, first_batch=first_batch, among_stages=among_stages)
@@ -88,7 +103,7 @@ def predict_ends(
     batches: int,
     window: int,
     first_batch: int = 0,
-    among_stages: AmongStages = AmongStages(),  # noqa: B008 (frozen)
+    among_stages: AmongStages | None = None,
 ) -> tuple[Timeline, Summary]:
     """The first and the last `window` batches, as they would be in the timeline of all of them, and its summary.
 

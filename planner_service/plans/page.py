@@ -12,7 +12,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import numbers
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import require
-from pipeplan.formats import NONE, all_seconds, all_sizes, count, percent, price, rate, shape, times
+from pipeplan.formats import NONE, all_seconds, all_sizes, count, percent, price, rate, shape, shared_weights, times
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
 from pipeplan.schedules.registry import schedule_names
 from planner_service.plans import comparisons
@@ -146,6 +146,7 @@ _QUANTITIES = (
     _Quantity(label="Microbatches a batch", shown=lambda plan, facts: count(plan.microbatches)),
     _Quantity(label="In flight at best", shown=lambda plan, facts: count(plan.optimal_in_flight)),
     _Quantity(label="Recomputes", shown=lambda plan, facts: plan.recomputes),
+    _Quantity(label="Stages that share weights", shown=lambda plan, facts: shared_weights(plan)),
     _Quantity(label="Backward split (2BP)", shown=lambda plan, facts: "yes" if plan.split_backward else "no"),
     _Quantity(label="Planner", shown=lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
     _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import require
 from worker_agent.models.batches import BatchForm
 from worker_agent.models.hugging_face import TokenInputs, build_family
@@ -78,6 +79,22 @@ class Chain:
             seen |= own
             sizes.append(sum(parameter.nbytes for parameter in own))
         return tuple(sizes)
+
+    def tied_weights(self) -> tuple[TiedWeights, ...]:
+        """The trained parameters that several blocks share, those of the same blocks together."""
+        users: dict[nn.Parameter, list[int]] = {}
+        for number, block in enumerate(self.blocks):
+            for parameter in block.parameters():
+                if parameter.requires_grad:
+                    users.setdefault(parameter, []).append(number)
+        sizes_bytes: dict[tuple[int, ...], int] = {}
+        for parameter, blocks in users.items():
+            if len(blocks) > 1:
+                sizes_bytes[tuple(blocks)] = sizes_bytes.get(tuple(blocks), 0) + parameter.nbytes
+        return tuple(
+            TiedWeights(block=first, also=tuple(others), weight_bytes=size_bytes)
+            for (first, *others), size_bytes in sorted(sizes_bytes.items())
+        )
 
 
 def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, empty: bool = False) -> Chain:

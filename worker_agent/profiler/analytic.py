@@ -18,6 +18,7 @@ from pipeplan.costs.memory import OPTIMIZER_COPIES
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.named_clusters import most_devices
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import DefaultFeed, default_feed, in_blocks, open_data
@@ -49,6 +50,7 @@ class ModelCounts:
     dtype: str
     block_names: tuple[str, ...]
     weight_bytes: tuple[int, ...]
+    tied: tuple[TiedWeights, ...]
     sizes: tuple[int, ...]
     blocks: tuple[tuple[BlockCounts, ...], ...]
 
@@ -92,6 +94,7 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
         dtype=task.dtype,
         block_names=chain.block_names,
         weight_bytes=chain.weight_bytes(),
+        tied=chain.tied_weights(),
         sizes=task.microbatch_sizes,
         blocks=tuple(blocks),
     )
@@ -122,6 +125,7 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
         ),
         method=Method(warm_up_rounds=0, rounds=0, clock=CLOCK, torch_version=torch.__version__),
         estimated=True,
+        tied=counts.tied,
     )
 
 

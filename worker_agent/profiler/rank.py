@@ -131,6 +131,7 @@ class ProfilingRank:
             handing_over_s=handing_over_s,
             handing_over_more_s=handing_over_more_s,
             message_bytes=message_bytes,
+            tied=self.chain.tied_weights(),
             exchanged=exchanged,
             bandwidth_bytes_per_s=link.bandwidth_bytes_per_s if link else None,
             latency_s=link.latency_s if link else None,

@@ -13,6 +13,7 @@ from pipeplan.documents.files import dump, parse
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import Stage
 from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.programs.program import pipelines_in_a_row
 from worker_agent.profiler.exchange import Exchanged
 from worker_agent.profiler.job import ProfileJob
@@ -64,6 +65,7 @@ class RankFigures:
     handing_over_s: float | None
     handing_over_more_s: float | None
     message_bytes: int
+    tied: tuple[TiedWeights, ...]
     exchanged: Exchanged | None
     bandwidth_bytes_per_s: float | None
     latency_s: float | None
@@ -130,6 +132,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             concurrent_devices=len(ranks),
             torch_version=first.torch_version,
         ),
+        tied=first.tied,
     )
     return _with_exchange(profile, ranks)
 
@@ -159,7 +162,8 @@ def _with_exchange(profile: Profile, ranks: Sequence[RankFigures]) -> Profile:
         return profile
     cluster, stage = cluster_of(ranks), Stage(start=0, stop=len(profile.blocks), replicas=len(ranks))
     pairs = zip(profile.blocks, measured[0].bytes_by_block, strict=True)
-    exchanged = replace(profile, blocks=tuple(replace(block, weight_bytes=size) for block, size in pairs))
+    sizes = tuple(replace(block, weight_bytes=size) for block, size in pairs)
+    exchanged = replace(profile, blocks=sizes, tied=())  # one stage has no copies
 
     def with_factor(profile: Profile, factor: float) -> Profile:
         return replace(profile, overheads=replace(profile.overheads, exchange_factor=factor))

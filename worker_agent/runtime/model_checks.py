@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeplan.costs.tied import copied_bytes
 from pipeplan.errors import require
 from worker_agent.engine.weights import Weights
 from worker_agent.models.chain import Chain
@@ -39,9 +40,10 @@ def require_match(job: RunJob, chain: Chain) -> None:
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
     named = {text.partition("?")[0] for text in (job.model, chain.spec)}
     profiled = (job.plan.model.spec or "").partition("?")[0] in named
-    sizes = chain.weight_bytes()
+    sizes, copies = chain.weight_bytes(), chain.tied_weights() if job.plan.tied else ()  # not every profile has them
     for index, (stage, costs) in enumerate(zip(job.plan.stages, job.plan.costs, strict=True)):
-        own, planned = sum(sizes[stage.start : stage.stop]), costs.version_bytes
+        copied = sum(copied_bytes(copies, stage.start, stage.stop))
+        own, planned = sum(sizes[stage.start : stage.stop]) + copied, costs.version_bytes
         rule = (
             f"must have the plan's {planned} bytes of weights in stage {index}; the plan is for {job.plan.model.spec}"
         )

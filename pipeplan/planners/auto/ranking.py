@@ -8,9 +8,10 @@ from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, length, play
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import TIES_APART, PlanningProblem
 from pipeplan.planners.reasons import shortfall
 from pipeplan.schedules.registry import schedule_named, with_whole_backward
+from pipeplan.simulation.predict import keeps_ties_apart
 
 PLAYED_INSTRUCTIONS = 600_000
 """The most instructions of all proposals together: two or three seconds."""
@@ -30,7 +31,9 @@ LONGEST_PLAY = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranked:
-    """A proposal, played unless that takes too long. `over` is what it exceeds, a device or the batch."""
+    """A proposal, played unless that takes too long. `over` says why it cannot be the answer: what it exceeds, a device
+    or the batch, or why no run executes it.
+    """
 
     proposal: Proposal
     samples_per_s: float
@@ -238,6 +241,8 @@ class Ranking:
         by_minibatch = schedule_named(plan.schedule).update == "minibatch"
         if self.within_batch and by_minibatch and samples > problem.batch_size:
             over = f"a stage of {max(plan.replicas)} replicas updates after {samples} samples, more than the batch"
+        elif keeps_ties_apart(plan):
+            over = f"{plan.schedule} {TIES_APART}"
         elif worst > 0:
             over = f"does not fit when played, {shortfall(missing.index(worst), worst)}"
         return Ranked(proposal=proposal, samples_per_s=rate, played=simulated is not None, over=over)

@@ -60,7 +60,7 @@ def profile_of_groups(terms: ReplicaTerms) -> Profile:
         )
         for index, name in enumerate(names)
     )
-    return replace(profile, blocks=blocks, forms=(), edges=None)
+    return replace(profile, blocks=blocks, forms=(), edges=None, tied=())  # `_own_exchange_s` has these
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,9 +1,13 @@
 """What a price is made of: the play of streams that leave out their transfers is that of the whole streams."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.stage_costs import StageCosts
+from pipeplan.documents.tied import TiedStages
+from pipeplan.programs.communicate import AmongStages, exchange_among_stages
 from pipeplan.programs.overlap import overlap_exchanges
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import Program, stages_in_a_row
@@ -13,7 +17,7 @@ from pipeplan.simulation.play import simulate
 from pipeplan.simulation.total import Total, total
 from tests.pipeplan.simulation.test_simulate import COSTS
 from tests.properties import examples
-from tests.schedules import DATA_PARALLEL, INTERLEAVED, SCHEDULES, STASHING, V_SHAPED
+from tests.schedules import ASP, DATA_PARALLEL, INTERLEAVED, SCHEDULES, STASHING, V_SHAPED
 
 BY_BLOCK = ("naive", "gpipe", "1f1b", "pipedream", "pipedream-2bw")
 
@@ -67,8 +71,13 @@ def test_implied_transfers_give_what_the_whole_streams_give(data: st.DataObject,
     costs = with_bytes(data.draw(st.lists(COSTS, min_size=pipeline.depth, max_size=pipeline.depth)), data)
     overlaps = data.draw(st.booleans())
 
+    meets = schedule not in (*STASHING, ASP) and data.draw(st.booleans())
+    ends = (0, pipeline.depth - 1)
+    among = AmongStages(tied=(ends,) if pipeline.depth > 1 else (), norm=True) if meets else AmongStages()
+
     def program(*, implied: bool) -> Program:
-        made = build(schedule, pipeline, placement, implied=implied)
+        made = exchange_among_stages(build(schedule, pipeline, placement, implied=implied), among)
+        made = replace(made, tied=tuple(TiedStages(stages=each, seconds=0.375) for each in among.tied))
         return overlap_exchanges(made) if overlaps else made
 
     whole = simulate(program(implied=False), costs)

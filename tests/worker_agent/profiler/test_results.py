@@ -54,6 +54,7 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
         handing_over_s=None if bandwidth is None else 3e-4,
         handing_over_more_s=None if bandwidth is None else 5e-4,
         message_bytes=100,
+        tied=(),
         exchanged=Exchanged(bytes_by_block=(1000,), added_s=4e-5),
         bandwidth_bytes_per_s=bandwidth,
         latency_s=None if bandwidth is None else 1e-5,

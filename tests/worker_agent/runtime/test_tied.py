@@ -1,6 +1,7 @@
 """Weights that several stages share: one parameter, whose gradient is summed over the stages."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from pipeplan.documents.plan import Plan
+from pipeplan.documents.tied import TiedStages, TiedWeights
+from pipeplan.errors import InvalidInputError
 from pipeplan.programs.text import format_stream
 from pipeplan.protocol.runs import read_run
 from tests.worker_agent.commands import finish
@@ -20,6 +23,7 @@ from tests.worker_agent.runtime.test_run_command import command
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.among_stages import stages_of, tied_groups
 from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.model_checks import require_match
 
 TIED = "tests.worker_agent.runtime.awkward:tied?width=8"
 THRICE = "tests.worker_agent.runtime.awkward:thrice?width=8"
@@ -164,3 +168,27 @@ def test_a_frozen_shared_weight_is_not_exchanged() -> None:
     chain = build_model(TIED, seed=0)
     chain.blocks[0].requires_grad_(False)
     assert tied_groups(stages_of(make_plan("1f1b", CUTS[4]), chain)) == ((1, 3),)
+
+
+def test_a_profile_says_which_weights_are_tied() -> None:
+    """8 x 8 weights in float32 of the first block, and the second one's 8 biases, which the last block uses as well."""
+    weight, bias = build_model(TIED, seed=0).tied_weights()
+    assert weight == TiedWeights(block=0, also=(3,), weight_bytes=256)
+    assert bias == TiedWeights(block=1, also=(3,), weight_bytes=32)
+    assert build_model(UNTIED, seed=0).tied_weights() == ()
+    shared, middle = build_model(THRICE, seed=0).tied_weights()
+    assert (shared.blocks, middle.blocks) == ((0, 2, 3), (1, 2))
+
+
+def test_a_plan_counts_a_stages_copies_or_is_older_than_that() -> None:
+    """Two blocks of 8 x 8 weights and 8 biases in float32 are on each stage; those of the last are copies."""
+    chain = build_model(TIED, seed=0)
+    plan = make_plan("1f1b", (0, 2, 4), spec=TIED)
+    ties = (TiedStages(stages=(0, 1), seconds=0.0),)
+    for counted, tied in ((576, ties), (288, ())):
+        sizes = (576, counted)
+        costs = tuple(replace(own, version_bytes=size) for own, size in zip(plan.costs, sizes, strict=True))
+        job = RunJob(plan=replace(plan, costs=costs, tied=tied), model=TIED, data=DATA, steps=1, out="/out")
+        require_match(job, chain)
+        with pytest.raises(InvalidInputError, match="bytes of weights in stage 1"):
+            require_match(replace(job, plan=replace(job.plan, tied=ties if not tied else ())), chain)

@@ -12,6 +12,7 @@ from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Overheads
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.chunk_memory import ChunkMemory
 from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace
@@ -39,6 +40,14 @@ OVERHEADS = Overheads(forward_without_graph=0.8, recompute=0.9, backward_after_f
 """Of a profile whose stages are faster than its blocks."""
 
 
+def ties(blocks: Sequence[Cell]) -> st.SearchStrategy[tuple[TiedWeights, ...]]:
+    """Mostly none; or some of the first block's weights, which the last block uses as well."""
+    if len(blocks) == 1 or not blocks[0].weight_bytes:
+        return st.just(())
+    tied = TiedWeights(block=0, also=(len(blocks) - 1,), weight_bytes=blocks[0].weight_bytes)
+    return st.sampled_from([(), (), (tied,)])
+
+
 @examples(120)
 @given(
     blocks=st.lists(cells(), min_size=1, max_size=6),
@@ -61,7 +70,7 @@ def test_no_play_is_faster_than_its_bounds(
     data: st.DataObject,
 ) -> None:
     levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
-    model = replace(profile(blocks), overheads=overheads)
+    model = replace(profile(blocks), overheads=overheads, tied=data.draw(ties(blocks)))
     problem = PlanningProblem(
         profile=split(model) if is_split else model,
         cluster=replace(machines, levels=levels),
