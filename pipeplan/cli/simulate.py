@@ -1,5 +1,6 @@
 """`pipeplan simulate`: a schedule on stages that all cost the same, as in the papers' pictures."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,6 +47,7 @@ def simulate(
     forward: Annotated[float, typer.Option(help="Seconds of a forward.")] = 1.0,
     backward_input: Annotated[float, typer.Option(help="Seconds of the gradient of a stage's input.")] = 1.0,
     backward_weight: Annotated[float, typer.Option(help="Seconds of the gradient of its weights.")] = 1.0,
+    transfer: Annotated[float, typer.Option(help="Seconds of a transfer between two neighbouring stages.")] = 0.0,
     two_bp: Annotated[bool, typer.Option("--two-bp", help="Split the backward in two (2BP).")] = False,
     two_bp_half_way: Annotated[
         bool,
@@ -77,10 +79,11 @@ def simulate(
         require_amount("forward", forward_s)
         require_amount("backward_input", backward_input_s)
         require_amount("backward_weight", backward_weight_s)
+        require_amount("transfer", transfer)
         total_s = forward_s + backward_input_s + backward_weight_s
         require(total_s >= LEAST_AMOUNT, "forward", "must take some time if the backward takes none", total_s)
         cost = unit_costs(forward_s=forward_s, backward_input_s=backward_input_s, backward_weight_s=backward_weight_s)
-        costs = [cost] * stages * chunks
+        costs = [replace(cost, latency_s=transfer)] * stages * chunks
         if two_bp or two_bp_half_way:
             program = split_backward(program, costs, half_way=two_bp_half_way)
         check(program)

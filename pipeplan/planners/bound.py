@@ -1,20 +1,28 @@
 """Bound: a lower bound on a batch's seconds in any play of a plan, from its costs and its placement alone.
 
-Stage s computes a microbatch in c_s seconds, and a batch has m microbatches.
+Stage s computes a microbatch in c_s seconds, and a batch has m microbatches. A round trip from stage s to a later stage
+t is a microbatch's forwards from s to t and its backwards from t to s, with the transfers between them. Each bound
+is a time below which no batch falls; docs/cost-model.md explains the last three.
 
-1. A stage computes all microbatches of a batch in m c_s, then finishes its exchange and its update.
-2. The schedule allows stage s at most k_s microbatches in flight. Each stays in flight for R_s, until it has passed all
-   later stages and come back. So a batch takes m R_s / k_s (Little 1961).
-3. With a flush, the first microbatch passes the earlier stages on its way to stage s, and the last one passes them on
-   its way back. Both are added to 1 and 2. With a split backward, only the input gradients count on the way back.
-4. Without pipelining, each microbatch passes all stages and returns before the next one begins.
-5. A rank with several stages computes all of them. The way to its first stage and back from it is added, as in 3.
-6. A port carries all transfers of a batch that pass it. With a flush, no exchange begins before the last backward.
-7. With a flush, a microbatch passes forward through all stages before a rank's first backward, and one comes back
-   through all of them after its last forward. The rank's compute between the two is added.
-8. Under 1F1B with a flush, stages s to t take turns. Forward n on s leads to forward n on t, to the next backward on t,
-   back to s, and to the next forward on s: n + t - s + 1. So t - s + 1 microbatches take at least one passage from s to
-   t and back (`turns_s`). Per microbatch, two neighbouring stages wait for half of the transfers there and back.
+1. Compute: a stage computes all microbatches of a batch in m c_s, then finishes its exchange and its update.
+2. In flight: the schedule allows stage s at most k_s microbatches in flight. Each stays in flight for R_s, the round
+   trip from stage s to the last one. So a batch takes m R_s / k_s (Little 1961).
+3. Fill and drain: with a flush, the first microbatch passes the earlier stages before it reaches stage s, and the last
+   one passes them after it has left stage s. Both are added to 1 and 2. With a split backward, only the input
+   gradients count after stage s.
+4. One at a time: without pipelining, each microbatch makes a round trip through all stages before the next one begins.
+5. Ranks of several stages: a rank computes all of its stages. The time to the first of them and from there back to the
+   first stage is added, as in 3.
+6. Ports: a port carries all transfers of a batch that pass it. With a flush, no exchange begins before the last
+   backward.
+7. First backward to last forward: with a flush, on a rank of several stages, a microbatch passes forward through all
+   stages before the rank's first backward, and one passes backward through all of them after its last forward. The
+   rank's compute between the two is added (`_through_all_s`).
+8. Turns: under 1F1B with a flush, stages s to t wait for each other. Forward n on s leads to forward n on t, to the
+   next backward on t, to that backward on s, and to the next forward on s: n + t - s + 1. So t - s + 1 microbatches
+   take at least one round trip from s to t (`turns_s`). Of two neighbouring stages, each microbatch takes half of it.
+9. Turns of ranks of several stages: in the interleaved schedule, 2 (t - s) + 1 forwards of rank s take at least one
+   round trip from rank s to rank t (`interleaved_turns_s`).
 
 With a flush, all batches after the first are mostly alike; if a rank with several stages is much busier than the first
 rank, two or three are shorter. Without a flush, long and short batches may alternate. A rate is the mean over a window,
@@ -44,19 +52,24 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class _Passage:
-    """Seconds of a microbatch on a stage.
-
-    `there_s` is the forward and the transfer to the next stage; `there_and_back_s` adds the way back. `hop_s` is the
-    two transfers alone. `between_s` is the stage's compute until it can send the gradient back, `compute_s` all of it.
-    """
+class _StageTimes:
+    """Seconds of a microbatch on a stage."""
 
     there_and_back_s: float
+    """The forward, recomputation by block, the backward until the gradient can be sent, and both transfers."""
+
     between_s: float
+    """The stage's compute until it can send the gradient: with a split backward, without the weights' gradients."""
+
     compute_s: float
+    """The stage's whole compute."""
+
     forward_s: float
     there_s: float
+    """The forward and the transfer to the next stage."""
+
     hop_s: float
+    """The transfers to the next stage and from it."""
 
 
 def most_samples_per_s(plan: Plan) -> float:
@@ -67,46 +80,46 @@ def most_samples_per_s(plan: Plan) -> float:
     if plan.width is not None:
         least_s = least_batch_s(plan)
         return plan.microbatch_size * plan.microbatches * plan.width / least_s if least_s > 0 else inf
-    passages = zip(_passages(plan), plan.stages, strict=True)
-    slowest_s = max(passage.compute_s / stage.replicas for passage, stage in passages)
+    times = zip(_stage_times(plan), plan.stages, strict=True)
+    slowest_s = max(own.compute_s / stage.replicas for own, stage in times)
     return plan.microbatch_size / slowest_s * (1 + _ROUNDING) if slowest_s > 0 else inf
 
 
 def least_batch_s(plan: Plan) -> float:
     """A lower bound on a batch's seconds in the plan's steady state. All stages have equal numbers of replicas."""
     laws, costs, m = schedule_named(plan.schedule), plan.costs, plan.microbatches
-    passages = _passages(plan)
+    times = _stage_times(plan)
     if not laws.pipelined:
-        alone_s = sum(max(passage.there_and_back_s, passage.compute_s) for passage in passages)
+        alone_s = sum(max(each.there_and_back_s, each.compute_s) for each in times)
         if plan.depth > 1:
-            return (1 - _ROUNDING) * m * sum(passage.there_and_back_s for passage in passages)
+            return (1 - _ROUNDING) * m * sum(each.there_and_back_s for each in times)
         return (1 - _ROUNDING) * (m * alone_s + (_end_s(plan, [0]) if laws.flushes else 0.0))
     exchanges = max(plan.replicas) > 1
     by_rank = stages_by_rank(plan)
     ends_s = [_end_s(plan, stages) for stages in by_rank]
     overlaps = engine_named(plan.engine).overlaps
     last_s = _end_s(plan, by_rank[0][: 1 if overlaps else None])  # with overlap, other stages may end earlier
-    before_s = [0.0, *accumulate(passage.there_and_back_s for passage in passages)]
+    before_s = [0.0, *accumulate(each.there_and_back_s for each in times)]
     least_s = 0.0
     for rank, stages in enumerate(by_rank):
         rounds_s = [m * (before_s[-1] - before_s[stage]) / held for stage, held in _held(plan, rank, stages)]
-        computed_s = m * sum(passages[stage].compute_s for stage in stages) + ends_s[rank]
+        computed_s = m * sum(times[stage].compute_s for stage in stages) + ends_s[rank]
         least_s = max(least_s, computed_s, *rounds_s)
         if laws.flushes:
             # The first of a rank's stages is reached first, and is the last to send a gradient back.
-            window_s = m * sum(passages[stage].between_s for stage in stages)
+            window_s = m * sum(times[stage].between_s for stage in stages)
             least_s = max(least_s, before_s[rank] + window_s + (last_s if rank else 0.0))
             for stage, round_s in zip(stages, rounds_s, strict=True):
-                window_s = max(m * passages[stage].between_s, round_s)
+                window_s = max(m * times[stage].between_s, round_s)
                 least_s = max(least_s, before_s[stage] + window_s + (last_s if stage else 0.0))
         elif exchanges:
             least_s = max(least_s, *(costs[stage].reduce_s for stage in stages))
     if laws.flushes and plan.chunks > 1 and not (plan.split_backward or laws.splits_backward):
-        slowest = max(range(len(by_rank)), key=lambda rank: sum(passages[s].compute_s for s in by_rank[rank]))
+        slowest = max(range(len(by_rank)), key=lambda rank: sum(times[s].compute_s for s in by_rank[rank]))
         tightest = {slowest, len(by_rank) - 1}  # the last rank's first backward comes first
-        least_s = max(least_s, *(_through_all_s(plan, rank, passages) + last_s for rank in tightest))
-    least_s = max(least_s, played_turns_s(plan, passages) + last_s)
-    return (1 - _ROUNDING) * max(least_s, _ports_s(plan, passages))
+        least_s = max(least_s, *(_through_all_s(plan, rank, times) + last_s for rank in tightest))
+    least_s = max(least_s, played_turns_s(plan, times) + last_s)
+    return (1 - _ROUNDING) * max(least_s, _ports_s(plan, times))
 
 
 def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, microbatches: int) -> float:
@@ -117,26 +130,29 @@ def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, mi
     stage's forward. reached_s[p] is the transfer time to each stage and back.
 
     Of m microbatches, stage t has k = p - t in flight; q is t - s + 1. On stage s, k - 1 forwards precede forward
-    k - 1. Then follow (m - k) // q passages, the remaining (m - k) % q microbatches, and the last one's way to the end.
+    k - 1. Then follow (m - k) // q round trips from s to t, the remaining (m - k) % q microbatches, and the last one's
+    round trip from s to the end. With the first one's forwards before s and the last one's backwards to the first
+    stage, the latter is a round trip through all stages.
     """
     p = len(within_s)
     s, t = _pairs(p)
     s, t = s[p - s < microbatches], t[p - s < microbatches]
     if not len(s):
         return 0.0
-    passages, left = np.divmod(microbatches - (p - t), t - s + 1)
-    passage_s = within_s[s, t] + reached_s[t] - reached_s[s]
-    turning_s = (p - t - 1) * first_s[s] + passages * passage_s + left * within_s[s, s]
+    round_trips, left = np.divmod(microbatches - (p - t), t - s + 1)
+    round_trip_s = within_s[s, t] + reached_s[t] - reached_s[s]
+    turning_s = (p - t - 1) * first_s[s] + round_trips * round_trip_s + left * within_s[s, s]
     return float(within_s[0, -1] + reached_s[-1] + turning_s.max())
 
 
-def interleaved_turns_s(passage_s: FloatArray, around_s: FloatArray, microbatches: int, chunks: int) -> float:
+def interleaved_turns_s(round_trip_s: FloatArray, around_s: FloatArray, microbatches: int, chunks: int) -> float:
     """Bound 9: seconds from the first forward of an interleaved batch to its last backward, both on the first stage; 0
     if every rank begins with all forwards.
 
-    A turn from rank s to rank t and back takes at least passage_s[s, t], whichever chunks it passes. Before rank s
-    takes its first turn, the first microbatch goes through all stages and back to the rank's last stage. After its last
-    turn, the last microbatch goes on from there and back through all stages. Together, both take at least around_s[s].
+    A round trip from rank s to rank t takes at least round_trip_s[s, t], whichever chunks it passes. A turn is from one
+    forward of rank s to its next. Before the first turn, the first microbatch goes forward through all stages and
+    backward to the rank's last stage. After the last turn, the last microbatch goes on forward from there, and backward
+    through all stages. Together, both take at least around_s[s].
 
     Forward n of rank s is also forward n of rank t. Backward n - w_t follows it there, with w_t = 2
     (p - 1 - t) + (v - 1) p. On rank s, forward n - w_t + w_s + 1 follows the same backward. Turns begin with forward
@@ -147,8 +163,8 @@ def interleaved_turns_s(passage_s: FloatArray, around_s: FloatArray, microbatche
     turns = microbatches * chunks - 2 - (2 * (p - 1 - s) + (chunks - 1) * p)
     some = turns >= 0
     s, t = s[some], t[some]
-    passages, left = np.divmod(turns[some], 2 * (t - s) + 1)
-    return float((around_s[s] + passages * passage_s[s, t] + left * passage_s[s, s]).max(initial=0.0))
+    round_trips, left = np.divmod(turns[some], 2 * (t - s) + 1)
+    return float((around_s[s] + round_trips * round_trip_s[s, t] + left * round_trip_s[s, s]).max(initial=0.0))
 
 
 def of_stages_s(
@@ -157,21 +173,21 @@ def of_stages_s(
     """Bound 9 of given stages: first_s are their forwards and step_s their whole compute, by [chunk, rank]. A
     microbatch takes whole_s through all stages and back.
     """
-    ways_s = reached_s[None, :] - reached_s[:, None]
+    hops_s = reached_s[None, :] - reached_s[:, None]
     there_s, back_s = within_s(first_s), within_s(step_s - first_s)
-    around_s = whole_s + (there_s[-1] + back_s[-1] + ways_s)[:, -1]
-    passage_s = there_s.min(axis=0) + back_s.min(axis=0) + ways_s
-    return interleaved_turns_s(passage_s, around_s, microbatches, chunks=len(step_s))
+    around_s = whole_s + (there_s[-1] + back_s[-1] + hops_s)[:, -1]
+    round_trip_s = there_s.min(axis=0) + back_s.min(axis=0) + hops_s
+    return interleaved_turns_s(round_trip_s, around_s, microbatches, chunks=len(step_s))
 
 
-def played_turns_s(plan: Plan, passages: Sequence[_Passage]) -> float:
+def played_turns_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
     """Bounds 8 and 9 of a plan; 0 where ranks do not take turns."""
     interleaved = plan.schedule == "1f1b-interleaved"
     if plan.split_backward or not (interleaved or plan.schedule == "1f1b"):
         return 0.0
-    hops_s = np.asarray([passage.hop_s for passage in passages])
-    step_s = np.asarray([passage.there_and_back_s for passage in passages]) - hops_s
-    first_s = np.asarray([passage.forward_s for passage in passages])
+    hops_s = np.asarray([each.hop_s for each in times])
+    step_s = np.asarray([each.there_and_back_s for each in times]) - hops_s
+    first_s = np.asarray([each.forward_s for each in times])
     if not interleaved:
         return turns_s(within_s(step_s), first_s, np.cumsum(hops_s) - hops_s, plan.microbatches)
     whole_s = float(step_s.sum() + hops_s.sum())
@@ -224,33 +240,33 @@ def _tied_s(plan: Plan, stages: Sequence[int]) -> float:
     return sum(tied.seconds for tied in with_others if not set(tied.stages).isdisjoint(stages))
 
 
-def _passages(plan: Plan) -> list[_Passage]:
-    """Every stage's passage. A stage that recomputes as a whole may do so while it waits, without delaying a
-    microbatch.
+def _stage_times(plan: Plan) -> list[_StageTimes]:
+    """A microbatch's seconds on every stage. A stage that recomputes as a whole may do so while it waits, without
+    delaying a microbatch.
     """
     splits = plan.split_backward or schedule_named(plan.schedule).splits_backward
     ranks = [np.asarray(each) for each in ranks_by_stage(plan.placement)]
-    ways_s = list[tuple[float, float]]()
+    hops_s = list[tuple[float, float]]()
     for (own, following), (sender, receiver) in zip(pairwise(plan.costs), pairwise(_owners(plan)), strict=True):
         if sender == receiver:  # one rank passes tensors to itself
-            ways_s.append((0.0, 0.0))
+            hops_s.append((0.0, 0.0))
             continue
         pair = ranks[sender], ranks[receiver]
         onward = _crowding(pair, own.activation_port_devices, own.activation_device_share)
         back = _crowding(pair, following.gradient_port_devices, following.gradient_device_share)
-        ways_s.append(
+        hops_s.append(
             (
                 onward * own.activation_transfer_s + own.latency_s,
                 back * following.gradient_transfer_s + following.latency_s,
             )
         )
-    passages = []
-    for stage, own, (onward_s, return_s) in zip(plan.stages, plan.costs, (*ways_s, (0.0, 0.0)), strict=True):
+    times = []
+    for stage, own, (onward_s, return_s) in zip(plan.stages, plan.costs, (*hops_s, (0.0, 0.0)), strict=True):
         first_s = own.forward_s + (own.recompute_s if stage.recompute else 0.0)
         back_s = own.backward_input_s if splits else own.backward_s
         again_s = own.recompute_s if stage.recompute_unit != "stage" else 0.0
-        passages.append(
-            _Passage(
+        times.append(
+            _StageTimes(
                 there_and_back_s=own.forward_s + again_s + back_s + (onward_s + return_s),
                 between_s=first_s + back_s,
                 compute_s=first_s + back_s + (own.backward_weight_s if splits else 0.0),
@@ -259,7 +275,7 @@ def _passages(plan: Plan) -> list[_Passage]:
                 hop_s=onward_s + return_s,
             )
         )
-    return passages
+    return times
 
 
 def _crowding(pair: tuple[IntArray, IntArray], devices: int, share: float) -> float:
@@ -274,7 +290,7 @@ def _crowding(pair: tuple[IntArray, IntArray], devices: int, share: float) -> fl
     return max(1.0, together * share)
 
 
-def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
+def _ports_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
     """Seconds for which the busiest port is occupied in a batch; with a flush, also from its earliest exchange to its
     last.
 
@@ -285,14 +301,14 @@ def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
     carried_s = _transfers_s(plan, owners, ranks)
     exchanged_s: dict[int, FloatArray] = {}
     begins_s: dict[int, FloatArray] = {}
-    reached_s = [0.0, *accumulate(passage.forward_s for passage in passages)]
+    reached_s = [0.0, *accumulate(each.forward_s for each in times)]
     for stage, (own, owner) in enumerate(zip(plan.costs, owners, strict=True)):
         devices = own.reduce_port_devices
         if devices and plan.stages[stage].replicas > 1:
             counts = np.bincount(ranks[owner] // devices, minlength=-(-workers // devices))
             inside, share = counts > 0, own.reduce_device_share * int(counts[counts > 0].min())
             seconds = (own.reduce_s - own.reduce_inside_s) * min(share, 1.0)
-            first_s = np.where(inside, reached_s[stage] + (m - 1) * passages[stage].compute_s, inf)
+            first_s = np.where(inside, reached_s[stage] + (m - 1) * times[stage].compute_s, inf)
             exchanged_s[devices] = np.asarray(exchanged_s.get(devices, 0.0) + seconds * inside)
             begins_s[devices] = np.minimum(begins_s.get(devices, inf), first_s)
     busiest_s = [each_s + exchanged_s.get(devices, 0.0) for (_, devices), each_s in carried_s.items()]
@@ -305,21 +321,22 @@ def _ports_s(plan: Plan, passages: Sequence[_Passage]) -> float:
     return least_s
 
 
-def _through_all_s(plan: Plan, rank: int, passages: Sequence[_Passage]) -> float:
-    """Bound 7 of a rank of several stages: from the first forward of a batch to the end of its last way back."""
+def _through_all_s(plan: Plan, rank: int, times: Sequence[_StageTimes]) -> float:
+    """Bound 7 of a rank of several stages: from the first forward of a batch to the end of its last
+    backward."""
     laws, span = schedule_named(plan.schedule), plan.depth // plan.chunks
     between = _between(laws, span, plan.chunks, rank, plan.microbatches)
     if not between:
         return 0.0
     stages = stages_by_rank(plan)[rank]
     first, last = stages[between[0].chunk], stages[between[-1].chunk]
-    there_s = sum(passage.there_s for passage in passages)
-    back_s = [passage.there_and_back_s - passage.there_s for passage in passages]
-    least_s = there_s + sum(back_s[first:]) + passages[last].there_s - passages[last].forward_s
+    there_s = sum(each.there_s for each in times)
+    back_s = [each.there_and_back_s - each.there_s for each in times]
+    least_s = there_s + sum(back_s[first:]) + times[last].there_s - times[last].forward_s
     for (is_forward, chunk), count in Counter((isinstance(i, Forward), i.chunk) for i in between[1:]).items():
-        passage = passages[stages[chunk]]
-        least_s += count * (passage.forward_s if is_forward else passage.between_s - passage.forward_s)
-    return least_s + sum(passage.there_s for passage in passages[last + 1 :]) + sum(back_s)
+        own = times[stages[chunk]]
+        least_s += count * (own.forward_s if is_forward else own.between_s - own.forward_s)
+    return least_s + sum(each.there_s for each in times[last + 1 :]) + sum(back_s)
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
 """The pages that are made of the code: `python -m tests.house.pages` writes them anew.
 
-docs/cli.md of the commands, docs/decisions/README.md of the decisions, and docs/figures of the commands in
-docs/concepts.md.
+docs/cli.md of the commands, docs/decisions/README.md of the decisions, and docs/figures of the commands on the pages of
+`FIGURED`.
 """
 
 import os
@@ -19,6 +19,9 @@ DOCS = ROOT / "docs"
 DECISIONS = DOCS / "decisions"
 GENERATED = ("cli.md", "client.md")
 """Pages that are made of code: their code blocks are signatures and usages."""
+
+FIGURED = ("concepts.md", "cost-model.md")
+"""Pages with figures that the simulator draws."""
 
 INDEX = """# Decisions
 
@@ -75,8 +78,8 @@ def index() -> str:
 
 
 def figures() -> dict[str, str]:
-    """Every figure of docs/concepts.md, and the command that draws it."""
-    commands = [command for fence in fences(DOCS / "concepts.md") for command in fence.commands]
+    """Every figure, and the command that draws it."""
+    commands = [command for page in FIGURED for fence in fences(DOCS / page) for command in fence.commands]
     return {shlex.split(command)[-1]: command for command in commands if "--svg" in command}
 
 

@@ -26,7 +26,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import load
 from pipeplan.documents.profile import Profile
 from pipeplan.protocol.plans import PlanRequest
-from tests.house.pages import DECISIONS, DOCS, GENERATED, ROOT, Fence, fences, figures, index, pages
+from tests.house.pages import DECISIONS, DOCS, FIGURED, GENERATED, ROOT, Fence, fences, figures, index, pages
 from tests.pipeplan.cli.commands import PROFILES, cluster_document, pipeplan, profile_document, write
 from tests.planner_service.servers import served
 from worker_agent.profiler.datasheets import find_datasheet
@@ -276,7 +276,8 @@ def test_the_index_of_the_decisions_is_todays() -> None:
 def test_the_figures_are_what_the_simulator_draws_today(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "docs" / "figures").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    shown = re.findall(r"\]\((figures/.*\.svg)\)", (DOCS / "concepts.md").read_text(encoding="utf-8"))
+    text = "".join((DOCS / page).read_text(encoding="utf-8") for page in FIGURED)
+    shown = re.findall(r"\]\((figures/.*\.svg)\)", text)
     assert [f"docs/{name}" for name in shown] == list(figures())
     for figure, command in figures().items():
         assert pipeplan(*shlex.split(command)[1:]).status == 0

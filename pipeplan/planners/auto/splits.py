@@ -130,8 +130,8 @@ def splits_above(rate: float, model: SearchedModel, terms: PipelineTerms) -> Spl
 def _least_s(model: SearchedModel, terms: PipelineTerms) -> FloatArray:
     """[stage, start, length - 1]: the least seconds a batch of a stage, in the mode that the closed form chooses.
 
-    They are the largest of its compute (with a flush, after the way to it: `bound`, 1 and 3), its exchange, and its
-    sends. They are infinite if the stage does not fit, or ends beyond the last block.
+    They are the largest of its compute (with a flush, after the time to reach it: `bound`, 1 and 3), its exchange, and
+    its sends. They are infinite if the stage does not fit, or ends beyond the last block.
     """
     shape, blocks, chain = terms.shape, terms.chain.blocks, terms.chain
     reach, depth, m = blocks - shape.depth + 1, shape.depth, shape.microbatches

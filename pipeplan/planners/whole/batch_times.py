@@ -45,13 +45,13 @@ class BatchTimes:
         if self.degrees.pipeline == 1:
             return self._bounded_s(stops, None, reached_s)
         m, v, ends = self.degrees.microbatches, self.degrees.chunks, np.asarray(stops)
-        ways_s = self._hops_s if reached_s is None else reached_s
+        hops_s = self._hops_s if reached_s is None else reached_s
         own_s, first_s = (np.diff(each[ends], prepend=0.0) for each in (self.terms.step_s, self.terms.forward_s))
         if v == 1:
-            turned_s = turns_s(within_s(own_s), first_s, ways_s, m)
+            turned_s = turns_s(within_s(own_s), first_s, hops_s, m)
         else:
-            whole_s = self._step_s[-1] + v * float(ways_s[-1]) + (v - 1) * self._hop_s
-            turned_s = of_stages_s(first_s.reshape(v, -1), own_s.reshape(v, -1), ways_s, whole_s, m)
+            whole_s = self._step_s[-1] + v * float(hops_s[-1]) + (v - 1) * self._hop_s
+            turned_s = of_stages_s(first_s.reshape(v, -1), own_s.reshape(v, -1), hops_s, whole_s, m)
         end_s = float(np.diff(self._end[ends], prepend=0.0).reshape(v, -1)[:, 0].sum())
         return max(self._bounded_s(stops, None, reached_s), turned_s + end_s)
 
@@ -68,10 +68,10 @@ class BatchTimes:
         least_s = float((m * computed + ended).max())
         if p > 1:
             # The first of a rank's stages is reached first, and the last to send a gradient back.
-            ways_s = self._hops_s if reached_s is None else reached_s
-            before_s, windows_s = self.terms.step_s[starts[:p]] + ways_s, m * computed
+            hops_s = self._hops_s if reached_s is None else reached_s
+            before_s, windows_s = self.terms.step_s[starts[:p]] + hops_s, m * computed
             if self.degrees.chunks == 1:
-                rounds_s = m * (self._step_s[-1] + ways_s[-1] - before_s) / np.minimum(np.arange(p, 0, -1), m)
+                rounds_s = m * (self._step_s[-1] + hops_s[-1] - before_s) / np.minimum(np.arange(p, 0, -1), m)
                 windows_s = np.maximum(windows_s, rounds_s)
             after_s = float(ended[0]) if first_end_s is None else first_end_s
             least_s = max(least_s, float((before_s + windows_s)[1:].max()) + after_s, float(windows_s[0]))

@@ -20,7 +20,7 @@ from pipeplan.costs.groups import grouped
 from pipeplan.documents.cluster import Cluster
 from pipeplan.planners.bound import interleaved_turns_s, turns_s
 from pipeplan.planners.whole.degrees import Degrees, Shapes
-from pipeplan.planners.whole.placements import most_sent, placed_exchange, ways_on
+from pipeplan.planners.whole.placements import hops_on, most_sent, placed_exchange
 from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
 
 
@@ -86,9 +86,9 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
 
     1. The busiest port between outermost units carries the ranks' transfers, each at least as large as at the narrowest
        cut. This is known only if the outermost level is the slowest: a play counts ports on the slowest level alone.
-    2. A microbatch goes to the last stage and back. The first stage has at most one in flight for each rank, or two if
-       ranks hold several stages (Little 1961). A rank's v equal stages have (v + 1) p - 1 in flight together, and each
-       microbatch stays in flight on them for (v + 1) / 2 whole ways.
+    2. A microbatch makes a round trip through all stages. The first stage has at most one in flight for each rank, or
+       two if ranks hold several stages (Little 1961). A rank's v equal stages have (v + 1) p - 1 in flight together,
+       and each microbatch stays in flight on them for (v + 1) / 2 such round trips.
     3. With one stage a rank, the same holds for every rank and those after it, once its first microbatch has passed the
        ranks before it (`planners.bound`, 2 and 3). The slowest link may be anywhere.
     4. Activations and gradients that meet at a port take twice as long. This happens for the share of time in which the
@@ -102,8 +102,8 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
     least_s, likely_s = 0.0, (m + degrees.idle_steps) * rank_s
     if p > 1:
         sent_bytes = degrees.recipe.form.devices * int(edges.min())
-        after_s = ways_on(groups, p, degrees.data, inside=inside).after_s(sent_bytes)
-        way_s = m * (step_s + 2 * v * float(after_s[0]))
+        after_s = hops_on(groups, p, degrees.data, inside=inside).after_s(sent_bytes)
+        round_trips_s = m * (step_s + 2 * v * float(after_s[0]))
         *inner, outermost = groups.levels
         if all(each.transfer_bytes_per_s >= outermost.transfer_bytes_per_s for each in inner):
             sends = most_sent(groups, p, degrees.data, v, inside=inside)
@@ -112,10 +112,10 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
             alone_s, met_s = (_paced_s(step_s / p, times * after_s, m) for times in (2, 4))
         else:
             rounds = (v + 1) / 2 / min(m * v, (v + 1) * p - 1)
-            alone_s, met_s = way_s * rounds, (2 * way_s - m * step_s) * rounds
+            alone_s, met_s = round_trips_s * rounds, (2 * round_trips_s - m * step_s) * rounds
         fill_s = degrees.idle_steps * rank_s + 2 * float(after_s[0])
         likely_s = max(likely_s, _crowded_s(alone_s, met_s, least_s), least_s + fill_s)
-        least_s = max(least_s, way_s / min(m, p if v == 1 else 2 * p))
+        least_s = max(least_s, round_trips_s / min(m, p if v == 1 else 2 * p))
     if at.terms.engine.overlaps:
         return PlacedBatch(least_s=least_s, likely_s=likely_s)
     exchanged = placed_exchange(groups, p, degrees.data, inside=inside)
@@ -135,20 +135,20 @@ def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: in
     """The least seconds of a batch in which ranks take turns (`planners.bound`, 8 and 9).
 
     Whatever the stages are, each has at least one block; the first rank has the first of all, the last rank the last.
-    If ranks hold several stages, each rank also computes between a microbatch's way to it and its way back (3): no
-    batch is shorter than the mean of these times.
+    If ranks hold several stages, each rank also computes between the time that a microbatch takes to it and the
+    time from there back (3): no batch is shorter than the mean of these sums.
     """
     p, v, m, step_s = degrees.pipeline, degrees.chunks, degrees.microbatches, at.step_s
     if p == 1:
         return 0.0
-    ways_s = hops_before_s(at, degrees, cluster, inside=inside)
+    reached_s = hops_before_s(at, degrees, cluster, inside=inside)
     if v == 1:
         first_s = np.full(p, float(np.diff(at.forward_s).min()))
-        return turns_s(least_within_s(step_s, p, several=False), first_s, ways_s, m)
-    between_s = ways_s[None, :] - ways_s[:, None]
+        return turns_s(least_within_s(step_s, p, several=False), first_s, reached_s, m)
+    between_s = reached_s[None, :] - reached_s[:, None]
     there_s, back_s = (least_within_s(each, p, several=True) for each in (at.forward_s, step_s - at.forward_s))
-    around_s = 2 * step_s[-1] - step_s[-p - 1 : -1] + v * ways_s[-1] + (v - 1) * at.terms.hop_s + between_s[:, -1]
-    mean_s = (m * step_s[-1] + (step_s[:p] + ways_s).sum()) / p
+    around_s = 2 * step_s[-1] - step_s[-p - 1 : -1] + v * reached_s[-1] + (v - 1) * at.terms.hop_s + between_s[:, -1]
+    mean_s = (m * step_s[-1] + (step_s[:p] + reached_s).sum()) / p
     return max(float(mean_s), interleaved_turns_s(there_s + back_s + between_s, around_s, m, v))
 
 
@@ -174,8 +174,8 @@ def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, insid
     edges, devices = at.terms.edge_bytes[1:-1], degrees.recipe.form.devices
     if degrees.pipeline == 1 or not len(edges):
         return np.zeros(degrees.pipeline)
-    ways = ways_on(grouped(cluster, devices), degrees.pipeline, degrees.data, inside=inside)
-    after_s = ways.after_s(devices * int(edges.min()))
+    hops = hops_on(grouped(cluster, devices), degrees.pipeline, degrees.data, inside=inside)
+    after_s = hops.after_s(devices * int(edges.min()))
     return np.asarray(2 * (after_s[0] - after_s))
 
 

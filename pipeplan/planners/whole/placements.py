@@ -105,7 +105,7 @@ def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ways:
+class Hops:
     """The transfer time of a microbatch from each rank of a pipeline to the last one, in one direction.
 
     Each rank has an entry: the latency, and the seconds a byte that ranks send on.
@@ -120,8 +120,8 @@ class Ways:
 
 
 @lru_cache(maxsize=65536)
-def ways_on(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> Ways:
-    """The ways of a placement.
+def hops_on(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> Hops:
+    """The hops of a placement.
 
     All replicas send at once, as in a play: those behind one port share it.
     """
@@ -135,7 +135,7 @@ def ways_on(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> Ways
         together = max(int(np.bincount(own[units[0] != units[1]]).max(initial=0)) for own in units)
         latency_s[boundary] = link.latency_s
         s_per_byte[boundary] = max(1.0, together * port.device_share) / link.bandwidth_bytes_per_s
-    return Ways(latency_s=np.cumsum(latency_s[::-1])[::-1], s_per_byte=np.cumsum(s_per_byte[::-1])[::-1])
+    return Hops(latency_s=np.cumsum(latency_s[::-1])[::-1], s_per_byte=np.cumsum(s_per_byte[::-1])[::-1])
 
 
 def placements(cluster: Cluster, ranks: int, replicas: int, *, together: int = 1) -> tuple[int, ...]:

@@ -88,6 +88,16 @@ def test_two_stages_in_a_v_are_drawn_a_row_a_rank() -> None:
         assert (document["stages"], document["chunks"], document["schedule"]) == (3, 2, schedule)
 
 
+def test_two_microbatches_wait_for_one_round_trip_over_the_link() -> None:
+    """Two turns of stage 0 take 8 s: its own 6 s, and a second for the link in each direction."""
+    ended = simulate("1f1b", "--transfer", "1", stages=2, microbatches=5)
+    assert ended.out.splitlines() == [
+        "stage 0  F1 F2             B1--- F3 B2--- F4       B3--- F5 B4---          B5---",
+        "stage 1        F1 B1--- F2 B2---       F3 B3--- F4 B4---       F5 B5---",
+        "bubble 37.50 %, makespan 24 s",
+    ]
+
+
 def test_two_bps_memory_saving_variant_is_drawn() -> None:
     ended = simulate("1f1b", "--two-bp-half-way", stages=2, microbatches=4)
     assert ended.out.splitlines() == [

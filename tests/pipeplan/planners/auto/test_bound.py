@@ -20,7 +20,7 @@ from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
-from pipeplan.planners.bound import _passages, least_batch_s, most_samples_per_s, played_turns_s
+from pipeplan.planners.bound import _stage_times, least_batch_s, most_samples_per_s, played_turns_s
 from pipeplan.planners.complete import one_pipeline, play
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import Options, PlanningProblem
@@ -220,7 +220,7 @@ def test_no_interleaved_batch_is_shorter_than_its_ranks_take_turns(
             own = [e for e in lane.events() if isinstance(e.instruction, Forward | Backward)]
             own = [e for e in own if e.instruction.chunk == 0 and e.instruction.version == batch]  # type: ignore[union-attr]
             batch_s = own[-1].end_s - own[0].start_s
-            assert played_turns_s(plan, _passages(plan)) <= batch_s * ROUNDING
+            assert played_turns_s(plan, _stage_times(plan)) <= batch_s * ROUNDING
 
 
 @examples(120)
