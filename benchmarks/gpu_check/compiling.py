@@ -47,9 +47,9 @@ def compared(make: Callable[[], nn.Module], shape: tuple[int, ...], backend: str
 
 
 def _timed(name: str, layer: Callable[[Tensor], Tensor], inputs: Tensor, where: torch.device) -> dict[str, float]:
-    passage = partial(_pass, layer, inputs)
-    on_device_s = device_s(passage, where, repeats=3)
-    return {f"{name}_device_s": on_device_s, f"{name}_host_s": host_s(passage, where, repeats=3)}
+    one_pass = partial(_pass, layer, inputs)
+    on_device_s = device_s(one_pass, where, repeats=3)
+    return {f"{name}_device_s": on_device_s, f"{name}_host_s": host_s(one_pass, where, repeats=3)}
 
 
 def _pass(layer: Callable[[Tensor], Tensor], inputs: Tensor) -> None:

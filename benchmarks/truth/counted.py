@@ -62,7 +62,7 @@ def spec_of(row: Row, vocabulary: int, settings: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Passage:
+class Pass:
     """A block's forward or backward: its operations and what it exchanges."""
 
     operations: tuple[DeviceOperation, ...]
@@ -94,9 +94,9 @@ class CountedKind:
     parameters: int
     tied_parameters: int
     counts: BlockCounts
-    forward: Passage
-    backward: Passage
-    attention: Passage | None
+    forward: Pass
+    backward: Pass
+    attention: Pass | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +176,8 @@ def _with_ends(kinds: Kinds, ends: Kinds) -> Kinds:
     """The kinds with the operations of other ends: what these exchange stays."""
 
     def own(kind: CountedKind, end: CountedKind) -> CountedKind:
-        forward = Passage(end.forward.operations, kind.forward.collectives)
-        return replace(end, forward=forward, backward=Passage(end.backward.operations, kind.backward.collectives))
+        forward = Pass(end.forward.operations, kind.forward.collectives)
+        return replace(end, forward=forward, backward=Pass(end.backward.operations, kind.backward.collectives))
 
     return own(kinds[0], ends[0]), kinds[1], own(kinds[2], ends[2])
 
@@ -193,7 +193,7 @@ def _kind(kind: KindCounts, counts: BlockCounts) -> CountedKind:
         parameters=kind.parameters,
         tied_parameters=kind.tied_parameters,
         counts=counts,
-        forward=Passage(counts.forward, counts.forward_collectives),
-        backward=Passage(counts.backward, counts.backward_collectives),
-        attention=None if again is None else Passage(again.operations, ()),
+        forward=Pass(counts.forward, counts.forward_collectives),
+        backward=Pass(counts.backward, counts.backward_collectives),
+        attention=None if again is None else Pass(again.operations, ()),
     )

@@ -7,15 +7,15 @@ from functools import cached_property
 import numpy as np
 
 from benchmarks.truth.constants import GPUS, Constants, sheet_of
-from benchmarks.truth.counted import Counted, CountedKind, Passage, RowKey, key_of
+from benchmarks.truth.counted import Counted, CountedKind, Pass, RowKey, key_of
 from benchmarks.truth.rows import Row
 from pipeplan.arrays import IntArray
 from worker_agent.profiler.kernels import Kernels
 
 
 @dataclass(frozen=True, slots=True)
-class PassageSeconds:
-    """A passage's matrix products, attention, and other operations."""
+class PassSeconds:
+    """A pass's matrix products, attention, and other operations."""
 
     products_s: float
     attention_s: float
@@ -29,42 +29,42 @@ class PassageSeconds:
 
 @dataclass(frozen=True, slots=True)
 class KindSeconds:
-    """A kind's passages. `attention` is what selective recomputation runs again, where attention keeps its scores."""
+    """A kind's passes. `attention` is what selective recomputation runs again, where attention keeps its scores."""
 
-    forward: PassageSeconds
-    backward: PassageSeconds
-    attention: PassageSeconds | None
+    forward: PassSeconds
+    backward: PassSeconds
+    attention: PassSeconds | None
 
 
 @dataclass(frozen=True, eq=False)
-class PassageTable:
-    """The passages of many kinds as one row of operations, which a datasheet times at once."""
+class PassTable:
+    """The passes of many kinds as one row of operations, which a datasheet times at once."""
 
-    passages: tuple[Passage, ...]
+    passes: tuple[Pass, ...]
     float8: bool
 
     @cached_property
     def _kernels(self) -> Kernels:
-        each = [passage.float8 if self.float8 else passage.kernels for passage in self.passages]
+        each = [one_pass.float8 if self.float8 else one_pass.kernels for one_pass in self.passes]
         return Kernels.of([op for kernels in each for op in kernels.operations])
 
     @cached_property
     def _places(self) -> IntArray:
-        """Three for each passage: products, attention, others."""
+        """Three for each pass: products, attention, others."""
         places = [
             3 * number + (1 if "attention" in op.name else 2 if op.flops == 0 else 0)
-            for number, passage in enumerate(self.passages)
-            for op in (passage.float8 if self.float8 else passage.kernels).operations
+            for number, one_pass in enumerate(self.passes)
+            for op in (one_pass.float8 if self.float8 else one_pass.kernels).operations
         ]
         return np.array(places, dtype=np.int64)
 
-    def seconds(self, gpu: str, constants: Constants, *, compiled: float) -> dict[Passage, PassageSeconds]:
-        """Of every passage; a compiler leaves the share `compiled` of what operations without products take."""
+    def seconds(self, gpu: str, constants: Constants, *, compiled: float) -> dict[Pass, PassSeconds]:
+        """Of every pass; a compiler leaves the share `compiled` of what operations without products take."""
         sheet = sheet_of(gpu, constants.gpus[GPUS[gpu].constants])
-        each = np.bincount(self._places, self._kernels.seconds(sheet), 3 * len(self.passages)).reshape(-1, 3)
+        each = np.bincount(self._places, self._kernels.seconds(sheet), 3 * len(self.passes)).reshape(-1, 3)
         return {
-            passage: PassageSeconds(float(products_s), float(attention_s), float(others_s) * compiled)
-            for passage, (products_s, attention_s, others_s) in zip(self.passages, each, strict=True)
+            one_pass: PassSeconds(float(products_s), float(attention_s), float(others_s) * compiled)
+            for one_pass, (products_s, attention_s, others_s) in zip(self.passes, each, strict=True)
         }
 
 
@@ -76,16 +76,16 @@ class Timer:
     rows: Sequence[Row]
 
     @cached_property
-    def _tables(self) -> dict[tuple[str, bool, bool], PassageTable]:
+    def _tables(self) -> dict[tuple[str, bool, bool], PassTable]:
         """By GPU, whether products have 8 bits, whether a compiler fuses."""
-        wanted: dict[tuple[str, bool, bool], dict[Passage, None]] = {}
+        wanted: dict[tuple[str, bool, bool], dict[Pass, None]] = {}
         for row in self.rows:
-            passages = wanted.setdefault(_variant(row), {})
+            passes = wanted.setdefault(_variant(row), {})
             for size in row.microbatches:
                 for kind in self.kinds(row, size):
                     several = (kind.forward, kind.backward, kind.attention)
-                    passages.update((each, None) for each in several if each is not None)
-        return {variant: PassageTable(tuple(passages), variant[1]) for variant, passages in wanted.items()}
+                    passes.update((each, None) for each in several if each is not None)
+        return {variant: PassTable(tuple(passes), variant[1]) for variant, passes in wanted.items()}
 
     @cached_property
     def _keys(self) -> dict[Row, RowKey]:
@@ -95,8 +95,8 @@ class Timer:
         """A row's embedding, layer and head at a microbatch size."""
         return self.counted[self._keys[row], size]
 
-    def timed(self, constants: Constants) -> dict[tuple[str, bool, bool], dict[Passage, PassageSeconds]]:
-        """All passages with these constants."""
+    def timed(self, constants: Constants) -> dict[tuple[str, bool, bool], dict[Pass, PassSeconds]]:
+        """All passes with these constants."""
         compiled = constants.engines["fsdp"].compiled or 1.0
         return {
             variant: table.seconds(variant[0], constants, compiled=compiled if variant[2] else 1.0)
@@ -104,7 +104,7 @@ class Timer:
         }
 
     def of_row(
-        self, row: Row, size: int, timed: dict[tuple[str, bool, bool], dict[Passage, PassageSeconds]]
+        self, row: Row, size: int, timed: dict[tuple[str, bool, bool], dict[Pass, PassSeconds]]
     ) -> list[KindSeconds]:
         """The seconds of a row's kinds."""
         seconds = timed[_variant(row)]

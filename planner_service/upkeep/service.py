@@ -62,7 +62,7 @@ class _TriedError(PipeplanError):
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One passage over the database: what it may do, how much it has removed, and when it ends.
+    """One pass over the database: what it may do, how much it has removed, and when it ends.
 
     `claim` is None for a command, which waits for nobody. A `trial` is a transaction that will be rolled back.
     """
@@ -101,7 +101,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
-    """How many rows of each noun were removed, and whether the passage was completed."""
+    """How many rows of each noun were removed, and whether the pass was completed."""
 
     removed: Mapping[str, int]
     done: bool

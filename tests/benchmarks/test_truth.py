@@ -186,8 +186,8 @@ def test_a_second_forward_would_need_all_of_an_a100_at_once() -> None:
         each = [
             sign * count * (op.flops / 312e12 if op.flops else op.moved_bytes / 2039e9)
             for layer, sign in ((eight, 1), (four, -1))
-            for passage, count in ((layer.forward, times), (layer.backward, 1))
-            for op in passage.operations
+            for one_pass, count in ((layer.forward, times), (layer.backward, 1))
+            for op in one_pass.operations
         ]
         return sum(each)
 

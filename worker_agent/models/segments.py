@@ -94,14 +94,14 @@ class Segment(nn.Module):
         start = flow.starts[number]
         keys = flow.carried(start)
         carried = dict(zip(keys, values[: len(keys)], strict=True))
-        passage = Passage(flows, flow, number, carried, inputs)
-        result = passage.run()
+        forward = PartialForward(flows, flow, number, carried, inputs)
+        result = forward.run()
         if number == len(flow.starts) - 1:
             return result
-        return (*(passage.carried[key] for key in flow.carried(flow.stops[number])), *given)
+        return (*(forward.carried[key] for key in flow.carried(flow.stops[number])), *given)
 
 
-class Passage:
+class PartialForward:
     """One forward of a model, of which only one part's calls compute.
 
     `carried` are the results that are known, by their keys; those of the part's own calls are added.

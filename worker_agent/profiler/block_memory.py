@@ -47,7 +47,7 @@ def measure_memory(
     device: torch.device,
     autocast: Autocast | None = None,
 ) -> tuple[BlockMemory, ...]:
-    """Every block's memory, from one untimed passage. Adds to the gradients, as any passage does."""
+    """Every block's memory, from one untimed pass. Adds to the gradients, as any pass does."""
     kept = [
         KeptStorages(block, partial(autocast.kept_copy, index) if autocast else None)
         for index, block in enumerate(blocks)

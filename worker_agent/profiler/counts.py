@@ -110,7 +110,7 @@ def recorded_region(form: Form) -> Region[RecordedPeers]:
 
 @dataclass(slots=True, kw_only=True)
 class BlockRun:
-    """One block's passages: one that is counted, and one without gradients of weights, for the split backward.
+    """One block's passes: one that is counted, and one without gradients of weights, for the split backward.
 
     `end` is the loss and its targets where the block is the last one. In a `region` the block's exchanges are noted by
     the region's peers. `unfused` attention runs as fused.unfused_attention does, on a GPU alone.

@@ -68,8 +68,8 @@ _SEED = 0
 MOST_ROUNDS = 1000
 """The most rounds, however short they are."""
 
-MOST_PASSAGES = 50
-"""The most rounds for updates and messages: each one follows a passage of the whole chain."""
+MOST_PASSES = 50
+"""The most rounds for updates and messages: each one follows a pass through the whole chain."""
 
 
 class ProfilingRank:
@@ -95,7 +95,7 @@ class ProfilingRank:
         named_autocast = job.task.autocast
         self.autocast = Autocast(self.blocks, device, getattr(torch, named_autocast)) if named_autocast else None
         self.without_graph: list[float] = []
-        self.passages = job.task.rounds
+        self.passes = job.task.rounds
 
     def measure(self) -> RankFigures:
         """Everything, in the order in which progress counts it."""
@@ -112,11 +112,11 @@ class ProfilingRank:
         handing_over_s, handing_over_more_s, exchanged = None, None, None
         message_bytes = int(median(block.output_bytes for block in sizes[0]))
         if dist.get_world_size() > 1:
-            handing_over = partial(measure_handing_over, before_each=self._passage(), rounds=self.passages)
+            handing_over = partial(measure_handing_over, before_each=self._one_pass(), rounds=self.passes)
             handing_over_s = handing_over(TINY_BYTES, self.device)
             handing_over_more_s = handing_over(message_bytes, self.device)
             exchanged = measure_exchange(
-                self.blocks, self._forward(), self.device, rounds=self.passages, autocast=self.autocast
+                self.blocks, self._forward(), self.device, rounds=self.passes, autocast=self.autocast
             )
         self.progress.step("done")
         return RankFigures(
@@ -146,7 +146,7 @@ class ProfilingRank:
         source = self._open(microbatch_size)
         microbatch = partial(self._microbatch, source)
         rounds = self._rounds_after_warming_up(microbatch)
-        self.passages = max(self.passages, min(rounds, MOST_PASSAGES))
+        self.passes = max(self.passes, min(rounds, MOST_PASSES))
         counted, all_rounds = (self.job.task.warm_up_rounds + count for count in (self.job.task.rounds, rounds))
 
         def start_together(number: int) -> None:
@@ -177,7 +177,7 @@ class ProfilingRank:
     def _rounds_after_warming_up(self, microbatch: Callable[[int], Microbatch]) -> int:
         """How many rounds take the task's seconds: the same number on all ranks, which all stay busy meanwhile.
 
-        A device is faster at first, until its clock falls, and a few rounds may fall into an unusual moment. Passages
+        A device is faster at first, until its clock falls, and a few rounds may fall into an unusual moment. Passes
         therefore warm up for half of these seconds before any round counts.
         """
         task = self.job.task
@@ -207,7 +207,7 @@ class ProfilingRank:
         source = self._open(min(self.job.task.microbatch_sizes))
         return lambda number: self._pass_forward(self._microbatch(source, number))
 
-    def _passage(self) -> Callable[[int], None]:
+    def _one_pass(self) -> Callable[[int], None]:
         """Passes a microbatch of the smallest size forward and backward, by its number."""
         forward = self._forward()
         return lambda number: pass_backward(forward(number), nothing_around, self.autocast)
@@ -218,15 +218,15 @@ class ProfilingRank:
     def _updates(self) -> tuple[UpdateTimes, float]:
         """The times of an update, and the seconds for each byte of a weight version's copy.
 
-        Each update and copy comes after a passage of the smallest microbatch.
+        Each update and copy comes after a pass of the smallest microbatch.
         """
         parameters, task, autocast = prepare_gradients(self.blocks), self.job.task, self.autocast
-        pass_one = self._passage()
+        pass_one = self._one_pass()
         unscaled = None if autocast is None else torch.tensor(1.0 / autocast.loss_scale, dtype=torch.float64)
         how = Updating(
             optimizer=task.optimizer,
             dtype=task.dtype,
-            rounds=self.passages,
+            rounds=self.passes,
             make_clock=self.make_clock,
             before_step=pass_one,
             afterwards=autocast.cast_anew if autocast else lambda blocks: None,
@@ -234,7 +234,7 @@ class ProfilingRank:
         )
         updates = measure_updates(self.blocks, how)
         version_s_per_byte = measure_version_s_per_byte(
-            parameters, rounds=self.passages, make_clock=self.make_clock, before_copy=pass_one
+            parameters, rounds=self.passes, make_clock=self.make_clock, before_copy=pass_one
         )
         return updates, version_s_per_byte
 

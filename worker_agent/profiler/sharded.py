@@ -158,7 +158,7 @@ def _parameters(block: nn.Module, later_names: frozenset[str]) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Walk:
-    """The passage of a microbatch through the chain: equal blocks with equal inputs run once."""
+    """The pass of a microbatch through the chain: equal blocks with equal inputs run once."""
 
     model: ShapedModel
     shares: Mapping[int, nn.Module]

@@ -1,6 +1,6 @@
 """Times: passes microbatches through the whole chain and measures the seconds of blocks and updates.
 
-A passage takes one microbatch forward and backward, block by block. The graph is cut at every boundary, so that each
+A pass takes one microbatch forward and backward, block by block. The graph is cut at every boundary, so that each
 block's backward runs, and is measured, separately:
 
     inputs -> [block 0] -> outputs || leaves -> [block 1] -> ... -> [last block, loss]
@@ -43,7 +43,7 @@ SAMPLE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCrossing:
-    """One block's part of a passage: its inputs (leaves of its graph), the roots of its graph, its output's size."""
+    """One block's part of a pass: its inputs (leaves of its graph), the roots of its graph, its output's size."""
 
     inputs: tuple[Tensor, ...]
     roots: tuple[Tensor, ...]

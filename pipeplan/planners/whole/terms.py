@@ -86,7 +86,7 @@ class RecipeTerms:
         return measured.backward_s + self._exchanged_s(measured.backward_collectives)
 
     def _worked_s(self, device_s: float, operations: int) -> float:
-        """The longer of a passage's kernels, exchanges and the gaps between them, and of the host's launches."""
+        """The longer of a pass's kernels, exchanges and the gaps between them, and of the host's launches."""
         times = self.engine.times
         return max(device_s + operations * times.gap_s, operations * times.host_s)
 

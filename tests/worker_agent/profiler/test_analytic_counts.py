@@ -1,4 +1,4 @@
-"""Counts found on fake tensors, against closed forms and against what real passages do and keep."""
+"""Counts found on fake tensors, against closed forms and against what real passes do and keep."""
 
 from collections.abc import Sequence
 

@@ -90,7 +90,7 @@ def test_short_rounds_are_measured_for_the_seconds_that_were_asked_for(tmp_path:
     done = agent(tmp_path, *wanted, "--rounds", "1", "--seconds", "0.2", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     method = parse(Profile, done.stdout).method
-    assert method is not None and method.rounds > 10  # a passage of three tiny layers takes far less than 20 ms
+    assert method is not None and method.rounds > 10  # a pass of three tiny layers takes far less than 20 ms
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.campaign)])

@@ -83,7 +83,7 @@ def test_the_update_is_a_runs_own_after_a_backward_of_its_own(name: str) -> None
 
     how = Updating(optimizer=name, dtype="float32", rounds=3, make_clock=SquaresClock, before_step=backward)
     assert measure_updates([layer], how) == UpdateTimes(blocks_s=(1.0,), first_s=0.0)
-    assert passed == [0, 1, 2, 3, 4]  # a passage before every update, two of them uncounted
+    assert passed == [0, 1, 2, 3, 4]  # a pass before every update, two of them uncounted
     assert 0 < float((layer.weight.detach() - before).abs().max()) < 1e-4
 
 

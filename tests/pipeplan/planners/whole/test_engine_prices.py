@@ -59,7 +59,7 @@ def with_times(name: str, times: EngineTimes) -> TrainingEngine:
 
 
 def launching(profile: Profile) -> Profile:
-    """The profile with operations in every passage."""
+    """The profile with operations in every pass."""
 
     def with_operations(form: ModelForm) -> ModelForm:
         kinds = []

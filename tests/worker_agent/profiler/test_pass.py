@@ -1,4 +1,4 @@
-"""A passage block by block computes what the whole chain does."""
+"""A pass block by block computes what the whole chain does."""
 
 import torch
 from torch import Tensor
