@@ -54,27 +54,43 @@ def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """How often a stage's quantities are held.
-
-    Of its weights: `versions`, `gradients`, `master_weights` and `optimizer_states`; `casts` are the copies of 16 bits
-    that autocast makes of the versions, if it makes one of every weight. Of a microbatch: its
-    `activations`, its `inputs`, the inputs of all its blocks together (`block_inputs`), the activations of its largest
-    block (`block_activations`), and the largest of its `transients`; and messages under way as large as its input
-    (`input_buffers`) and its output (`output_buffers`).
-    """
+    """How often a stage's quantities are held: its weights, and what it keeps of a microbatch."""
 
     versions: int
+    """Weight versions."""
+
     gradients: int = 0
+    """Gradients, in copies of the weights."""
+
     master_weights: int = 0
+    """Master weights, in copies of the weights."""
+
     optimizer_states: int = 0
+    """Optimizer states, in copies of the weights."""
+
     activations: int
+    """Activations of a microbatch."""
+
     inputs: int
+    """The stage's input of a microbatch."""
+
     transients: int
+    """The largest workspace of a block."""
+
     input_buffers: int = 0
+    """Messages under way that are as large as the stage's input."""
+
     output_buffers: int = 0
+    """Messages under way that are as large as the stage's output."""
+
     block_inputs: int = 0
+    """The inputs of all blocks of the stage together."""
+
     block_activations: int = 0
+    """The activations of the stage's largest block."""
+
     casts: float = 0.0
+    """The 16-bit copies that autocast makes of the versions, if it makes one of every weight."""
 
     @property
     def stored(self) -> float:

@@ -48,31 +48,45 @@ class EngineTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEngine:
-    """What an engine runs. `axes` names the degrees of a form that it can have above 1.
-
-    `schedules`: those that it runs; None: all. `shardings` are those of a single stage, `pipelined_shardings` those of
-    several. `recomputes` says what it can run again at a time: a stage, a block, attention's core. `overlaps` says
-    whether replicas exchange gradients while the backward goes on. `gathers_for_forward` says when replicas that
-    share gradients out get whole weights: for every forward, or once they are updated.
-    `offloads_optimizer`: of states that are shared out. `offloads_activations` says of what, by what is run again;
-    of several stages with `offloads_of_pipelines` alone. `optimizer` is what plans are made for unless asked otherwise:
-    for other engines the one that large language models are trained with, for our runtime its own default.
-    """
+    """What an engine runs."""
 
     name: str
     axes: tuple[str, ...] = ()
+    """The degrees of a form that it can have above 1."""
+
     sequence_parallel: bool = False
     schedules: tuple[str, ...] | None = None
+    """The schedules that it runs; None: all."""
+
     shardings: tuple[str, ...] = ("none",)
+    """What replicas of a single stage can share out."""
+
     pipelined_shardings: tuple[str, ...] = ("none",)
+    """What replicas of several stages can share out."""
+
     recomputes: tuple[str, ...] = ("block", "attention")
+    """What it can run again at a time: a stage, a block, attention's core."""
+
     overlaps: bool = False
+    """Whether replicas exchange gradients while the backward goes on."""
+
     gathers_for_forward: bool = False
+    """Whether replicas that share out gradients get whole weights for every forward, not once they are updated."""
+
     times: EngineTimes = EngineTimes()
     offloads_optimizer: bool = False
+    """Whether the host's memory can hold states that are shared out."""
+
     offloads_activations: tuple[str, ...] = ()
+    """Of which recomputation the host's memory can hold what is kept, by the unit that is run again."""
+
     offloads_of_pipelines: bool = False
+    """Whether it can hold activations of several stages, too."""
+
     optimizer: str = "adamw"
+    """What plans are made for unless asked otherwise: for other engines the one that large language models are
+    trained with, for our runtime its own default.
+    """
 
 
 ENGINES: Mapping[str, TrainingEngine] = {

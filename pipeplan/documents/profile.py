@@ -95,15 +95,18 @@ class Model:
 class Measurement:
     """One block at one microbatch size. Times are for the whole microbatch, bytes for all its samples.
 
-    `backward_s` is the fused backward; `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they
-    were measured: p1 with what the forward before it takes longer. `weight_gradient_bytes` is what stays allocated
-    between them (None: not known). `deferred_share` is p2's share of both as it was measured, 0 where the block defers
-    nothing.
-    `activation_bytes` is what stays allocated from forward to backward on a stage of this block alone, parameters
-    excluded; `shared_bytes` what of it is there already, or is not kept, on a stage that has the block before it as
-    well: most often the tensor between the two. Where it is given, 0 included, the block's input is among its
-    activations, whether the block needs it or not (None: neither is known, and nothing is taken to be shared).
-    `workspace_bytes` is the transient peak above what is kept. The spreads are interquartile ranges.
+    - `backward_s` is the fused backward.
+    - `backward_input_s` and `backward_weight_s` are 2BP's p1 and p2, where they were measured: p1 with what the forward
+      before it takes longer.
+    - `deferred_share` is p2's share of both as it was measured, 0 where the block defers nothing.
+    - `weight_gradient_bytes` is what stays allocated between p1 and p2 (None: not known).
+    - `activation_bytes` is what stays allocated from forward to backward on a stage of this block alone, parameters
+      excluded.
+    - `shared_bytes` is what of it is there already, or is not kept, on a stage that has the block before it as well:
+      most often the tensor between the two. Where it is given, 0 included, the block's input is among its activations,
+      whether the block needs it or not (None: neither is known, and nothing is taken to be shared).
+    - `workspace_bytes` is the transient peak above what is kept.
+    - `forward_spread_s` and `backward_spread_s` are interquartile ranges.
     """
 
     microbatch_size: int

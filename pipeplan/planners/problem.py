@@ -50,26 +50,27 @@ MAX_BLOCKS = 10_000
 class Options:
     """What a user may fix. None leaves it to the planner; a planner refuses an option that it has no use for.
 
-    `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
-    all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2). `memory`: the accounting.
-    `recompute_unit`: the unit of recomputation (None: the stage if that fits, else the unit that holds less).
-    `optimizer`: what updates the weights (None: what the engine's users train with, `optimizer_or_default`).
-    `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
-    `safe_batch`: the batch size is the largest that may be used (2BW 2021, algorithm 1), not the one that must be used.
-    `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
-    `semantics`: what plans are compared by: the play of their streams unless asked otherwise, the paper's closed form,
-    or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
-    `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
-    `cuts`: where a model that is a graph may be cut: anywhere (the default), or where one tensor crosses.
-    `forced_cuts`, `forbidden_cuts`: a cut k stands before block k. Of a graph, k blocks stand before it in the order in
-    which the graph is cut, the same for all of its plans (`on_chain`).
-    `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
-    `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
-    `time_limit_s`: when a solver returns the best that it has found.
-    `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
-    `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). `tensor`, `context`,
-    `expert` and `data` are degrees, `sharding` says what of the states replicas share, `offload` what is in the host's
-    memory: for the engines that can.
+    - `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
+    - `recompute_unit`: the unit of recomputation (None: the stage if that fits, else the unit that holds less).
+    - `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
+    - `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
+      all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2).
+    - `memory`: the accounting.
+    - `optimizer`: what updates the weights (None: what the engine's users train with, `optimizer_or_default`).
+    - `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
+    - `safe_batch`: the batch size is the largest that may be used (2BW 2021, algorithm 1), not one that must be used.
+    - `semantics`: what plans are compared by: the play of their streams unless asked otherwise, the paper's closed
+      form, or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
+    - `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
+    - `cuts`: where a model that is a graph may be cut: anywhere (the default), or where one tensor crosses.
+    - `forced_cuts`, `forbidden_cuts`: a cut k stands before block k. Of a graph, k blocks stand before it in the order
+      in which the graph is cut, the same for all of its plans (`on_chain`).
+    - `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
+    - `time_limit_s`: when a solver returns the best that it has found.
+    - `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
+    - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
+      `tensor`, `context`, `expert` and `data` are degrees, `sharding` says what of the states replicas share, `offload`
+      what is in the host's memory.
     """
 
     microbatch_size: int | None = None

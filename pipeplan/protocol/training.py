@@ -38,14 +38,16 @@ def require_planned_autocast(asked: str | None, planned: str | None) -> None:
 class TrainingOptions:
     """How a plan is trained.
 
-    `learning_rate` is the largest one, by default the optimizer's in `DEFAULT_RATES`: it rises in `warmup_steps`, and
-    `lr_schedule` says how it decays from there to step `decay_steps` (None: the last).
-    `clip_norm` is the largest norm that the whole model's mean gradient may have.
-    `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for others.
-    With `autocast` the blocks of a float32 plan compute in that type, by default in the plan's own;
-    `loss_scale` is where a dynamic scale of the loss begins, by default torch's own for float16, and none for others.
-    `concatenate`: with a split backward (2BP), weight gradients of several microbatches are computed as one product.
-    `loss` names a function, None is the model's own; `checkpoint_every` so many steps, 0: never.
+    - `loss` names a function; None is the model's own.
+    - `learning_rate` is the largest one, by default the optimizer's in `DEFAULT_RATES`. It rises in `warmup_steps`, and
+      `lr_schedule` says how it decays from there to step `decay_steps` (None: the last).
+    - `clip_norm` is the largest norm that the whole model's mean gradient may have.
+    - `batch_norm` says what running statistics are of, by default GPipe's "minibatch" for it and "microbatch" for
+      others.
+    - With `autocast` the blocks of a float32 plan compute in that type, by default in the plan's own.
+    - `loss_scale` is where a dynamic scale of the loss begins, by default torch's own for float16, and none for others.
+    - `checkpoint_every` so many steps a checkpoint is written; 0: never.
+    - `concatenate`: with a split backward (2BP), weight gradients of several microbatches are computed as one product.
     """
 
     loss: str | None = None

@@ -25,26 +25,39 @@ _MOST_SETS = 20_000
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A way through ports.
-
-    `share`: the share of a port's bandwidth that a transfer takes at full speed. `ports`: the ports that it passes,
-    each with the number of equal transfers that pass there side by side, for which the route stands; 1/k if a device
-    carries one k-th of it. `near`: the set of the other routes through these ports; `bit`: the set of this one alone.
-    `speed` and `left_s` are those of the transfer on its way; `waiting` holds those that follow it.
-    """
+    """A way through ports, and the transfers on it."""
 
     number: int
     share: float = 1.0
+    """The share of a port's bandwidth that a transfer takes at full speed."""
+
     ports: tuple[tuple[int, float], ...] = ()
+    """The ports that it passes, each with the number of equal transfers side by side for which the route stands;
+    1/k if a device carries one k-th of it.
+    """
+
     carried: object | None = None
+    """The transfer on the route."""
+
     waiting: deque[tuple[object, float]] = field(default_factory=deque)
+    """The transfers that follow it."""
+
     near: int = 0
+    """The set of the other routes through these ports."""
+
     alone: float = 1.0
+    """The speed of a transfer that has all its ports to itself."""
+
     speed: float = 0.0
+    """The speed of the transfer on the route."""
+
     left_s: float = 0.0
+    """What is left of it, in seconds at full speed."""
+
     since_s: float = 0.0
     stamp: int = 0
     bit: int = field(init=False)
+    """The set of this route alone."""
 
     def __post_init__(self) -> None:
         self.bit = 1 << self.number

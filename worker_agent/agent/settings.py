@@ -41,23 +41,37 @@ They are listed one by one: a module also holds its imports, so a pattern over m
 class AgentSettings(BaseSettings):
     """The settings. Every name, with PIPEPLAN_AGENT_ before it, is an environment variable.
 
-    `allow` lists the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
-    options; a trailing * matches any name, but no dot after the colon. In the
-    environment it is a JSON list. `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds the token,
-    `PIPEPLAN_AGENT_CONFIG` a TOML file of settings. Without a `url` of its own an agent serves the clients' service,
-    `PIPEPLAN_URL`.
+    A TOML file of settings, which `PIPEPLAN_AGENT_CONFIG` names, gives them as well.
 
-    `address` is where other nodes reach this one (default: as the service is reached), `rendezvous_port` the port that
-    it offers them (0: any free one). `devices` is how many ranks it takes at once (default: as many as GPUs; without
-    any, as many as are asked for, which share the cores). `shared_dir` is a folder that several nodes see: runs over
-    several nodes keep their files there. On SIGTERM the job at hand has `drain_s` to end; then it is handed back.
+    - `url`: the service. Without it an agent serves the clients' service, `PIPEPLAN_URL`.
+    - `token`; `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds it.
+    - `allow`: the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
+      options; a trailing * matches any name, but no dot after the colon. In the environment it is a JSON list.
+    - `models_dir`: a folder of Hugging Face models that jobs may name by path.
+    - `keep_environment`: variables that jobs see although they look like secrets.
 
-    Limits of a job's processes: `max_memory_bytes` (that one may write to), `max_open_files`, `max_processes` (of the
-    user), `nice`; of a job: `max_job_s`, `max_disk_bytes` in its folder, `max_output_bytes` that it prints.
-    Folders of jobs that have succeeded go by `prune_older_than_days`, `prune_keep` (folders) and `prune_max_bytes`,
-    once an hour between jobs; without any of the three they stay. `prune_abandoned`: those of other ended jobs, too.
-    `models_dir` is a folder of Hugging Face models that jobs may name by path.
-    `keep_environment` names variables that jobs see although they look like secrets.
+    Other nodes:
+
+    - `address`: where they reach this one (default: as the service is reached).
+    - `rendezvous_port`: the port that it offers them (0: any free one).
+    - `devices`: how many ranks it takes at once (default: as many as GPUs; without any, as many as are asked for, which
+      share the cores).
+    - `shared_dir`: a folder that several nodes see; runs over several nodes keep their files there.
+    - `drain_s`: on SIGTERM the job at hand has this time to end; then it is handed back.
+
+    Limits of a job's processes:
+
+    - `max_memory_bytes`: that one may write to.
+    - `max_open_files`; `max_processes` of the user; `nice`.
+
+    Limits of a job:
+
+    - `max_job_s`; `max_disk_bytes` in its folder; `max_output_bytes` that it prints.
+
+    Folders of jobs that have succeeded go once an hour between jobs; without any of the first three they stay:
+
+    - `prune_older_than_days`; `prune_keep` (folders); `prune_max_bytes`.
+    - `prune_abandoned`: those of other ended jobs go, too.
     """
 
     model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid", env_ignore_empty=True)

@@ -29,24 +29,29 @@ BY_STAGE = "by_stage"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chain:
-    """Blocks in order. A block is called with what the block before it returned: a tensor, or a tuple of tensors.
-
-    `spec` names the model without a path where that is possible. `root` is the module that names parameters and
-    buffers: the Hugging Face model, or an nn.Sequential of the blocks. `tokens` says what a language model takes; it is
-    None for other models. `batches` says what the model takes by name, if it does. `sharding` says how devices can
-    share the blocks; it is None for a model that does not. `contents` is what the blocks' tensors are filled from where
-    they were built empty; None where all have contents.
-    """
+    """Blocks in order. A block is called with what the block before it returned: a tensor, or a tuple of tensors."""
 
     name: str
     spec: str
+    """Names the model, without a path where that is possible."""
+
     blocks: tuple[nn.Module, ...]
     block_names: tuple[str, ...]
     root: nn.Module
+    """The module that names parameters and buffers: the Hugging Face model, or an nn.Sequential of the blocks."""
+
     tokens: TokenInputs | None = None
+    """What a language model takes; None for other models."""
+
     batches: BatchForm | KeywordForm | None = None
+    """What the model takes by name, if it does."""
+
     sharding: Sharding | None = None
+    """How devices can share the blocks; None for a model that does not."""
+
     contents: Contents | Construction | None = None
+    """What the blocks' tensors are filled from where they were built empty; None where all have contents."""
+
     uncut: bool = False
 
     def cut(self, inputs: Sequence[Tensor], names: tuple[str, ...] = ()) -> "Chain":

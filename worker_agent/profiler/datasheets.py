@@ -43,32 +43,46 @@ KINDS = ("gpu", "cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datasheet:
-    """One type of device. The peaks are the vendor's; the rest says how far training stays below them.
-
-    `flops_per_s` holds the peak of matrix products by dtype, without sparsity. A matrix product reaches the share
-    `compute_efficiency` of it at most, attention in one kernel `attention_efficiency`, and every operation the share
-    `memory_efficiency` of the bandwidth. `kernel_s` is a kernel's own time to start and end, `launch_s` the host's to
-    launch it. `multiprocessors` share out the tiles of a product; None: a product of any size reaches the same share.
-    `kind` says whose kernels run: those of dropout and attention differ between GPU and CPU.
-    `context_bytes` and `allocator_reserve` are a Device's. The link is the one between neighbouring devices of a node,
-    in one direction; only a cluster needs it.
-    """
+    """One type of device. The peaks are the vendor's; the rest says how far training stays below them."""
 
     name: str
     memory_bytes: int
     flops_per_s: Mapping[str, float]
+    """The peak of matrix products by dtype, without sparsity."""
+
     memory_bandwidth_bytes_per_s: float
     compute_efficiency: float = COMPUTE_EFFICIENCY
+    """The share of the peak that a matrix product reaches at most."""
+
     memory_efficiency: float = MEMORY_EFFICIENCY
+    """The share of the bandwidth that every operation reaches at most."""
+
     attention_efficiency: float = ATTENTION_EFFICIENCY
+    """The share of the peak that attention in one kernel reaches at most."""
+
     kernel_s: float = 0.0
+    """A kernel's own time to start and end."""
+
     launch_s: float = LAUNCH_S
+    """The host's time to launch a kernel."""
+
     multiprocessors: int | None = None
+    """They share out the tiles of a product. None: a product of any size reaches the same share."""
+
     kind: str = "gpu"
+    """Whose kernels run: those of dropout and attention differ between GPU and CPU."""
+
     context_bytes: int = 0
+    """As of a `Device`."""
+
     allocator_reserve: float = 0.0
+    """As of a `Device`."""
+
     link_bandwidth_bytes_per_s: float | None = None
+    """Of the link between neighbouring devices of a node, in one direction; only a cluster needs it."""
+
     link_latency_s: float = 0.0
+    """Of the same link."""
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -72,28 +72,44 @@ def status_path(folder: Path, rank: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The index of the instruction that a rank is at (below 0: none), batches done, and the newest batch's loss.
-
-    `started_s` is when the rank came to the instruction, `pulse_s` its last sign of life, both on the node's monotonic
-    clock. This process has measured `measured_batches` batches. For these, `end_s` is when the last one was done, since
-    the start; `busy_s` the seconds of compute; and the memory figures are the bytes held at the last one's end, and the
-    most. `activity` is what the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`).
-    `finished` is how many instructions the device has finished.
-    """
+    """Where a rank is, and what its process has measured."""
 
     instruction: int
+    """The index of the instruction that the rank is at; below 0: none."""
+
     started_s: float
+    """When the rank came to the instruction, on the node's monotonic clock."""
+
     batches_done: int
+    """Batches of the whole run."""
+
     loss: float
+    """Of the newest batch."""
+
     process: int
     pulse_s: float
+    """The rank's last sign of life, on the node's monotonic clock."""
+
     measured_batches: int = 0
+    """Batches that this process has measured."""
+
     end_s: float = 0.0
+    """When the last of these was done, since the start."""
+
     busy_s: float = 0.0
+    """Seconds of compute in these."""
+
     memory_bytes: int = 0
+    """Bytes held at the end of the last of these."""
+
     peak_memory_bytes: int = 0
+    """The most bytes held."""
+
     activity: int = Activity.OWN
+    """What the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`)."""
+
     finished: int = EVERYTHING
+    """How many instructions the device has finished."""
 
     def packed(self) -> bytes:
         """The status as it is in the file."""

@@ -14,24 +14,34 @@ from pipeplan.planners.two_bw.placements import Links
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wiring:
-    """A placement, and what crosses the network on it.
-
-    `edge_s_per_byte` and `edge_latency_s` are sums over the boundaries, there and back. `exchange` is that of stage
-    0's replicas. `ring_stages`: how many stages' exchanges pass a port, on average over all units.
-    `ring_s_per_byte`: what they take there at least, by bytes of the model, on the outermost level. `crossing`: how
-    many transfers of a microbatch pass the busiest port one way, and `port_s_per_byte` what each takes there.
-    `latencies_s` are those of the boundaries, one way.
-    """
+    """A placement, and what crosses the network on it."""
 
     links: Links
+    """The ranks of the placement, and the bandwidths of its boundaries."""
+
     edge_s_per_byte: float
+    """Seconds a byte, as a sum over the boundaries, in both directions."""
+
     edge_latency_s: float
+    """Latency, as a sum over the boundaries, in both directions."""
+
     exchange: AllReduce
+    """The gradient exchange of stage 0's replicas."""
+
     ring_stages: float
+    """How many stages' exchanges pass a port of the exchange's slowest level, on average over all its units."""
+
     ring_s_per_byte: float
+    """What these take at a port of the outermost level at least, by bytes of the model; 0 if another is slowest."""
+
     crossing: int
+    """How many transfers of a microbatch pass the busiest port of the slowest level in one direction."""
+
     port_s_per_byte: float
+    """What each of them takes there."""
+
     latencies_s: FloatArray
+    """By boundary, the latency in one direction."""
 
 
 def wiring_of(cluster: Cluster, links: Links) -> Wiring:

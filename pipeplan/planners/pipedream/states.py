@@ -42,24 +42,33 @@ ENTRIES_AT_MOST = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class States:
-    """One entry a state, sources first: state 0 has nothing before it, the last one everything.
-
-    `compute_s` (forward and backward of a minibatch), `weight_bytes` and `added_bytes` are sums over all blocks before
-    the state; `kept_before` belongs to the last: what a stage keeps of a minibatch is `added_bytes` where it ends less
-    `kept_before` where it begins (`costs.memory.kept_sums`). `boundary_bytes` is what crosses it one way (0 at both
-    ends), `input_bytes` what a stage that begins there keeps as its input. `before[a, b]`: a stage may reach from a to
-    b; None for a chain, where any a < b may. `transient_bytes[a, b]`: the largest workspace of a block between the two;
-    None if all are 0.
-    """
+    """One entry a state, sources first: state 0 has nothing before it, the last one everything."""
 
     compute_s: FloatArray
+    """Forward and backward of a minibatch, over all blocks before the state."""
+
     weight_bytes: FloatArray
+    """Over all blocks before the state."""
+
     added_bytes: FloatArray
+    """Over all blocks before the state: a stage keeps of a minibatch this where it ends, less `kept_before` where
+    it begins (`costs.memory.kept_sums`).
+    """
+
     kept_before: FloatArray
+    """See `added_bytes`."""
+
     boundary_bytes: FloatArray
+    """What crosses the state in one direction; 0 at both ends."""
+
     input_bytes: FloatArray
+    """What a stage that begins at the state keeps as its input."""
+
     before: BoolArray | None = None
+    """before[a, b]: a stage may reach from a to b; None for a chain, where any a < b may."""
+
     transient_bytes: FloatArray | None = None
+    """transient_bytes[a, b]: the largest workspace of a block between the two; None if all are 0."""
 
     def __len__(self) -> int:
         return len(self.compute_s)
