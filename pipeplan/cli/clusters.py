@@ -42,16 +42,19 @@ def read_cluster(given: str) -> Cluster:
         return named_cluster(given)
     cluster = read(Cluster, Path(given))
     for index, level in enumerate(cluster.levels):
-        if level.bandwidth_bytes_per_s < LEAST_PLAUSIBLE:
-            field, value = f"levels.{index}.bandwidth_bytes_per_s", level.bandwidth_bytes_per_s
-            typer.echo(
-                f"warning: {given}: {field}: {value:g} bytes a second; {value:g} GB/s would be {value:g}e9", err=True
-            )
+        warn_of_gigabytes(f"{given}: levels.{index}.bandwidth_bytes_per_s", level.bandwidth_bytes_per_s, a_second=True)
     for device in cluster.types:
-        if device.memory_bytes < LEAST_PLAUSIBLE:
-            field, value = f"memory_bytes of {device.name}", device.memory_bytes
-            typer.echo(f"warning: {given}: {field}: {value} bytes; {value} GB would be {value}e9", err=True)
+        warn_of_gigabytes(f"{given}: memory_bytes of {device.name}", device.memory_bytes)
     return cluster
+
+
+def warn_of_gigabytes(place: str, value: float, *, a_second: bool = False) -> None:
+    """Warns on standard error of a number of bytes that was most likely meant in another unit."""
+    if 0 < value < LEAST_PLAUSIBLE:
+        others = f"{value:g} GB would be {value:g}e9"
+        if a_second:
+            others = f"{value:g} GB/s would be {value:g}e9, {value:g} Gb/s {value / 8:g}e9"
+        typer.echo(f"warning: {place}: {value:g} bytes{' a second' if a_second else ''}; {others}", err=True)
 
 
 def clusters(

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from pipeplan.cli.calibrate import read_calibration
-from pipeplan.cli.clusters import ClusterName, read_cluster
+from pipeplan.cli.clusters import ClusterName, read_cluster, warn_of_gigabytes
 from pipeplan.cli.console import INFEASIBLE, show_table
 from pipeplan.cli.solve import PlannerName, takes_options
 from pipeplan.costs.memory import rank_bytes
@@ -207,11 +207,17 @@ def _depths(text: str, devices: int) -> list[int]:
     return wanted
 
 
+BYTES = {"bandwidth": " of bytes a second", "memory": " of bytes"}
+"""The quantities of a sweep that have a unit."""
+
+
 @takes_options
 def sweep(
     profile: ProfileFile,
     cluster: ClusterName,
-    over: Annotated[str, typer.Option(help=f"WHAT=VALUE,VALUE,... of {', '.join(VARIED)}.")],
+    over: Annotated[
+        str, typer.Option(help=f"WHAT=VALUE,VALUE,... of {', '.join(VARIED)}, in bytes and bytes a second.")
+    ],
     options: Options,
     batch_size: Annotated[int | None, typer.Option(help="Samples in a batch, unless it is varied.")] = None,
     planner: PlannerName = "pipedream-2bw",
@@ -228,7 +234,10 @@ def sweep(
     try:
         values = [float(value) for value in listed.split(",")]
     except ValueError as error:
-        raise InvalidInputError("over", f"must be {name}= and numbers with commas between them", over) from error
+        rule = f"must be {name}= and numbers{BYTES.get(name, '')} with commas between them"
+        raise InvalidInputError("over", rule, over) from error
+    for value in values if name in BYTES else ():
+        warn_of_gigabytes(f"--over {name}", value, a_second=name == "bandwidth")
     require(len(values) <= MOST_VALUES, "over", f"must name at most {MOST_VALUES} values", len(values))
     varied = name == "batch-size"
     require(varied or batch_size is not None, "batch-size", "is required unless it is varied", batch_size)

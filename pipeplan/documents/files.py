@@ -256,6 +256,10 @@ def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) 
         return  # the parser says what is wrong with it
 
 
+_UNITS = ("_s", "_bytes", "_flops")
+"""How the names of quantities end."""
+
+
 def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
     """The first finding, and how many more there are. An unknown key has precedence over a missing one."""
     items = {one["loc"][:-1] for one in findings}  # a list of wrong items is too short as well, once they are left out
@@ -279,6 +283,8 @@ def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
         rule = f"must be JSON that is nested at most {MAX_NESTING} levels deep"
     elif kind == "int_type" and isinstance(value, float):
         rule = fault_of_number(value) or rule
+    elif kind in ("float_type", "int_type") and isinstance(value, str) and field.endswith(_UNITS):
+        rule = "must be a number, in the unit at the end of its name"
 
     field = ".".join(filter(None, (field, inner)))
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
@@ -292,7 +298,7 @@ def _meant(unknown: ErrorDetails, findings: Sequence[ErrorDetails]) -> str:
     lacking = [one for one in findings if one["input"] is MISSING or one["type"].startswith("missing")]
     missing = sorted(str(one["loc"][-1]) for one in lacking if [*map(str, one["loc"][:-1])] == place)
     stem = key.partition("_")[0]
-    same = [name for name in missing if "_" in key and name.partition("_")[0] == stem]
+    same = [name for name in missing if "_" in name and name.partition("_")[0] == stem]
     if same:
         return f": {same[0]} is meant, in the unit at the end of its name"
     near = get_close_matches(key, missing, n=1)

@@ -104,7 +104,8 @@ def load_factory(spec: Spec, *, field: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         missing = error.name or module
         own = module == missing or module.startswith(f"{missing}.")
-        rule = "must name a module that exists" if own else f"needs module {missing}, which is not installed"
+        here = "must name a module that exists, in the current folder or installed"
+        rule = here if own else f"needs module {missing}, which is not installed"
         raise InvalidInputError(field, rule, module) from error
     except (ImportError, SyntaxError) as error:
         raise InvalidInputError(field, f"must name a module that can be imported ({error})", module) from error

@@ -207,6 +207,11 @@ def test_every_kind_of_error_has_its_exit_status(
     [
         ("memory_bytes", "memory_gb", "device.memory_gb: is not a known key: memory_bytes is meant, in the unit"),
         ("bandwidth_bytes_per_s", "bandwidth_gb_per_s", "levels.0.bandwidth_gb_per_s: is not a known key: bandwidth_"),
+        (
+            "bandwidth_bytes_per_s",
+            "bandwidth",
+            "levels.0.bandwidth: is not a known key: bandwidth_bytes_per_s is meant, in",
+        ),
         ("levels", "level", "level: is not a known key: levels is meant"),
     ],
 )
@@ -223,9 +228,26 @@ def test_a_bandwidth_that_looks_like_gigabytes_is_warned_of(tmp_path: Path) -> N
     document["levels"][0]["bandwidth_bytes_per_s"] = 300
     cluster = write(tmp_path / "cluster.json", document)
     ended = pipeplan("solve", "--profile", profile, "--cluster", cluster, *SOLVE)
-    assert (
-        f"warning: {cluster}: levels.0.bandwidth_bytes_per_s: 300 bytes a second; 300 GB/s would be 300e9" in ended.err
-    )
+    place = f"warning: {cluster}: levels.0.bandwidth_bytes_per_s"
+    assert f"{place}: 300 bytes a second; 300 GB/s would be 300e9, 300 Gb/s 37.5e9" in ended.err
+
+
+def test_a_bandwidth_with_its_unit_is_told_the_unit_of_its_name(tmp_path: Path) -> None:
+    """The sentence said only that it must be a valid number."""
+    profile = write(tmp_path / "profile.json", profile_document(4))
+    document = cluster_document()
+    document["levels"][0]["bandwidth_bytes_per_s"] = "25 Gb/s"
+    cluster = write(tmp_path / "cluster.json", document)
+    rule = "levels.0.bandwidth_bytes_per_s: must be a number, in the unit at the end of its name, got '25 Gb/s'"
+    refused(pipeplan("solve", "--profile", profile, "--cluster", cluster, *SOLVE), f"{cluster}: {rule}")
+
+
+def test_a_sweep_over_bandwidths_says_its_unit(files: tuple[str, ...]) -> None:
+    ended = pipeplan("sweep", *files, "--over", "bandwidth=25Gb/s", "--batch-size", "8")
+    rule = "--over: must be bandwidth= and numbers of bytes a second with commas between them"
+    refused(ended, f"{rule}, got 'bandwidth=25Gb/s'")
+    ended = pipeplan("sweep", *files, "--over", "bandwidth=25,1e9", "--batch-size", "8")
+    assert ended.err == "warning: --over bandwidth: 25 bytes a second; 25 GB/s would be 25e9, 25 Gb/s 3.125e9\n"
 
 
 def test_a_batch_that_the_microbatch_asked_for_does_not_divide_names_that_one(files: tuple[str, ...]) -> None:

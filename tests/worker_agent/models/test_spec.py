@@ -54,8 +54,14 @@ def test_what_is_not_a_spec_is_refused_by_its_rule(text: str, rule: str) -> None
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("no_such_package.models:mlp", "model: must name a module that exists, got 'no_such_package.models'"),
-        ("worker_agent.no_such_module:mlp", "model: must name a module that exists, got 'worker_agent.no_such_module'"),
+        (
+            "no_such_package.models:mlp",
+            "model: must name a module that exists, in the current folder or installed, got 'no_such_package.models'",
+        ),
+        (
+            "worker_agent.none_such:mlp",
+            "model: must name a module that exists, in the current folder or installed, got 'worker_agent.none_such'",
+        ),
         ("json:mlp", "model: must name something that module json holds, got 'mlp'"),
         ("string:digits", "model: must name a callable, got 'string:digits'"),
     ],
