@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -46,56 +47,37 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "pipeplan_http_requests", "Requests answered.", ("route", "method", "status"), registry=registry
-        )
-        self._request_s = Histogram(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._requests = counter("pipeplan_http_requests", "Requests answered.", ("route", "method", "status"))
+        self._request_s = histogram(
             "pipeplan_http_request_duration_seconds",
             "From the request's head to the end of the answer.",
             ("route", "method"),
-            registry=registry,
             buckets=REQUEST_BUCKETS_S,
         )
-        self._solve_s = Histogram(
+        self._solve_s = histogram(
             "pipeplan_solve_duration_seconds",
             "The time that planners took to answer.",
             ("planner",),
-            registry=registry,
             buckets=SOLVE_BUCKETS_S,
         )
-        self._prediction_error = Histogram(
+        self._prediction_error = histogram(
             "pipeplan_prediction_error_ratio",
             "|predicted - measured| / measured throughput of runs that have ended.",
-            registry=registry,
             buckets=ERROR_BUCKETS,
         )
-        self._lease_expiries = Counter(
-            "pipeplan_lease_expiries",
-            "Leases that expired, by the process that found them.",
-            ("kind",),
-            registry=registry,
+        self._lease_expiries = counter(
+            "pipeplan_lease_expiries", "Leases that expired, by the process that found them.", ("kind",)
         )
-        self._database_errors = Counter(
-            "pipeplan_database_errors", "Statements that the database refused.", ("error",), registry=registry
+        self._database_errors = counter("pipeplan_database_errors", "Statements that the database refused.", ("error",))
+        self._removed = counter("pipeplan_retention_removed", "Rows that retention removed.", ("noun",))
+        self._chores = counter("pipeplan_chores", "Turns of upkeep, by how they ended.", ("chore", "outcome"))
+        self._chore_done = gauge(
+            "pipeplan_chore_done_timestamp_seconds", "When this process last completed it.", ("chore",)
         )
-        self._removed = Counter(
-            "pipeplan_retention_removed", "Rows that retention removed.", ("noun",), registry=registry
-        )
-        self._chores = Counter(
-            "pipeplan_chores", "Turns of upkeep, by how they ended.", ("chore", "outcome"), registry=registry
-        )
-        self._chore_done = Gauge(
-            "pipeplan_chore_done_timestamp_seconds",
-            "When this process last completed it.",
-            ("chore",),
-            registry=registry,
-        )
-        self._unaudited = Counter(
-            "pipeplan_audit_left_out", "Attempts without effect that are not in the audit log.", registry=registry
-        )
-        self._pool_in_use = Gauge(
-            "pipeplan_database_connections_in_use", "Connections of the pool that are in use.", registry=registry
-        )
+        self._unaudited = counter("pipeplan_audit_left_out", "Attempts without effect that are not in the audit log.")
+        self._pool_in_use = gauge("pipeplan_database_connections_in_use", "Connections of the pool that are in use.")
         build = Info("pipeplan_build", "What is running.", registry=registry)
         build.info({"version": version("pipeplan"), "python": platform.python_version()})
         ProcessCollector(registry=registry)

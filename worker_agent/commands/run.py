@@ -130,22 +130,18 @@ def run(
     """
     require_extra("worker")
     from worker_agent.runtime.job import RunJob, holding
-    from worker_agent.runtime.run import execute, execute_again, resumed, take_part
+    from worker_agent.runtime.run import execute, execute_again, take_part
 
     for field, text in (("model", model), ("data", data), ("loss", loss)):
         if text is not None:
             typed_spec(text, field=field)
     require_count("steps", steps)  # the job's intervals follow from it
-    chosen = read(Plan, plan)
-    if schedule is not None:
-        own = schedule_asked(schedule)
-        rule = f"must be the plan's schedule, {chosen.schedule}"
-        require(own.name == chosen.schedule, "schedule", rule, own.name)
+    chosen = _chosen(plan, optimizer, schedule)
     place = _place(chosen, nodes, node_rank, master_addr, master_port)
     rule = "must be 0 among several nodes: start all of them again with --resume"
     require(place is None or max_restarts == 0, "max_restarts", rule, max_restarts)
     job = RunJob(
-        plan=chosen if optimizer is None else replace(chosen, optimizer=optimizer),
+        plan=chosen,
         model=model,
         data=data,
         loss=loss,
@@ -173,16 +169,7 @@ def run(
             take_part(job, on_progress, place)
         return
     with holding(job.directory.root):
-        if resume:
-            job = resumed(job, tell=_tell)
-            if job.first_step == 0:
-                _tell(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0")
-        else:
-            root = job.directory.root
-            used = (root / "run.json").exists() or job.directory.checkpoints.exists()
-            require(not used, "out", "must be a new folder, or be given with --resume", str(root))
-            other = job.directory.of_others(plan)
-            require(other is None, "out", "must hold no other file by the name of a run's: move it", str(other))
+        job = _begun(job, plan, resume=resume)
         with shown(job, quiet=quiet) as on_progress:
             if place is not None:
                 outcome = execute(job, on_progress, place)
@@ -192,6 +179,38 @@ def run(
         typer.echo((out / "run.json").read_text())
     else:
         _show(job, outcome)
+
+
+def _chosen(plan: Path, optimizer: str | None, schedule: str | None) -> Plan:
+    """The file's plan, with another optimizer if one is asked for.
+
+    Raises InvalidInputError unless a schedule of the user's own is the plan's.
+    """
+    chosen = read(Plan, plan)
+    if schedule is not None:
+        own = schedule_asked(schedule)
+        require(own.name == chosen.schedule, "schedule", f"must be the plan's schedule, {chosen.schedule}", own.name)
+    return chosen if optimizer is None else replace(chosen, optimizer=optimizer)
+
+
+def _begun(job: "RunJob", plan: Path, *, resume: bool) -> "RunJob":
+    """The job from the folder's newest whole checkpoint, or from step 0 in a folder that holds nothing of a run.
+
+    Raises InvalidInputError for a folder that holds a run which is not resumed.
+    """
+    from worker_agent.runtime.run import resumed
+
+    folder = job.directory
+    if resume:
+        job = resumed(job, tell=_tell)
+        if job.first_step == 0:
+            _tell(f"no whole checkpoint in {folder.checkpoints}: starting at step 0")
+        return job
+    used = (folder.root / "run.json").exists() or folder.checkpoints.exists()
+    require(not used, "out", "must be a new folder, or be given with --resume", str(folder.root))
+    other = folder.of_others(plan)
+    require(other is None, "out", "must hold no other file by the name of a run's: move it", str(other))
+    return job
 
 
 @contextmanager
