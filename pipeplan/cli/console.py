@@ -199,11 +199,13 @@ def fields_of(document: str) -> Iterator[None]:
         raise InvalidInputError(f"{document}_{error.field}", error.rule, error.value) from error
 
 
-def require_extra(extra: Literal["service", "worker"], what: str = "this command") -> None:
-    """Raises MissingDependencyError unless the extra is installed that a command, or one of its options, needs."""
-    missing = [name for name in MODULES[extra] if find_spec(name) is None]
-    if missing:
-        raise MissingDependencyError(f"{what} needs {missing[0]}: pip install 'pipeplan[{extra}]'")
+def require_extra(*extras: Literal["service", "worker"], what: str = "this command") -> None:
+    """Raises MissingDependencyError unless the extras are installed that a command, or one of its options, needs."""
+    missing = {extra: [name for name in MODULES[extra] if find_spec(name) is None] for extra in extras}
+    lacking = {extra: names[0] for extra, names in missing.items() if names}
+    if lacking:
+        modules, names = " and ".join(lacking.values()), ",".join(lacking)
+        raise MissingDependencyError(f"{what} needs {modules}: pip install 'pipeplan[{names}]'")
 
 
 def typed_spec(text: str, *, field: str) -> Spec:

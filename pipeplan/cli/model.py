@@ -111,7 +111,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
     sizes = microbatch_sizes(batch_size, asked.sequence_length, options.microbatch_size)
     keys = [datasheet_of(device) for device in cluster.types]
     forms = forms_asked(cluster, options, batch_size=batch_size, sequence_length=asked.sequence_length)
-    require_extra("worker", "--model")
+    require_extra("worker", what="--model")
     return tuple(
         profile_of(
             Estimate(

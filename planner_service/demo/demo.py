@@ -36,8 +36,7 @@ def demo(
 
     It compares what was predicted with what was measured.
     """
-    require_extra("service")
-    require_extra("worker")
+    require_extra("service", "worker")
     from rich.console import Console
 
     from pipeplan.client.client import Client

@@ -69,6 +69,7 @@ def test_both_programs_say_their_version(folder: Path) -> None:
     [
         (("serve",), "service"),
         (("db", "upgrade"), "service"),
+        (("demo",), "service,worker"),
         (("solve", "--planner", "exact", *ASKED), "exact"),
     ],
 )
