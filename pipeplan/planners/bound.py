@@ -2,9 +2,9 @@
 
 Stage s computes a microbatch in c_s seconds, and a batch has m microbatches. A round trip from stage s to a later stage
 t is a microbatch's forwards from s to t and its backwards from t to s, with the transfers between them. Each bound
-is a time below which no batch falls; docs/cost-model.md explains the last three.
+is a time below which no batch falls; docs/cost-model.md explains 7 to 9.
 
-1. Compute: a stage computes all microbatches of a batch in m c_s, then finishes its exchange and its update.
+1. Compute: a stage computes all microbatches of a batch in m c_s, then finishes its exchanges and its update.
 2. In flight: the schedule allows stage s at most k_s microbatches in flight. Each stays in flight for R_s, the round
    trip from stage s to the last one. So a batch takes m R_s / k_s (Little 1961).
 3. Fill and drain: with a flush, the first microbatch passes the earlier stages before it reaches stage s, and the last
@@ -23,6 +23,9 @@ is a time below which no batch falls; docs/cost-model.md explains the last three
    take at least one round trip from s to t (`turns_s`). Of two neighbouring stages, each microbatch takes half of it.
 9. Turns of ranks of several stages: in the interleaved schedule, 2 (t - s) + 1 forwards of rank s take at least one
    round trip from rank s to rank t (`interleaved_turns_s`).
+10. Shared weights: before every update, stages that share weights wait for each other. Without a flush, the last of
+    them computes a batch between two such meetings, but for the forwards that it does ahead, and the batch's last
+    microbatch then goes back to the first of them (`_between_meetings_s`).
 
 With a flush, all batches after the first are mostly alike; if a rank with several stages is much busier than the first
 rank, two or three are shorter. Without a flush, long and short batches may alternate. A rate is the mean over a window,
@@ -118,6 +121,7 @@ def least_batch_s(plan: Plan) -> float:
         slowest = max(range(len(by_rank)), key=lambda rank: sum(times[s].compute_s for s in by_rank[rank]))
         tightest = {slowest, len(by_rank) - 1}  # the last rank's first backward comes first
         least_s = max(least_s, *(_through_all_s(plan, rank, times) + last_s for rank in tightest))
+    least_s = max(least_s, _between_meetings_s(plan, times))
     least_s = max(least_s, played_turns_s(plan, times) + last_s)
     return (1 - _ROUNDING) * max(least_s, _ports_s(plan, times))
 
@@ -203,6 +207,23 @@ def within_s(step_s: FloatArray) -> FloatArray:
     """[..., s, t]: the sum of what the stages s to t take."""
     until_s = np.cumsum(step_s, axis=-1)
     return np.asarray(until_s[..., None, :] - (until_s - step_s)[..., :, None])
+
+
+def _between_meetings_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
+    """Bound 10: seconds between two meetings of stages that share weights, under 2BW; 0 for other schedules."""
+    laws = schedule_named(plan.schedule)
+    if laws.flushes or laws.update != "batch":
+        return 0.0
+    back_s = [0.0, *accumulate(each.there_and_back_s - each.there_s for each in times)]
+    least_s = 0.0
+    for tied in plan.tied:
+        first, last = tied.stages[0], tied.stages[-1]
+        ahead = laws.in_flight(depth=plan.depth, stage=last, microbatches=plan.microbatches) - 1
+        batch_s = plan.microbatches * times[last].compute_s - ahead * times[last].forward_s
+        exchanged_s = plan.costs[first].exchange_tail_s(split=False) if plan.replicas[first] > 1 else 0.0
+        meeting_s = exchanged_s + tied.seconds + plan.costs[last].update_s
+        least_s = max(least_s, batch_s + back_s[last] - back_s[first] + meeting_s)
+    return least_s
 
 
 def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, int]]:

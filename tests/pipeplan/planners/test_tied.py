@@ -55,6 +55,7 @@ def test_under_2bw_the_stages_wait_for_each_other_in_every_batch() -> None:
     longer_s = 16 / with_ties.throughput_samples_per_s - 16 / without.throughput_samples_per_s
     backward_s = max(each.backward_s for each in with_ties.costs)
     assert longer_s > 3 * backward_s
+    assert least_batch_s(with_ties) == pytest.approx(16 / with_ties.throughput_samples_per_s, rel=0.005)  # bound 10
 
 
 def test_the_price_is_that_of_the_streams_that_are_run() -> None:
