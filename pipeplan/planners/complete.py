@@ -19,7 +19,6 @@ from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, 
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import BY_WEIGHT
-from pipeplan.documents.tied import TiedStages
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import TIES_APART, CutGraph, PlanningProblem
 from pipeplan.programs.communicate import exchanging
@@ -346,24 +345,19 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
         interpolated=decision.microbatch_size not in problem.profile.microbatch_sizes,
         warnings=problem.warnings,
         autocast=problem.profile.autocast,
-        tied=_tied(problem, decision),
+        tied=tied_stages(
+            problem.profile,
+            problem.cluster,
+            decision.stages,
+            decision.placement,
+            order=decision.order,
+            devices=decision.devices,
+            in_v=schedule_named(decision.schedule).v_shaped,
+        ),
     )
     if not keeps_ties_apart(plan):
         return plan
     return replace(plan, warnings=(*plan.warnings, f"{plan.schedule} {TIES_APART}"))
-
-
-def _tied(problem: PlanningProblem, decision: Decision) -> tuple[TiedStages, ...]:
-    """The stages that share weights."""
-    return tied_stages(
-        problem.profile,
-        problem.cluster,
-        decision.stages,
-        decision.placement,
-        order=decision.order,
-        devices=decision.devices,
-        in_v=schedule_named(decision.schedule).v_shaped,
-    )
 
 
 def _with_copies(profile: Profile, decision: Decision) -> tuple[Stage, ...]:
