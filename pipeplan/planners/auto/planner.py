@@ -55,7 +55,7 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
             rule = "is an option that no planner uses here"
             raise InvalidInputError(unused[0].field, rule, unused[0].value)
         telling = [e for e in errors if e not in unused and not _of_another_schedule(e)]
-        raise (telling or errors)[0]  # from a planner that supports the schedule and the options
+        raise (telling or unused or errors)[0]  # from a planner that supports the schedule and the options
     answer = fastest(NAME, asked, _spaces(searched, asked), Ranking(problem=problem))
     if not isinstance(answer, Plan):
         return answer

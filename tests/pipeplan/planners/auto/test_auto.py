@@ -354,6 +354,12 @@ def test_auto_refuses_with_the_reason_of_the_planner_that_knows_the_schedule() -
         solve("auto", asked)
 
 
+def test_an_option_that_the_planner_of_the_schedule_does_not_have_is_what_is_refused() -> None:
+    problem = replace(transformer(), options=Options(schedule="pipedream", stages=2))
+    with pytest.raises(InvalidInputError, match="stages: is not an option of the planner pipedream, got 2"):
+        solve("auto", problem)
+
+
 def test_2bp_of_a_profile_that_was_not_measured_split_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="split_backward: needs a profile with backward_input_s"):
         solve("auto", replace(transformer(), options=Options(split_backward=True)))
