@@ -16,6 +16,9 @@ from pipeplan.planners.problem import PlanningProblem
 RECOMPUTES = ("none", "attention", "block")
 """What is recomputed at a time, the least first: nothing, attention's core (selective), every block (full)."""
 
+SHARED_GRADIENTS = {"gradients", "weights"}
+"""Shardings that are alike in a pipeline: all weights of its stages are whole until a batch ends."""
+
 MOST_CHUNKS = 16
 
 OFFLOADED = {"none": "nothing", "activations": "activations", "optimizer": "optimizer", "both": "both of them"}
@@ -131,10 +134,18 @@ class Shapes:
     def __len__(self) -> int:
         return len(self.pipeline)
 
-    @property
-    def alone(self) -> IntArray:
-        """The places of those without another device to share states with."""
-        return np.flatnonzero(self.data * self.recipe.form.context == 1)
+    def unbeaten(self, engine: TrainingEngine) -> IntArray:
+        """The places of all but those that another sharding is never slower than, and holds no more.
+
+        Whole states are beaten by shared ones, which exchange no more, unless a single replica has them. In a pipeline,
+        shared weights are shared gradients (`SHARED_GRADIENTS`).
+        """
+        shares = all("optimizer" in each for each in (engine.shardings, engine.pipelined_shardings))
+        if shares and self.recipe.sharding == "none":
+            return np.flatnonzero(self.data * self.recipe.form.context == 1)
+        if self.recipe.sharding == "weights" and "gradients" in engine.pipelined_shardings:
+            return np.flatnonzero(self.pipeline == 1)
+        return np.arange(len(self))
 
     def of(self, recipe: Recipe) -> "Shapes":
         """The same pipelines for another recipe."""
@@ -162,13 +173,15 @@ def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
 
     A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank, or
     devices that move from one of tensor, context, expert, pipeline and data parallelism to another one. Holding whole
-    states is not a choice for those that cannot share them.
+    states is not a choice for those that cannot share them, nor are whole weights for those of a pipeline.
     """
     ours, theirs = degrees.recipe, some.recipe
     names = ("microbatch_size", "recompute", "offload")
     apart = sum(getattr(ours, name) != getattr(theirs, name) for name in names)
     alone = (some.data * theirs.form.context == 1) | (degrees.data * ours.form.context == 1)
-    resharded = (ours.sharding != theirs.sharding) & ~(alone & ("none" in (ours.sharding, theirs.sharding)))
+    pipelined = (some.pipeline > 1) | (degrees.pipeline > 1)
+    alike = alone if "none" in (both := {ours.sharding, theirs.sharding}) else pipelined & (both <= SHARED_GRADIENTS)
+    resharded = (ours.sharding != theirs.sharding) & ~alike
     axes = ((ours.form.tensor, theirs.form.tensor), (ours.form.context, theirs.form.context))
     moved = sum(a != b for a, b in (*axes, (ours.form.expert, theirs.form.expert)))
     moved_here = moved + (some.pipeline != degrees.pipeline) + (some.data != degrees.data).astype(np.int64)

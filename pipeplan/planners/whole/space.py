@@ -178,11 +178,10 @@ class WholeSpace:
         yield from self._by_placement(near, "likely")
 
     def _unbeaten(self, every: Sequence[_Bounded]) -> list[_Bounded]:
-        """All but those that hold whole states without need: with sharded states they would exchange no more."""
-        shares = all("optimizer" in each for each in (self.engine.shardings, self.engine.pipelined_shardings))
-        if not shares or self.problem.options.sharding is not None:
+        """All but those that another sharding never is slower than, and never holds more (`Shapes.unbeaten`)."""
+        if self.problem.options.sharding is not None:
             return list(every)
-        return [each.some(each.shapes.alone) if each.shapes.recipe.sharding == "none" else each for each in every]
+        return [each.some(each.shapes.unbeaten(self.engine)) for each in every]
 
     def _with_fewer(self, ready: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
         """These, and those with fewer replicas than the devices allow, which can be faster if exchanges are slow.

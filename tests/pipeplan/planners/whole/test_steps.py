@@ -42,6 +42,14 @@ def test_a_step_changes_one_choice_or_moves_devices(recipe: Recipe, row: tuple[i
     assert steps_to(shapes(recipe, row), DEGREES).tolist() == [steps]
 
 
+def test_sharing_weights_is_no_step_to_or_from_a_pipeline_whose_stages_hold_whole_ones() -> None:
+    gradients, weights = (replace(OWN, sharding=each) for each in ("gradients", "weights"))
+    ours = replace(DEGREES, recipe=gradients)
+    assert steps_to(shapes(weights, (8, 1, 4), (4, 1, 8), (1, 1, 32)), ours).tolist() == [0, 1, 1]
+    alone = replace(ours, pipeline=1, chunks=1, data=32)
+    assert steps_to(shapes(weights, (8, 1, 4), (1, 1, 32)), alone).tolist() == [1, 1]
+
+
 def test_crowded_transfers_lie_between_those_that_never_meet_and_always_do() -> None:
     assert _crowded_s(4.0, 6.0, 0.0) == 4.0
     assert _crowded_s(4.0, 6.0, 5.0) == pytest.approx(4.0 + (6.0 - 4.0) * 5.0 / _crowded_s(4.0, 6.0, 5.0))

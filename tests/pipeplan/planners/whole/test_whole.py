@@ -162,6 +162,24 @@ def test_states_held_whole_play_no_faster_than_the_same_stages_with_shared_ones(
             assert plays[0].throughput_samples_per_s <= plays[1].throughput_samples_per_s * (1 + 1e-6)
 
 
+def test_a_pipeline_that_shares_weights_is_one_that_shares_gradients() -> None:
+    """Its weights are whole until a batch ends (torchtitan). The search plays one of both unless it is asked."""
+    held = model()
+    space, _ = whole_space(problem(held, cluster(held), engine="fsdp"))
+    pipelined = [each for each in space.likely() if each.degrees.pipeline > 1]
+    assert {each.degrees.recipe.sharding for each in pipelined} == {"gradients"}
+    assert {each.degrees.recipe.sharding for each in space.configurations()} == {"gradients", "weights"}
+    for placed in pipelined[:20]:
+        stops, recipe = placed.split(), placed.degrees.recipe
+        assert stops is not None
+        sharing = replace(placed.degrees, recipe=replace(recipe, sharding="weights"))
+        shared, plan = space.maker(sharing).plan(stops, inside=placed.inside), placed.plan(stops)
+        assert plan is not None and shared == replace(plan, sharding="weights")
+
+    asked = whole_space(problem(held, cluster(held), engine="fsdp", sharding="weights", stages=2))[0]
+    assert {each.degrees.recipe.sharding for each in asked.configurations()} == {"weights"}
+
+
 @examples(8)
 @given(problems, st.integers(0, 40))
 @example(asked_of(6, 1, 2e11, 0.6, 8, "deepspeed"), 0)  # memory decides where the stages end
