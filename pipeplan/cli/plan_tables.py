@@ -120,6 +120,10 @@ def show_plan(plan: Plan) -> None:
         console.print(f"ranks: {layout(plan)}", soft_wrap=True)
     if plan.offload != "none":
         console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")
+    for each in plan.choices:
+        if each.reason.endswith("more"):
+            rate = f"{four_digits(each.throughput_samples_per_s or 0.0)} samples/s"
+            console.print(f"with {each.degree.replace('_', ' ')} {each.instead}: {rate}, {each.reason}", soft_wrap=True)
     headings = ("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")
     console.print(table_of(headings, list(stage_rows(plan))))
 

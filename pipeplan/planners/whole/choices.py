@@ -7,6 +7,7 @@ import numpy as np
 
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.plan import Plan
+from pipeplan.planners.auto.search import CLOSE
 from pipeplan.planners.complete import length, play
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
@@ -42,7 +43,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
 def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
     """For each degree, the values that the answer does not have, each with the best plan that was found to fit."""
     chosen = values_of(Degrees.of(answer))
-    rates = answer.throughput_samples_per_s or 0.0, answer.closed_form.throughput_samples_per_s
+    rates = rates_of(answer)
     found = dict[tuple[str, str], DegreeChoice]()
     values, tries, left = Counter[str](), Counter[tuple[str, str]](), PLAYED_INSTRUCTIONS
     every = [
@@ -78,14 +79,21 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
     return tuple(sorted(found.values(), key=lambda each: (order.index(each.degree), each.instead)))
 
 
+def rates_of(answer: Plan) -> tuple[float, float]:
+    """An answer's rates, played and in closed form."""
+    return answer.throughput_samples_per_s or 0.0, answer.closed_form.throughput_samples_per_s
+
+
 def compared(key: tuple[str, str], value: str, plan: Plan, rates: tuple[float, float], left: int) -> DegreeChoice:
     """What a plan with another value of a degree gives; `rates` are the answer's, played and in closed form."""
     rate, closed_form = rates
-    simulated = play(plan, instructions=left)
+    simulated = plan.simulated or play(plan, instructions=left)
     played = None if simulated is None else simulated.throughput_samples_per_s
     if played is None:
         less = 1 - plan.closed_form.throughput_samples_per_s / closed_form
         reason = f"not played; {100 * less:.1f} % less in closed form" if less > 0 else "not played"
+    elif played < rate:
+        reason = f"{100 * (1 - played / rate):.1f} % less"
     else:
-        reason = f"{100 * (1 - played / rate):.1f} % less" if played < rate else "as fast"
+        reason = f"{100 * (played / rate - 1):.1f} % more" if played > rate * (1 + CLOSE) else "as fast"
     return DegreeChoice(degree=key[0], value=value, instead=key[1], throughput_samples_per_s=played, reason=reason)

@@ -199,6 +199,13 @@ def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArr
     return np.asarray((fixed_bytes + flight * kept_bytes) / p)
 
 
+def even_bytes(some: Shapes, blocks: int, fixed_bytes: float, kept_bytes: float) -> FloatArray:
+    """The bytes of the first rank, which has most microbatches in flight, with equal stages of equal blocks."""
+    p, v, m = some.pipeline, some.chunks, some.microbatches
+    flight = np.where(v > 1, np.minimum((v + 1) * p - 1, m * v) / v, np.minimum(m, p))
+    return np.asarray((fixed_bytes + flight * kept_bytes) * v * -(-blocks // (p * v)) / blocks)
+
+
 def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[ModelForm]) -> Iterator[Recipe]:
     """All recipes that the engine, the options and the batch allow."""
     options = problem.options

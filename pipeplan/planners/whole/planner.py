@@ -8,21 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, product
 
-from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, DegreeChoice
 from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposal, Proposer
-from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.auto.search import CLOSE
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
-from pipeplan.planners.whole.choices import choices
+from pipeplan.planners.whole.choices import choices, compared, rates_of
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways
+from pipeplan.planners.whole.misses import nearest_miss
 from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
 
 USED = (
@@ -67,6 +68,9 @@ NEAR = 0.95
 PLAYED_INSTRUCTIONS = 600_000
 """The most instructions of all other plans together: two seconds."""
 
+PLAYED_ON_HOST = 200_000
+"""The most instructions of plans that offload though nobody asked for it, besides steps: two thirds of a second."""
+
 LONGEST_PLAYED = 90_000
 """The most instructions of one plan: half a second. Deep pipelines of many microbatches are among the fastest."""
 
@@ -101,7 +105,27 @@ def whole(problem: PlanningProblem) -> Answer:
     _step_on(space, ranking)
     ranking.left = for_search
     answer = fastest(NAME, asked, [space], ranking, afterwards=lambda: _step_on(space, ranking))
-    return replace(answer, choices=choices(space, answer)) if isinstance(answer, Plan) else answer
+    if not isinstance(answer, Plan):
+        return answer
+    return replace(answer, choices=(*choices(space, answer), *_on_host(space, answer)))
+
+
+def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
+    """What plans that offload play, beside an answer that does not, if the question leaves it open."""
+    problem = space.problem
+    if problem.options.offload is not None or problem.cluster.host is None:
+        return
+    asked, (_, ranking) = PlannersAsked(), whole_space(offloading(problem))
+    offloaded = replace(space, problem=offloading(problem), offloaded_only=True)
+    asked.propose(answer, Proposer(NAME))
+    ranking.add(asked.proposals[0])
+    ranking.left = PLAYED_ON_HOST
+    fastest(NAME, asked, [offloaded], ranking, afterwards=lambda: _step_on(offloaded, ranking))
+    for offload in OFFLOADS[1:]:
+        played = [each for each in ranking.fitting if each.played and each.plan.offload == offload]
+        if played:
+            best = min(played, key=Ranked.preference).plan
+            yield compared(("offload", offload), OFFLOADS[0], best, rates_of(answer), PLAYED_ON_HOST)
 
 
 def _different(space: WholeSpace) -> Iterator[Proposal]:
@@ -277,7 +301,7 @@ def _infeasible(space: WholeSpace) -> Infeasible:
         )
         nothing = Reason(rule="degrees must divide the devices and the batch", detail=detail)
         return Infeasible(planner=NAME, reasons=(nothing,), configurations_considered=0)
-    miss, cluster = space.nearest_miss(), space.problem.cluster
+    miss, cluster = nearest_miss(space), space.problem.cluster
     reason = memory_reason(
         miss.degrees.named,
         stage=miss.rank,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush, merge
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -22,15 +23,18 @@ from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.spaces import EverySplit, Splits
-from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, least_bytes, recipes, shapes, steps_to
+from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, even_bytes, least_bytes, recipes, shapes, steps_to
 from pipeplan.planners.whole.exchanged import hops_before_s, least_with_exchange_s, placed_batch, sending_s, turned_s
 from pipeplan.planners.whole.made import PlanMaker
 from pipeplan.planners.whole.placements import lies_well, placements
 from pipeplan.planners.whole.split import Splitter
 from pipeplan.planners.whole.terms import RecipeTerms, ReplicaTerms
 
-MISSES = 50
-"""For how many configurations that hold little on average stages are made, to report by how much nothing fits."""
+MOST_OFFLOADED = 60
+"""How many configurations are searched if all of them offload, though nobody asked for it."""
+
+NEARLY_FULL = 0.8
+"""Unless a plan offloads, its devices are nearly full from this share on."""
 
 _ROUNDING = 1e-9
 
@@ -97,16 +101,6 @@ class PlacedDegrees:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """A configuration that does not fit, its fullest rank, and the bytes that it misses on its device or its host."""
-
-    degrees: Degrees
-    rank: int
-    missing_bytes: float
-    on_host: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Bounded:
     """The pipelines of a recipe with two rates: one that no play exceeds, and one that equal stages would give."""
@@ -129,6 +123,7 @@ class WholeSpace:
     problem: PlanningProblem
     engine: TrainingEngine
     forms: tuple[ModelForm, ...]
+    offloaded_only: bool = False
     planner: str = "auto"
     beyond: float = 0.0
     graph: CutGraph | None = None
@@ -145,9 +140,11 @@ class WholeSpace:
         """All configurations that memory does not rule out, the highest bound first. They are made as they are needed.
 
         Those that offload or hold whole states without need are left out: the same stages take no longer without.
+        `offloaded_only` limits their number (`MOST_OFFLOADED`).
         """
         every = self._taking_turns(self._with_fewer(self._by_placement(self._unbeaten(self._bounded), "most")))
-        yield from (each for each in every if not self._offloads_in_vain(each.degrees))
+        useful = (each for each in every if not self._offloads_in_vain(each.degrees))
+        yield from (islice(useful, MOST_OFFLOADED) if self.offloaded_only else useful)
 
     def _taking_turns(self, every: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
         """The same, with bounds that also count the turns of ranks (`turned_s`): some come later for it."""
@@ -196,27 +193,11 @@ class WholeSpace:
             yield placed
         yield from self._by_placement(self._unbeaten(self._bounded_fewer), "most")
 
-    def nearest_miss(self) -> Shortfall:
-        """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
-
-        The stages have equal numbers of blocks. If the rank exceeds its part of the host's memory by more, that counts.
-        """
+    def holding_least(self) -> Iterator[Degrees]:
+        """All configurations, whether they fit or not, in the order of the bytes that they hold on average."""
         every = [*self._bounded, *self._bounded_fewer]
         each = [(float(held), at, place) for at, one in enumerate(every) for place, held in enumerate(one.held_bytes)]
-        misses = []
-        for _, at, place in sorted(each)[:MISSES]:
-            degrees = every[at].shapes.degrees(place)
-            splitter, blocks = self.maker(degrees).splitter, len(self.forms[0].blocks)
-            stops = [blocks * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
-            device, host = splitter.by_rank(stops), splitter.hosts_by_rank(stops)
-            worst = Shortfall(degrees=degrees, rank=0, missing_bytes=-inf, on_host=False)
-            for by_rank, room, on_host in ((device, splitter.device_bytes, False), (host, splitter.host_bytes, True)):
-                fullest = by_rank.index(max(by_rank))
-                missing = by_rank[fullest] - room
-                if missing > worst.missing_bytes:
-                    worst = Shortfall(degrees=degrees, rank=fullest, missing_bytes=missing, on_host=on_host)
-            misses.append(worst)
-        return min(misses, key=lambda miss: miss.missing_bytes)
+        yield from (every[at].shapes.degrees(place) for _, at, place in sorted(each))
 
     def _in_order(self, every: Sequence[_Bounded], rate: str) -> Iterator[PlacedDegrees]:
         """The configurations by a rate, the highest first."""
@@ -341,7 +322,7 @@ class WholeSpace:
         kept: dict[object, Shapes] = {}
         whole_groups = {each.form.devices for each in self.forms if lies_well(self.problem.cluster, each.form)}
         for recipe in recipes(self.problem, self.engine, self.forms):
-            if recipe.form.devices not in whole_groups:
+            if recipe.form.devices not in whole_groups or (self.offloaded_only and recipe.offload == OFFLOADS[0]):
                 continue
             ways = tuple(recipe.runs_on(self.engine, pipelined=pipelined) for pipelined in (False, True))
             devices, expert = recipe.form.devices, recipe.form.expert
@@ -350,7 +331,19 @@ class WholeSpace:
             if key not in kept:
                 blocks = len(self.forms[0].blocks)
                 kept[key] = shapes(self.problem, self.engine, recipe, blocks, most_replicas=most_replicas)
-            yield kept[key].of(recipe)
+            found = kept[key].of(recipe)
+            yield found.some(self._nearly_full(found)) if self.offloaded_only else found
+
+    def _nearly_full(self, found: Shapes) -> IntArray:
+        """The places of those that nearly fill a device unless they offload, with even stages."""
+        terms, blocks = self.terms(replace(found.recipe, offload=OFFLOADS[0])), len(self.forms[0].blocks)
+        held = np.zeros(len(found))
+        for data, pipelined in np.unique(np.stack([found.data, found.pipeline > 1]), axis=1).T.tolist():
+            at = terms.at(data, pipelined=bool(pipelined))
+            chosen = (found.data == data) & ((found.pipeline > 1) == pipelined)
+            even = even_bytes(found, blocks, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
+            held[chosen] = (even + at.transient_bytes.max())[chosen]
+        return np.flatnonzero(held > NEARLY_FULL * self.problem.cluster.device.usable_bytes)
 
     @cached_property
     def _most_of_fewer(self) -> float:

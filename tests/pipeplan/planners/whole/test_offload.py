@@ -1,19 +1,23 @@
 """Offloading: what it saves on the device, what it costs, and that the search finds it where it is needed."""
 
 from collections import defaultdict
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pipeplan.cli.plan_tables import show_plan
 from pipeplan.documents.cluster import Cluster, Host
 from pipeplan.documents.engines import engine_named, require_offload
-from pipeplan.documents.plan import Infeasible
+from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.exports.formats import format_named
 from pipeplan.exports.source import ExportSource
+from pipeplan.formats import four_digits
 from pipeplan.planners.auto.search import CLOSE
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import play
@@ -25,6 +29,7 @@ from pipeplan.planners.whole.split import Splitter
 from tests.pipeplan.planners.whole.test_whole import GIB, answered, cluster, model, problem
 from tests.properties import examples
 
+FAST = Host(memory_bytes=100 * 10**9, bandwidth_bytes_per_s=1e11, update_bytes_per_s=2e11)
 AMPLE = Host(memory_bytes=10**15, bandwidth_bytes_per_s=1e15, update_bytes_per_s=1e15)
 USUAL = Host(memory_bytes=100 * 10**9, bandwidth_bytes_per_s=12e9, update_bytes_per_s=20e9)
 ENGINES = st.sampled_from(["megatron", "deepspeed", "fsdp"])
@@ -170,6 +175,52 @@ def test_nothing_is_offloaded_unasked_where_anything_fits() -> None:
     usual, free = answered(problem(held, tight)), answered(problem(held, tight, offload="any"))
     assert usual.offload == "none"
     assert (free.throughput_samples_per_s or 0.0) >= (usual.throughput_samples_per_s or 0.0) * (1 - CLOSE)
+
+
+@examples(4)
+@given(
+    ENGINES,
+    st.sampled_from([0.2, 0.25, 0.3]),
+    st.sampled_from([2e8, 1e9, 2.5e10]),
+    st.sampled_from([{"tensor": 1}, {"stages": 1}, {"microbatch_size": 2}, {"recompute": True}, {"offload": "any"}]),
+)
+@example("deepspeed", 0.25, 2e8, {"offload": "any"})  # 9 times as fast: stages of four devices, or none at all
+def test_no_forced_degree_is_faster_than_an_answer_says(
+    engine: str, memory: float, network: float, forced: dict[str, Any]
+) -> None:
+    """What fits with a host alone is searched with it. A free answer that offloads nothing says what it would give."""
+    held = model()
+    machines = with_host(cluster(held, memory_gib=memory, network=network), FAST)
+    free, other = (
+        solve("auto", problem(held, machines, batch_size=64, engine=engine, **each)) for each in ({}, forced)
+    )
+    if isinstance(free, Infeasible) or isinstance(other, Infeasible):
+        assert isinstance(other, Infeasible)
+        return
+    said = [each.throughput_samples_per_s or 0.0 for each in free.choices if each.degree == "offload"]
+    best = max([free.throughput_samples_per_s or 0.0, *said])
+    assert best >= (other.throughput_samples_per_s or 0.0) * (1 - CLOSE)
+
+
+def test_an_answer_says_by_how_much_a_plan_that_offloads_is_faster() -> None:
+    held = model()
+    slow = with_host(cluster(held, memory_gib=0.25, network=1e9), FAST)
+    asked = problem(held, slow, batch_size=64, engine="deepspeed")
+    plan = answered(asked)
+    faster = answered(problem(held, slow, batch_size=64, engine="deepspeed", offload="optimizer"))
+    (said,) = (each for each in plan.choices if each.degree == "offload")
+    more = (faster.throughput_samples_per_s or 0.0) / (plan.throughput_samples_per_s or 1.0) - 1
+    assert (said.value, said.instead, said.reason) == ("none", "optimizer", f"{100 * more:.1f} % more")
+    assert said.throughput_samples_per_s == faster.throughput_samples_per_s
+    assert f"with offload optimizer: {four_digits(faster.throughput_samples_per_s or 0.0)} samples/s" in shown(plan)
+    assert all(finding.holds for finding in verify(plan, asked))
+
+
+def shown(plan: Plan) -> str:
+    output = StringIO()
+    with redirect_stdout(output):
+        show_plan(plan)
+    return output.getvalue()
 
 
 def test_nothing_is_offloaded_where_the_cluster_says_nothing_of_its_host() -> None:
