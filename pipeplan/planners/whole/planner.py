@@ -53,8 +53,8 @@ STEPPED = 150_000
 SPLITS_STEPPED = 4
 """How many splits of the fastest plan's configuration count as a step, its own included; so does the most even one."""
 
-MOVED = 20_000
-"""The most instructions of plans whose cuts were moved."""
+MOVED = 100_000
+"""The most instructions of plans whose cuts were moved: a third of a second, or two plays of deep pipelines."""
 
 PLAYED_FIRST = 12
 """How many plans of different degrees are played before bounds decide the order: on slow networks these are far off."""

@@ -84,12 +84,14 @@ class Splitter:
         return (self._squeezed(even) or even,), 0.0
 
     def _quickest(self) -> tuple[tuple[tuple[int, ...], ...], float]:
-        """Fitting stages with short batches, by their bound; and the longest batch for which none fit."""
-        high_s, low_s = self.times.longest_s(), 0.0
-        found = self._in_time(high_s)
+        """Fitting stages with short batches, by their bound; and the longest batch for which none fit.
+
+        Those of the least bottleneck are among them: where hops decide, they may be the fastest.
+        """
+        found, low_s = self.even(), 0.0
         if found is None:
             return (), inf
-        every = {found: self.times.of(found)}
+        high_s, every = inf, {found: self.times.of(found)}
         for _ in range(_STEPS):
             high_s = min(high_s, self.times.filled_s(found))
             if low_s >= high_s * (1 - _NEAR):

@@ -234,6 +234,36 @@ def test_the_stages_are_cut_for_the_links_between_their_ranks() -> None:
     assert rates[0] > 1.03 * rates[1]
 
 
+@examples(5)
+@given(problems)
+def test_the_most_even_stages_are_among_those_compared(asked: PlanningProblem) -> None:
+    """Ranks that take turns over slow links are the faster for it: by 15 % of 7B on 64 GPUs with 25 Gb/s."""
+    for placed in islice(whole_space(asked)[0].likely(), 60):
+        even, splits = placed.most_even(), placed.splits()
+        assert (even in splits) if even else not splits
+
+
+@pytest.mark.campaign
+def test_the_cuts_of_the_fastest_plans_are_moved_too() -> None:
+    """Moves of plans that were too slow to be played used up the budget of all moves: 1.3 % slower than if forced."""
+    held = transformer(
+        layers=24,
+        hidden=2048,
+        heads=16,
+        sequence=2048,
+        vocabulary=51200,
+        tensors=(1, 2),
+        contexts=(1,),
+        sizes=(1, 2, 4),
+    )
+    machines = cluster(held, servers=4, network=6.25e9)
+    free, forced = (
+        answered(problem(held, machines, batch_size=64, **each)).throughput_samples_per_s or 0.0
+        for each in ({}, {"stages": 4})
+    )
+    assert free >= forced * (1 - CLOSE)
+
+
 def test_even_stages_end_where_the_blocks_do() -> None:
     """The share of the last stage was, by rounding, more than what was left: it ended past the last block."""
     for layers, slower in ((3, 11), (5, 3), (6, 5), (7, 3)):
