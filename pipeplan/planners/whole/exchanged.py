@@ -21,7 +21,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.planners.bound import interleaved_turns_s, turns_s
 from pipeplan.planners.whole.degrees import Degrees, Shapes
 from pipeplan.planners.whole.placements import hops_on, most_sent, placed_exchange
-from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
+from pipeplan.planners.whole.terms import ReplicaTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,5 +214,5 @@ def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:
     """The bytes that replicas exchange, and the seconds of the prior exchange among devices that share sequences."""
     own_bytes = max(float(at.exchanged_bytes[-1]) - len(at.exchanged_bytes), 0.0)  # plans have whole bytes a block
     form, profile = at.terms.recipe.form, at.terms.problem.profile
-    inside_s = axis_links(at.terms.problem.cluster, form)["context"].seconds("all-reduce", own_bytes)
+    inside_s = at.terms.links["context"].seconds("all-reduce", own_bytes)
     return form.tensor * own_bytes * profile.overheads.exchange_factor, inside_s

@@ -22,7 +22,7 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.placements import placement
 from pipeplan.planners.whole.split import Splitter, in_flight
-from pipeplan.planners.whole.terms import ReplicaTerms, axis_links
+from pipeplan.planners.whole.terms import ReplicaTerms
 from pipeplan.schedules.registry import schedule_named
 
 COST_MODEL = "forms on a cluster of groups"
@@ -208,9 +208,8 @@ class PlanMaker:
         sum the copy's gradients; `apart` is the distance of the two in devices.
         """
         terms, degrees, cluster = self.terms, self.degrees, self.problem.cluster
-        form = degrees.recipe.form
         exchanged, tied = terms.exchanged_bytes, terms.tied_bytes
-        inside_s = axis_links(cluster, form)["context"].seconds("all-reduce", float(exchanged[stop] - exchanged[start]))
+        inside_s = terms.terms.links["context"].seconds("all-reduce", float(exchanged[stop] - exchanged[start]))
         copied = float(tied[-1] if start == 0 else tied[stop] - tied[start])
         if degrees.pipeline == 1 or copied == 0.0:
             return inside_s

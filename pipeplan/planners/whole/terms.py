@@ -162,9 +162,14 @@ class RecipeTerms:
         form = self.recipe.form
         return 1 if form.sequence_parallel else form.tensor
 
+    @cached_property
+    def links(self) -> dict[str, DeviceGroupLinks]:
+        """Those of the form's axes (`axis_links`)."""
+        return axis_links(self.problem.cluster, self.recipe.form)
+
     def regathered_s(self, cut: int) -> float:
         """How long receivers take to gather these shares of the bytes that pass the cut."""
-        links = axis_links(self.problem.cluster, self.recipe.form)["tensor"]
+        links = self.links["tensor"]
         return links.seconds("all-gather", float(self.edge_bytes[cut]) * self._senders) if self._senders > 1 else 0.0
 
     def ledger(self, data: int, *, pipelined: bool) -> Ledger:
@@ -196,7 +201,7 @@ class RecipeTerms:
         Garg and Vishnoi 2005, "The Impact of Noise on the Scaling of Collectives").
         """
         form, late_s = self.recipe.form, self.engine.times.late_s
-        links = axis_links(self.problem.cluster, form)
+        links = self.links
         return sum(
             (
                 each.count * (links[each.axis].seconds(each.kind, each.size_bytes) + late_s * _longest(members))
