@@ -53,8 +53,8 @@ STEPPED = 150_000
 SPLITS_STEPPED = 4
 """How many splits of the fastest plan's configuration count as a step, its own included; so does the most even one."""
 
-MOVED = 100_000
-"""The most instructions of plans whose cuts were moved: a third of a second, or two plays of deep pipelines."""
+MOVED = 200_000
+"""The most instructions of plans whose cuts were moved: two thirds of a second, or three plays of deep pipelines."""
 
 PLAYED_FIRST = 12
 """How many plans of different degrees are played before bounds decide the order: on slow networks these are far off."""
@@ -68,8 +68,8 @@ NEAR = 0.95
 PLAYED_INSTRUCTIONS = 600_000
 """The most instructions of all other plans together: two seconds."""
 
-PLAYED_ON_HOST = 200_000
-"""The most instructions of plans that offload though nobody asked for it, besides steps: two thirds of a second."""
+PLAYED_ON_HOST = 100_000
+"""The most instructions of plans that offload though nobody asked for it, besides steps: a third of a second."""
 
 LONGEST_PLAYED = 90_000
 """The most instructions of one plan: half a second. Deep pipelines of many microbatches are among the fastest."""
@@ -120,7 +120,9 @@ def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
     asked.propose(answer, Proposer(NAME))
     ranking.add(asked.proposals[0])
     ranking.left = PLAYED_ON_HOST
-    fastest(NAME, asked, [offloaded], ranking, afterwards=lambda: _step_on(offloaded, ranking))
+    fastest(NAME, asked, [offloaded], ranking)
+    if ranking.best is not None and ranking.best.plan.offload != OFFLOADS[0]:
+        _step_on(offloaded, ranking)
     for offload in OFFLOADS[1:]:
         played = [each for each in ranking.fitting if each.played and each.plan.offload == offload]
         if played:

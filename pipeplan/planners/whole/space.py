@@ -30,8 +30,8 @@ from pipeplan.planners.whole.placements import lies_well, placements
 from pipeplan.planners.whole.split import Splitter
 from pipeplan.planners.whole.terms import RecipeTerms, ReplicaTerms
 
-MOST_OFFLOADED = 60
-"""How many configurations are searched if all of them offload, though nobody asked for it."""
+MOST_OFFLOADED = 40
+"""How many configurations are searched if all of them offload, though nobody asked for it: up to half a second."""
 
 NEARLY_FULL = 0.8
 """Unless a plan offloads, its devices are nearly full from this share on."""

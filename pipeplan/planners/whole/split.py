@@ -88,10 +88,11 @@ class Splitter:
 
         Those of the least bottleneck are among them: where hops decide, they may be the fastest.
         """
-        found, low_s = self.even(), 0.0
+        high_s, low_s = self.times.longest_s(), 0.0
+        found, even = self._in_time(high_s), self.even()
         if found is None:
             return (), inf
-        high_s, every = inf, {found: self.times.of(found)}
+        every = {each: self.times.of(each) for each in (found, even) if each is not None}
         for _ in range(_STEPS):
             high_s = min(high_s, self.times.filled_s(found))
             if low_s >= high_s * (1 - _NEAR):
