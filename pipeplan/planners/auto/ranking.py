@@ -13,6 +13,9 @@ from pipeplan.planners.reasons import shortfall
 from pipeplan.schedules.registry import schedule_named, with_whole_backward
 from pipeplan.simulation.predict import keeps_ties_apart
 
+CLOSE = 0.002
+"""The search ends when nothing that is left can be faster by more than this share."""
+
 PLAYED_INSTRUCTIONS = 600_000
 """The most instructions of all proposals together: two or three seconds."""
 
@@ -124,6 +127,11 @@ class Ranking:
     def best_rate(self) -> float:
         """The rate of the fastest play that fits; 0 if none fits yet."""
         return max((each.samples_per_s for each in self.fitting if each.played), default=0.0)
+
+    @property
+    def enough(self) -> float:
+        """The rate above which a bound is worth a play."""
+        return self.best_rate * (1 + CLOSE)
 
     def beats(self, most: float, memory_bytes: int) -> bool:
         """Whether a play that fits is as fast as `most` samples a second, and holds no more than so many bytes."""

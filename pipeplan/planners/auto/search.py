@@ -41,9 +41,6 @@ SPLIT_BLOCKS = 50
 MOST_IN_VAIN = 60
 """How many are split if no plan can be played: all are too long, or none fits."""
 
-CLOSE = 0.002
-"""The search ends when nothing that is left can be faster by more than this share."""
-
 MOVED = 8
 """How many of the fastest plans have their cuts moved."""
 
@@ -140,7 +137,7 @@ class PlayedSearch:
         unsplit: list[_Next] = []
         while self._waiting:
             most = -self._waiting[0][0]
-            if most <= self.ranking.best_rate * (1 + CLOSE) or self.ranking.left <= 0:
+            if most <= self.ranking.enough or self.ranking.left <= 0:
                 break
             item = heappop(self._waiting)[2]
             if isinstance(item, Proposal):
@@ -240,7 +237,7 @@ class PlayedSearch:
         self.without_split += stops is None
         if stops:
             self._tried.append((item.planner, item.configuration, stops))
-        if most <= self.ranking.best_rate * (1 + CLOSE):
+        if most <= self.ranking.enough:
             self.left = max(self.left, most)
         elif stops is not None:
             for proposal in self._proposals(item.planner, item.configuration, stops):
@@ -261,7 +258,7 @@ class PlayedSearch:
         Those likely to be the fastest come first: by their bound, and by how near the plays of their configuration came
         to their bounds. Of two placements with equal bounds, one may play much slower.
         """
-        enough = self.ranking.best_rate * (1 + CLOSE)
+        enough = self.ranking.enough
         least = max(self.ranking.left - self.ranking.for_splits, 0)
         waiting: list[tuple[float, int, float, Proposal | _Split]] = []
         numbers, (every, listed) = count(), self._list_splits(enough)
@@ -269,7 +266,7 @@ class PlayedSearch:
             heappush(waiting, (-most * share, next(numbers), most, split))
         while waiting:
             likely, _, most, item = heappop(waiting)
-            if most <= self.ranking.best_rate * (1 + CLOSE):
+            if most <= self.ranking.enough:
                 continue
             if self.ranking.left <= least:
                 self.most_of_others = max([self.most_of_others, most, *(each[2] for each in waiting)])
@@ -362,7 +359,7 @@ class PlayedSearch:
 
         For long models, it takes too long to bound a plan.
         """
-        enough, plans = self.ranking.best_rate * (1 + CLOSE), SLOW_MOVES
+        enough, plans = self.ranking.enough, SLOW_MOVES
         if len(self.ranking.problem.profile.blocks) > SPLIT_BLOCKS:
             return
         slow = [(each[1].most_of(each[2]), each) for each in self._tried]
@@ -387,7 +384,7 @@ class PlayedSearch:
         planner, configuration, _ = self._splits.get(ranked.proposal.configuration, ("", None, ()))
         if configuration is None:
             return []
-        enough = self.ranking.best_rate * (1 + CLOSE)
+        enough = self.ranking.enough
         moved = [(most, other) for other in splits if (most := configuration.most_of(other)) > enough]
         moved.sort(key=lambda each: -each[0])
         found = [

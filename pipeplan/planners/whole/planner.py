@@ -15,8 +15,7 @@ from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposal, Proposer
-from pipeplan.planners.auto.ranking import Ranked, Ranking
-from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.auto.ranking import CLOSE, Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import PlanningProblem, refuse_unused
@@ -169,7 +168,7 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
                 return
             if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # however little: other plans are near it
                 break
-            enough = ranking.best_rate * (1 + CLOSE)
+            enough = ranking.enough
 
 
 def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:

@@ -18,7 +18,7 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.exports.formats import format_named
 from pipeplan.exports.source import ExportSource
 from pipeplan.formats import four_digits
-from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import PlanningProblem

@@ -15,7 +15,7 @@ from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.forms import BlockKind, Form, FormMeasurement, ModelForm
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, Model, Overheads, Profile
-from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.complete import Decision, complete, play
 from pipeplan.planners.problem import Options, PlanningProblem

@@ -12,7 +12,7 @@ from pipeplan.documents.plan import Worker
 from pipeplan.documents.profile import Profile
 from pipeplan.exports.formats import format_named
 from pipeplan.exports.source import ExportSource
-from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.placements import placement, placements

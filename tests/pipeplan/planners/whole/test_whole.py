@@ -13,7 +13,7 @@ from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
-from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.bound import least_batch_s, most_samples_per_s
 from pipeplan.planners.complete import one_pipeline, play
 from pipeplan.planners.problem import Options, PlanningProblem
