@@ -1,6 +1,6 @@
 """Spaces: the interfaces by which a search by play sees a planner: configurations, their bounds, and their splits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
@@ -20,16 +20,19 @@ class Splits(Protocol):
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """The stops of each."""
 
-    def highest(self, count: int) -> Iterator[tuple[int, ...]]:
-        """At most `count` of those with the highest bounds; none if finding them requires listing all."""
+    def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
+        """At most `count` of those with the highest bounds, the highest first, each with its bound; none if they are
+        more and finding them requires listing all.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class EverySplit:
-    """All splits into as many stages as `one` has; only those that `may` accepts as possibly fast are listed."""
+    """All splits into as many stages as `one` has; only those whose bounds, `most`, are above a rate are listed."""
 
     one: tuple[int, ...]
-    may: Callable[[tuple[int, ...]], bool]
+    most: Callable[[tuple[int, ...]], float]
+    above: float
 
     @property
     def count(self) -> float:
@@ -37,20 +40,23 @@ class EverySplit:
         return comb(self.one[-1] - 1, len(self.one) - 1)
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return (stops for _, stops in self._bounded())
+
+    def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
+        """All of them if they are so few, else none."""
+        return sorted(self._bounded(), key=lambda each: -each[0]) if self.count <= count else ()
+
+    def _bounded(self) -> Iterator[tuple[float, tuple[int, ...]]]:
         blocks = self.one[-1]
         every = ((*cuts, blocks) for cuts in combinations(range(1, blocks), len(self.one) - 1))
-        return filter(self.may, every)
-
-    def highest(self, count: int) -> Iterator[tuple[int, ...]]:
-        """No splits: their bounds are not known here."""
-        return iter(())
+        return ((most, stops) for stops in every if (most := self.most(stops)) > self.above)
 
 
 @dataclass(frozen=True, slots=True)
 class ListedSplits:
-    """Splits that were listed already."""
+    """Splits that were listed already, each with its bound, the highest first."""
 
-    listed: tuple[tuple[int, ...], ...]
+    listed: tuple[tuple[float, tuple[int, ...]], ...]
 
     @property
     def count(self) -> float:
@@ -58,11 +64,11 @@ class ListedSplits:
         return len(self.listed)
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return iter(self.listed)
+        return (stops for _, stops in self.listed)
 
-    def highest(self, count: int) -> Iterator[tuple[int, ...]]:
-        """No splits: their bounds are not known here."""
-        return iter(())
+    def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
+        """The first so many."""
+        return self.listed[:count]
 
 
 class Configuration(Protocol):

@@ -22,9 +22,10 @@ from dataclasses import dataclass, fields, replace
 
 from pipeplan.documents.plan import Certificate, Plan, Simulated
 from pipeplan.errors import PipeplanError
+from pipeplan.planners.auto.other_splits import FEW_SPLITS
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
-from pipeplan.planners.auto.search import FEW_SPLITS, ROUNDING
+from pipeplan.planners.auto.search import ROUNDING
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.spaces import Configuration, Space

@@ -14,6 +14,7 @@ from math import comb, inf
 
 import numpy as np
 
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
@@ -269,9 +270,11 @@ class ChunkedSpace:
         limit_s = shape.batch_size / (rate * (1 - _ROUNDING) * shape.microbatches) if rate > 0 else inf
         found = splits_within(self.model, terms, limit_s)
         if found is None:
-            return EverySplit(split, lambda stops: self.most(shape, wiring, stops) > rate)
-        listed = (stops for stops in map(tuple, found.tolist()) if self.most(shape, wiring, stops) > rate)
-        return ListedSplits(tuple(listed))
+            return EverySplit(split, lambda stops: self.most(shape, wiring, stops), rate)
+        rates = self._most_of_each(shape, wiring, found)
+        order = np.argsort(-rates, kind="stable")
+        order = order[rates[order] > rate]
+        return ListedSplits(tuple(zip(rates[order].tolist(), map(tuple, found[order].tolist()), strict=True)))
 
     def _stages(self, memory: ChunkMemory, most: float) -> tuple[int, ...] | None:
         """Even stages if they fit; else others that fit, if there is time to find them; None if there are none."""
@@ -315,19 +318,25 @@ class ChunkedSpace:
 
     def most(self, shape: ChunkedShape, wiring: Wiring, stops: Sequence[int]) -> float:
         """The same for these stages on a placement: `bound`, 1, 3 and 5, without the rest of the exchanges."""
+        return float(self._most_of_each(shape, wiring, np.asarray([stops]))[0])
+
+    def _most_of_each(self, shape: ChunkedShape, wiring: Wiring, stops: IntArray) -> FloatArray:
+        """The same for each row of stops."""
         sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
         work_s, way_s = sums.compute_s, sums.way_s
         chain, m = self.model.evaluator.chain(shape.microbatch_size), shape.microbatches
-        ends = np.asarray(stops)
-        starts = np.append(0, ends[:-1])
+        starts = np.concatenate((np.zeros_like(stops[:, :1]), stops[:, :-1]), axis=1)
         by_rank = np.asarray([shape.stages_of(rank) for rank in range(shape.ranks)])
-        computed_s = (work_s[ends] - work_s[starts])[by_rank].sum(axis=1)
-        ways_s = way_s[ends] - way_s[starts]
-        first = ends[: shape.ranks - 1]
+        computed_s = (work_s[stops] - work_s[starts])[:, by_rank].sum(axis=2)
+        ways_s = way_s[stops] - way_s[starts]
+        first = stops[:, : shape.ranks - 1]
         edges_s = 2 * (wiring.latencies_s + chain.output_bytes[first] / wiring.links.edges)
-        before_s = np.append(0.0, np.cumsum(ways_s[: shape.ranks - 1] + edges_s))
-        least_s = max(float(m * computed_s.max()), float((before_s + m * ways_s[by_rank].sum(axis=1)).max()))
-        return min(self._rate(shape, least_s), self._most_on(shape, wiring))
+        before_s = np.zeros((len(stops), shape.ranks))
+        before_s[:, 1:] = np.cumsum(ways_s[:, : shape.ranks - 1] + edges_s, axis=1)
+        least_s = np.maximum(m * computed_s, before_s + m * ways_s[:, by_rank].sum(axis=2)).max(axis=1)
+        with np.errstate(divide="ignore"):
+            rates = shape.batch_size / (least_s * (1 - _ROUNDING))
+        return np.asarray(np.minimum(rates, self._most_on(shape, wiring)))
 
     def _most_on(self, shape: ChunkedShape, wiring: Wiring) -> float:
         """The same for any stages, by their exchanges."""

@@ -200,6 +200,10 @@ class Ranking:
         if not alone:
             yield replace(whole, split_backward=True, split_backward_half_way=options.split_backward_half_way)
 
+    def found(self, proposal: Proposal) -> Ranked | None:
+        """What is known of a proposal; None if it was not tried."""
+        return self._known.get(proposal.configuration)
+
     def sort(self) -> None:
         """Puts the best first."""
         self.fitting.sort(key=Ranked.preference)

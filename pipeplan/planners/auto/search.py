@@ -8,22 +8,20 @@
 3. A plan is played when its turn comes.
 4. The search ends when no remaining rate exceeds that of the fastest play that fits by more than `CLOSE`, or at a
    limit. The highest remaining rate shows how far the answer may be from the best.
-5. The closed form's split need not play fastest. Where all other splits together are few, they are bounded and played
-   as well, the highest bound first. Elsewhere the search moves cuts of the fastest plans by a block as long as that
-   helps, and cuts of some splits that were too slow to be played. It also plays some splits of other configurations.
-   Of the other splits it then knows only the bounds of their configurations.
+5. The closed form's split need not play fastest. The search moves cuts of the fastest plans by a block as long as that
+   helps, and cuts of some splits that were too slow to be played. Then it plays other splits, the likely fastest first
+   (`other_splits`): all where they are few, elsewhere some of every configuration. Of the others it then knows only the
+   bounds of their configurations.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
-from itertools import chain, count, islice
-from statistics import median
-from typing import TypeAlias
+from itertools import chain, islice
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.plan import Alternative, Certificate, Plan
+from pipeplan.planners.auto.other_splits import OtherSplits, Split
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
@@ -53,15 +51,6 @@ SLOW = 24
 SLOW_MOVES = 72
 """How many plans these moves are made into, for short models: some fifty milliseconds."""
 
-FEW_SPLITS = 300
-"""Up to this number, all splits that may be faster are made into plans: a second."""
-
-SOME_OF_EACH, SOME_SPLITS = 6, 150
-"""How many splits are listed for a configuration with more, and about how many for all such configurations."""
-
-COUNTED = 100
-"""For how many configurations the splits that may be faster are counted: a tenth of a second."""
-
 MOST_FURTHER = 2
 """How often the fastest plans may lead to further spaces."""
 
@@ -73,10 +62,6 @@ SHOWN_UNPLAYED = 12
 
 ROUNDING = 1e-6
 """Rates that differ by no more are equal: bounds are slightly above the exact values."""
-
-
-_Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
-"""A space's planner, its configuration, and where the stages end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +91,8 @@ class PlayedSearch:
     unplayed: list[Configuration] = field(default_factory=list)
     _waiting: list[tuple[float, int, "_Next | Proposal"]] = field(default_factory=list)
     _pushed: int = 0
-    _splits: dict[object, _Split] = field(default_factory=dict)
-    _tried: list[_Split] = field(default_factory=list)
+    _splits: dict[object, Split] = field(default_factory=dict)
+    _tried: list[Split] = field(default_factory=list)
 
     def run(self, answers: Sequence[Proposal]) -> None:
         """Searches to the end, or to a limit. The first of the planners' answers that has a play is played first."""
@@ -252,78 +237,11 @@ class PlayedSearch:
             yield proposal
 
     def _play_other_splits(self) -> bool:
-        """Plays other splits that may be faster than the best (`_list_splits`). Returns whether these were all;
-        `most_of_others` bounds the others' rate.
-
-        Those likely to be the fastest come first: by their bound, and by how near the plays of their configuration came
-        to their bounds. Of two placements with equal bounds, one may play much slower.
-        """
-        enough = self.ranking.enough
-        least = max(self.ranking.left - self.ranking.for_splits, 0)
-        waiting: list[tuple[float, int, float, Proposal | _Split]] = []
-        numbers, (every, listed) = count(), self._list_splits(enough)
-        for share, most, split in listed:
-            heappush(waiting, (-most * share, next(numbers), most, split))
-        while waiting:
-            likely, _, most, item = heappop(waiting)
-            if most <= self.ranking.enough:
-                continue
-            if self.ranking.left <= least:
-                self.most_of_others = max([self.most_of_others, most, *(each[2] for each in waiting)])
-                return False
-            if isinstance(item, Proposal):
-                self.ranking.add(item)
-                continue
-            for proposal in self._proposals(*item):
-                less = min(most_samples_per_s(proposal.plan) / most, 1.0)
-                heappush(waiting, (likely * less, next(numbers), most * less, proposal))
-        for _, configuration, _ in self._tried:  # splits up to `enough` are not played, whatever else is
-            if min(configuration.most, enough) > self.most_of_others:
-                self.most_of_others = max(self.most_of_others, min(configuration.most_of_any(), enough))
+        """Plays other splits that may be faster than the best. Returns whether these were all."""
+        others = OtherSplits(ranking=self.ranking, tried=self._tried, split_of=self._splits, propose=self._proposals)
+        every = others.play()
+        self.most_of_others = max(self.most_of_others, others.most)
         return every
-
-    def _list_splits(self, enough: float) -> tuple[bool, list[tuple[float, float, _Split]]]:
-        """Splits that may play more than `enough`, each with the share of its bound that it is likely to reach, and
-        that bound. Says whether these are all.
-
-        They are all splits of the configurations that have few, as long as these are few together, and of each other
-        configuration a few with the highest bounds.
-        """
-        few, some, every = FEW_SPLITS, SOME_SPLITS, True
-        shares, listed = self._reached_shares(), list[tuple[float, float, _Split]]()
-        open_to = [(shares(each[1]), each) for each in self._tried if each[1].most > enough]
-        open_to.sort(key=lambda each: -each[0] * each[1][1].most)
-        for index, (share, (planner, configuration, tried)) in enumerate(open_to):
-            splits = configuration.splits_above(enough, tried) if index < COUNTED else None
-            found: Iterable[tuple[int, ...]] = ()
-            if splits is not None and splits.count <= few:
-                few -= int(splits.count)
-                found = splits
-            else:
-                every = False
-                if configuration.most > self.most_of_others:
-                    self.most_of_others = max(self.most_of_others, configuration.most_of_any())
-                if splits is not None and some > 0:
-                    found = [*splits.highest(SOME_OF_EACH)]
-                    some -= len(found)
-            listed += [(share, configuration.most_of(stops), (planner, configuration, stops)) for stops in found]
-        return every, listed
-
-    def _reached_shares(self) -> Callable[[Configuration], float]:
-        """How much of its bound the best play of a configuration reached. If none was played, it is the median of its
-        schedule's configurations, or the least of all.
-        """
-        shares: dict[int, float] = {}
-        by_schedule: dict[str, dict[int, float]] = defaultdict(dict)
-        for ranked in self.ranking.fitting:
-            _, configuration, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
-            if configuration is not None and ranked.played and stops:
-                share = min(ranked.samples_per_s / configuration.most_of(stops), 1.0)
-                shares[id(configuration)] = max(share, shares.get(id(configuration), 0.0))
-                by_schedule[configuration.schedule][id(configuration)] = shares[id(configuration)]
-        least = min(shares.values(), default=1.0)
-        likely = {schedule: median(known.values()) for schedule, known in by_schedule.items()}
-        return lambda each: shares.get(id(each), likely.get(each.schedule, least))
 
     def _move_cuts(self) -> None:
         """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""

@@ -17,7 +17,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.model import SearchedModel
-from pipeplan.planners.auto.splits import SplitsWithin, splits_above
+from pipeplan.planners.auto.splits import SplitsWithin, WholeSplits, splits_above
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.auto.within_memory import MemoryBounds
 from pipeplan.planners.complete import complete
@@ -75,9 +75,9 @@ class PlacedShape:
         return min(self.most, self.shape.batch_size / (slowest_s * (1 - _ROUNDING))) if slowest_s > 0 else self.most
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
-        """The splits that fit, and may play faster by what they compute."""
+        """The splits that fit, and may play faster by what they compute and send."""
         if self.space.evaluator.measured.blocks > SHORT:
-            return EverySplit(split, lambda stops: self.most_of(stops) > rate)
+            return EverySplit(split, self.most_of, rate)
         return self._splits(rate)
 
     def most_even(self) -> tuple[int, ...] | None:
@@ -85,7 +85,8 @@ class PlacedShape:
         return None if self.space.evaluator.measured.blocks > SHORT else self._splits(0.0).most_even()
 
     def _splits(self, rate: float) -> SplitsWithin:
-        return splits_above(rate, self.space.model, self.space.evaluator.terms(self.shape, self.wiring.links))
+        terms = self.space.evaluator.terms(self.shape, self.wiring.links)
+        return splits_above(rate, self.space.model, terms, self.wiring)
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played, for the original model; None if the stages do not fit."""
@@ -166,19 +167,16 @@ class PlayedSpace:
         return self.evaluator.fastest(configuration.shape, on=(configuration.wiring.links,))
 
     def most_of(self, configuration: PlacedShape, stops: tuple[int, ...]) -> float:
-        """Samples a second that no play with these stages exceeds, by what they compute (`bound`, 1 and 3)."""
+        """Samples a second that no play with these stages exceeds, by what they compute and send."""
         shape, terms = configuration.shape, self.evaluator.terms(configuration.shape, configuration.wiring.links)
-        if not shape.laws.pipelined:
-            return configuration.most
-        way_s = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
-        least_s = 0.0
-        for stage in chosen(terms, stops):
-            start, stop = stage.start, stage.stop
+        busy_s, ways_s = np.zeros((2, 1, shape.depth))
+        for index, stage in enumerate(chosen(terms, stops)):
             own = self.model.sums(shape.schedule, shape.microbatch_size, stage.recompute)
-            least_s = max(least_s, shape.microbatches * float(own.compute_s[stop] - own.compute_s[start]))
-            if shape.laws.flushes:  # p2 may run while the gradient goes on its way
-                there_and_back_s = shape.microbatches * float(own.way_s[stop] - own.way_s[start])
-                least_s = max(least_s, float(way_s[start]) + there_and_back_s)
+            if shape.laws.pipelined:
+                busy_s[0, index] = shape.microbatches * (own.compute_s[stage.stop] - own.compute_s[stage.start])
+            ways_s[0, index] = own.way_s[stage.stop] - own.way_s[stage.start]
+        whole = WholeSplits(terms=terms, wiring=configuration.wiring, exchange_factor=self.model.exchange_factor)
+        least_s = float(whole.least_s(np.asarray([stops]), busy_s, ways_s)[0])
         return min(configuration.most, shape.batch_size / (least_s * (1 - _ROUNDING))) if least_s > 0 else inf
 
     def plan(self, configuration: PlacedShape, stops: tuple[int, ...]) -> Plan | None:

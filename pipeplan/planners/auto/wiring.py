@@ -1,6 +1,9 @@
 """Wiring: a placement, and its traffic on the network."""
 
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -12,10 +15,11 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.planners.two_bw.placements import Links
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Wiring:
     """A placement, and what crosses the network on it."""
 
+    cluster: Cluster
     links: Links
     """The ranks of the placement, and the bandwidths of its boundaries."""
 
@@ -43,6 +47,52 @@ class Wiring:
     latencies_s: FloatArray
     """By boundary, the latency in one direction."""
 
+    @cached_property
+    def ports(self) -> "Ports":
+        """What passes each port: computed when it is first needed, because large clusters have many wirings."""
+        return _ports_of(self.cluster, self.links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ports:
+    """What passes the ports of a placement (`bound`, 6).
+
+    `hop_s_per_byte`: by boundary, the least seconds a byte there and back, because all replicas send at once.
+    `sent_s_per_byte`: [port, boundary], the seconds that a byte of a boundary takes of a port in each direction.
+    `exchanged_s_per_byte`: [port, stage], the same of a byte of a stage's weights.
+    """
+
+    hop_s_per_byte: FloatArray
+    sent_s_per_byte: FloatArray
+    exchanged_s_per_byte: FloatArray
+
+
+def _ports_of(cluster: Cluster, links: Links) -> Ports:
+    """The ports of these links. A transfer passes that of the slowest level it reaches, the outermost of equal ones."""
+    ranks, edges, levels = links.ranks, len(links.edges), cluster.levels
+    bandwidths = Bandwidths(cluster)
+    hop_s, loads = 2.0 / links.edges, defaultdict[tuple[int, int], FloatArray](lambda: np.zeros(edges + len(ranks)))
+    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
+    for edge, (own, following) in enumerate(pairwise(ranks)):
+        reached = int(bandwidths.levels(low[edge], high[edge]).max())
+        slowest = min(range(reached, -1, -1), key=lambda level: levels[level].transfer_bytes_per_s)
+        unit, share = prod(level.size for level in levels[:slowest]), levels[slowest].device_share
+        crossing = own // unit != following // unit
+        for side in (own, following):
+            ports, times = np.unique(side[crossing] // unit, return_counts=True)
+            hop_s[edge] = max(hop_s[edge], 2.0 / links.edges[edge] * share * times.max(initial=0))
+            for port, together in zip(ports.tolist(), times.tolist(), strict=True):
+                loads[unit, port][edge] += together * share / links.edges[edge]
+    for stage, members in enumerate(ranks if ranks.shape[1] > 1 else ()):
+        ring = all_reduce_among(cluster, members.tolist()).slowest
+        if ring is not None:
+            ports, times = np.unique(members // ring.port.devices, return_counts=True)
+            for port in ports.tolist():
+                share = min(ring.port.device_share * int(times.min()), 1.0)
+                loads[ring.port.devices, port][edges + stage] += ring.ring_s_per_byte * share
+    every = np.asarray([*loads.values()]).reshape(-1, edges + len(ranks))
+    return Ports(hop_s_per_byte=hop_s, sent_s_per_byte=every[:, :edges], exchanged_s_per_byte=every[:, edges:])
+
 
 def wiring_of(cluster: Cluster, links: Links) -> Wiring:
     """The traffic on these links."""
@@ -69,6 +119,7 @@ def wiring_of(cluster: Cluster, links: Links) -> Wiring:
     sends = ranks[:-1] // unit
     leaving = np.bincount(sends[sends != ranks[1:] // unit], minlength=1)
     return Wiring(
+        cluster=cluster,
         links=links,
         edge_s_per_byte=float((2.0 / links.edges).sum()),
         edge_latency_s=2.0 * float(latencies_s.sum()),

@@ -53,7 +53,7 @@ class PlayedShape:
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """All splits, where the shape's bound is above the rate."""
-        return EverySplit(split, lambda stops: self.most > rate)
+        return EverySplit(split, self.most_of, rate)
 
     def most_even(self) -> tuple[int, ...] | None:
         """None: the solver has found the best by the closed form."""

@@ -62,7 +62,7 @@ class PlayedPartition:
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """No others: no cut is moved."""
-        return EverySplit((1,), lambda stops: False)
+        return EverySplit((1,), lambda stops: 0.0, rate)
 
     def most_even(self) -> tuple[int, ...] | None:
         """None: no cut is moved."""

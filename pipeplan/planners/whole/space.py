@@ -77,7 +77,7 @@ class PlacedDegrees:
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster."""
-        return EverySplit(split, lambda stops: self.most_of(stops) > rate)
+        return EverySplit(split, self.most_of, rate)
 
     def most_even(self) -> tuple[int, ...] | None:
         """The split of the least bottleneck; None where none fits."""

@@ -101,11 +101,20 @@ def test_what_once_played_faster_by_force_does_not(seed: int, options: Options) 
     assert rate(solve("auto", problem)) >= LEAST * rate(other) > 0
 
 
-@pytest.mark.parametrize(("seed", "stages"), [(10026, 3), (10039, 8)])
-def test_splits_are_played_of_a_configuration_that_comes_after_others_with_many(seed: int, stages: int) -> None:
-    """Once others, whose bounds are far off, took the whole list: by force 4.1 % and 2.4 % more was played."""
+MID_SIZE = (
+    (10026, Options(stages=3)),  # of which configurations with bounds that are far off took the whole list
+    (10039, Options(stages=8)),  # the same
+    (10020, Options(stages=8)),  # 199 splits may be faster; by its stages alone the best is the 46th
+    (11044, Options(stages=4)),  # the same with 4.8 %
+    (11081, Options(schedule="1f1b-interleaved")),  # whose splits were listed only where all were
+)
+"""The same of mid-size problems, where 1.5 to 4.8 % more was played by force."""
+
+
+@pytest.mark.parametrize(("seed", "options"), MID_SIZE)
+def test_what_once_played_faster_by_force_does_not_on_mid_size_problems(seed: int, options: Options) -> None:
     problem = mid_size_problem(seed)
-    other = solve("auto", replace(problem, options=Options(stages=stages)))
+    other = solve("auto", replace(problem, options=options))
     assert rate(solve("auto", problem)) >= LEAST * rate(other) > 0
 
 
