@@ -167,9 +167,9 @@ class WholeSplits:
         chain, shape, wiring = self.terms.chain, self.terms.shape, self.wiring
         m, depth = shape.microbatches, shape.depth
         sent_bytes = chain.output_bytes[stops[:, :-1]]
-        passage_s = way_s.copy()
-        passage_s[:, :-1] += 2.0 * wiring.latencies_s + sent_bytes * wiring.ports.hop_s_per_byte
-        onwards_s = np.cumsum(passage_s[:, ::-1], axis=1)[:, ::-1]
+        round_trip_s = way_s.copy()
+        round_trip_s[:, :-1] += 2.0 * wiring.latencies_s + sent_bytes * wiring.ports.hop_s_per_byte
+        onwards_s = np.cumsum(round_trip_s[:, ::-1], axis=1)[:, ::-1]
         if not shape.laws.pipelined:
             return np.asarray(np.maximum(busy_s.max(axis=1), m * onwards_s[:, 0]))
         held = [shape.laws.in_flight(depth=depth, stage=stage, microbatches=m) for stage in range(depth)]

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.plan import Plan
-from pipeplan.planners.auto.search import CLOSE
+from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.complete import length, play
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
