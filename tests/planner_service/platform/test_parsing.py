@@ -159,5 +159,5 @@ def test_what_is_wrong_with_a_large_profile_is_named_as_with_a_small_one(http: T
     blocks[400]["weight_bytes"] = "many"
     answer = http.post("/v1/profiles", json=profile_document(blocks=blocks))
     assert answer.status_code == 422
-    rule = "must be a valid integer"
+    rule = "must be a number, in the unit at the end of its name"
     assert answer.json()["errors"] == [{"field": "blocks.400.weight_bytes", "rule": rule, "value": "many"}]
