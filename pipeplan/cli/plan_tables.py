@@ -7,6 +7,7 @@ of its first microbatches.
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +31,7 @@ from pipeplan.formats import (
     size,
     spelled_out,
 )
+from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.complete import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
@@ -121,8 +123,9 @@ def show_plan(plan: Plan) -> None:
     if plan.offload != "none":
         console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")
     for each in plan.choices:
-        if each.reason.endswith("more"):
-            rate = f"{four_digits(each.throughput_samples_per_s or 0.0)} samples/s"
+        played = each.throughput_samples_per_s
+        if played is not None and played > (plan.throughput_samples_per_s or inf) * (1 + CLOSE):
+            rate = f"{four_digits(played)} samples/s"
             console.print(f"with {each.degree.replace('_', ' ')} {each.instead}: {rate}, {each.reason}", soft_wrap=True)
     headings = ("Stage", "Blocks", "Replicas", "Recompute", "Time a microbatch", "Memory a worker")
     console.print(table_of(headings, list(stage_rows(plan))))

@@ -63,9 +63,7 @@ def run(
     warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises to its full value.")] = 0,
     decay_steps: Annotated[
         int | None,
-        typer.Option(
-            help="The step at which the learning rate has decayed to 0; default: --steps. Keep it on --resume."
-        ),
+        typer.Option(help="The step at which the learning rate has become 0; default: --steps. Keep it on --resume."),
     ] = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="The largest norm of the whole model's gradient; larger ones are scaled to it.")
