@@ -6,8 +6,7 @@ of the runs, and from all but one in turn, and predicts the others.
 With models (of `MODELS`, or `all`) each of these is profiled, and some plans are predicted from that alone.
 
 A run during which other programs took more than a tenth of a core is repeated, a few times at most; what was taken in
-the end stands in the table. The cores' own speed (`benchmarks.speed`) is taken before and after the profile and every
-run: what a run measured is stated at the speed that the cores had for the profile.
+the end stands in the table.
 """
 
 import argparse
@@ -15,8 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -24,7 +22,6 @@ from statistics import fmean
 
 from benchmarks.idle import busy_cores, watched_others
 from benchmarks.memory import Trained
-from benchmarks.speed import passes_per_s
 from pipeplan.calibration.calibrate import calibrate, predicted_samples_per_s
 from pipeplan.documents.calibration import Calibration, apply
 from pipeplan.documents.cluster import Cluster
@@ -39,7 +36,7 @@ from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.runs import PLAN, TIMELINE, read_run
 from planner_service.demo.main_job import SMALL_GPT2
 
-BATCHES, RUN_S = 15, 8.0
+BATCHES, RUN_S = 15, 16.0
 """The training of every case: at least so many batches, and as many as are predicted to take so long."""
 
 TRIES, PATIENCE_S, QUIET_CORES = 3, 20.0, 0.1
@@ -102,17 +99,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A run of a plan; its folder holds what a calibration reads. `speed` is that of the cores, 1 for the profile."""
+    """A run of a plan; its folder holds what a calibration reads."""
 
     plan: Plan
     timeline: Timeline
     folder: Path
-    speed: float
 
     @property
     def samples_per_s(self) -> float:
-        """The measured throughput, at the profile's speed."""
-        return throughput_samples_per_s(self.timeline) / self.speed
+        """The measured throughput."""
+        return throughput_samples_per_s(self.timeline)
 
 
 CASES = (
@@ -175,35 +171,23 @@ def _measure_all(
 ) -> tuple[Profile, Cluster, dict[str, Timed], dict[str, float]]:
     """Profile, cluster, and by case its run and how many cores others used meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
-    profile, cluster, profiled_at = _profiled(trained, folder)
-    found = {case.name: _measured(case, trained, profile, cluster, folder, profiled_at) for case in cases}
+    profile, cluster = _profiled(trained, folder)
+    found = {case.name: _measured(case, trained, profile, cluster, folder) for case in cases}
     runs = {name: run for name, (run, _) in found.items()}
     return profile, cluster, runs, {name: busy for name, (_, busy) in found.items()}
 
 
-def _profiled(trained: Trained, folder: Path) -> tuple[Profile, Cluster, float]:
-    """The profile, the cluster, and the cores' speed meanwhile."""
+def _profiled(trained: Trained, folder: Path) -> tuple[Profile, Cluster]:
     profile, cluster = folder / "profile.json", folder / "cluster.json"
     if not profile.exists():
         _wait_for_quiet()
         sizes = ("--devices", "2", "--microbatch-sizes", str(trained.microbatch_size))
         files = ("--optimizer", OPTIMIZER, "-o", str(profile), "--cluster-output", str(cluster), "--json")
-        with _at_speed(folder / "speed.txt"):
-            _call("profile", "--model", trained.model, "--data", trained.data, *sizes, *files)
-    return read(Profile, profile), read(Cluster, cluster), float((folder / "speed.txt").read_text())
+        _call("profile", "--model", trained.model, "--data", trained.data, *sizes, *files)
+    return read(Profile, profile), read(Cluster, cluster)
 
 
-@contextmanager
-def _at_speed(path: Path) -> Iterator[None]:
-    """Records the cores' speed, the mean of those before and after the body."""
-    before = passes_per_s()
-    yield
-    path.write_text(str((before + passes_per_s()) / 2))
-
-
-def _measured(
-    case: Case, trained: Trained, profile: Profile, cluster: Cluster, folder: Path, profiled_at: float
-) -> tuple[Timed, float]:
+def _measured(case: Case, trained: Trained, profile: Profile, cluster: Cluster, folder: Path) -> tuple[Timed, float]:
     """The run that was disturbed the least, and how many cores others used meanwhile."""
     plan = plan_for(case, trained.microbatch_size, profile, cluster)
     predicted = predicted_samples_per_s(plan, profile, cluster, batches=BATCHES)
@@ -216,13 +200,12 @@ def _measured(
             asked = out.with_suffix(".plan.json")
             asked.write_text(dump(plan_document(plan)))
             _wait_for_quiet()
-            with _at_speed(attempt.with_suffix(".speed")), watched_others() as others:
+            with watched_others() as others:
                 work = ("--plan", str(asked), "--model", trained.model, "--data", trained.data, "--steps", str(steps))
                 _call("run", *work, "--lr", "0.001", "--checkpoint-every", "0", "--out", str(attempt), "--json")
             (attempt / "others.txt").write_text(str(others[0]))
         timeline = read(TimelineDocument, attempt / TIMELINE).timeline()
-        speed = float(attempt.with_suffix(".speed").read_text()) / profiled_at
-        timed = Timed(plan=read(Plan, attempt / PLAN), timeline=timeline, folder=attempt, speed=speed)
+        timed = Timed(plan=read(Plan, attempt / PLAN), timeline=timeline, folder=attempt)
         found.append((float((attempt / "others.txt").read_text()), timed))
     busy, run = min(found, key=lambda pair: pair[0])
     return run, busy
@@ -280,18 +263,18 @@ def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed],
         for name, run in runs.items()
     }
     taught["on all but this one"] = ()
-    print(f"\n| | measured samples/s | speed | others' cores | {' | '.join(columns)} |")
-    print(f"|---|---|---|---|{'---|' * len(columns)}")
+    print(f"\n| | measured samples/s | others' cores | {' | '.join(columns)} |")
+    print(f"|---|---|---|{'---|' * len(columns)}")
     for name, run in runs.items():
         cells = [_cell(errors[name], known=name in taught[title]) for title, errors in columns.items()]
-        print(f"| {name} | {run.samples_per_s:.1f} | {run.speed:.2f} | {others[name]:.2f} | {' | '.join(cells)} |")
+        print(f"| {name} | {run.samples_per_s:.1f} | {others[name]:.2f} | {' | '.join(cells)} |")
     means, regrets = [], []
     for title, errors in columns.items():
         held = {name: error for name, error in errors.items() if name not in taught[title]}
         means.append(f"{fmean(abs(error) for error in held.values()):.1%}")
         regrets.append(f"{_regret(runs, errors):.1%}")
-    print(f"| mean absolute error | | | | {' | '.join(means)} |")
-    print(f"| regret | | | | {' | '.join(regrets)} |")
+    print(f"| mean absolute error | | | {' | '.join(means)} |")
+    print(f"| regret | | | {' | '.join(regrets)} |")
 
 
 def _cell(error: float, *, known: bool) -> str:

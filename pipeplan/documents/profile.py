@@ -235,11 +235,13 @@ class Method:
     """How a profile was measured: rounds before and during, the clock, and how many devices were loaded at once.
 
     `rounds` is the fewest of any microbatch size. A profile that was computed from a datasheet has 0 rounds.
+    `standard_error` is that of the mean time of a round, relative to it, of the size where it is largest.
     """
 
     warm_up_rounds: int
     rounds: int
     clock: str
+    standard_error: float | None = None
     concurrent_devices: int = 1
     torch_version: str | None = None
 
@@ -248,6 +250,7 @@ class Method:
     def __post_init__(self) -> None:
         require_count("warm_up_rounds", self.warm_up_rounds, at_least=0)
         require_count("rounds", self.rounds, at_least=0)
+        require_amount("standard_error", self.standard_error or 0.0)
         require_count("concurrent_devices", self.concurrent_devices)
 
 

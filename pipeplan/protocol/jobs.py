@@ -135,7 +135,10 @@ class ProfileTask(WireModel):
     warm_up_rounds: int = Field(default=2, ge=0, le=1000)
     rounds: int = Field(default=5, ge=1, le=10000)
     seconds: float = Field(
-        default=1.0, ge=0, le=3600, description="measure each size for so long, even if that takes more rounds"
+        default=1.0,
+        ge=0,
+        le=3600,
+        description="measure each size for so long; up to 10 times as long while rounds differ",
     )
     agents: Agents = ()
 

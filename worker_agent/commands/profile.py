@@ -64,7 +64,7 @@ def profile(
     warm_up_rounds: Annotated[int, typer.Option(help="Rounds that are not counted.")] = 2,
     rounds: Annotated[int, typer.Option(help="Rounds that are counted, at least.")] = 5,
     seconds: Annotated[
-        float, typer.Option(help="Measure each size for so long, even if that takes more rounds.")
+        float, typer.Option(help="Measure each size for so long; up to 10 times as long while rounds differ.")
     ] = 1.0,
     optimizer: Annotated[str, typer.Option(help="sgd, momentum, adam or adamw.")] = "sgd",
     sequence_length: Annotated[
@@ -229,6 +229,9 @@ def _show(found: Profile, cluster: Cluster | None) -> None:
     console.print(table)
     if found.estimated:
         console.print("estimated: times are computed from the device's datasheet, not measured")
+    elif found.method is not None and found.method.standard_error is not None:
+        error = f"{found.method.standard_error:.1%}"
+        console.print(f"measured in {found.method.rounds} rounds: a round's mean time has a standard error of {error}")
     if cluster is None:
         return
     level = cluster.levels[0]

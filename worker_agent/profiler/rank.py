@@ -4,11 +4,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
-from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import TypedDict
@@ -52,6 +51,7 @@ from worker_agent.profiler.times import (
     pass_forward,
     prepare_gradients,
 )
+from worker_agent.profiler.turns import ChainTimes, measure_in_turns, standard_error
 from worker_agent.profiler.updates import UpdateTimes, Updating, measure_updates
 
 
@@ -64,9 +64,6 @@ class _How(TypedDict):
 
 
 _SEED = 0
-
-MOST_ROUNDS = 1000
-"""The most rounds, however short they are."""
 
 MOST_PASSES = 50
 """The most rounds for updates and messages: each one follows a pass through the whole chain."""
@@ -143,56 +140,71 @@ class ProfilingRank:
 
     def _size(self, microbatch_size: int) -> tuple[BlockFigures, ...]:
         """Every block's figures at one microbatch size. Adds an entry to `without_graph`."""
-        source = self._open(microbatch_size)
-        microbatch = partial(self._microbatch, source)
-        rounds = self._rounds_after_warming_up(microbatch)
-        self.passes = max(self.passes, min(rounds, MOST_PASSES))
-        counted, all_rounds = (self.job.task.warm_up_rounds + count for count in (self.job.task.rounds, rounds))
-
-        def start_together(number: int) -> None:
-            message = f"microbatches of {microbatch_size}: round {number + 1} of {all_rounds}"
-            report = self.progress.step if number < counted else self.progress.say
-            report(message)
-            dist.barrier()
-
-        times = measure_times(
-            self.blocks,
-            self.loss,
-            microbatch,
-            warm_up_rounds=self.job.task.warm_up_rounds,
-            rounds=rounds,
-            make_clock=self.make_clock,
-            before_round=start_together,
-            autocast=self.autocast,
-        )
-        how: _How = {"rounds": rounds, "make_clock": self.make_clock, "autocast": self.autocast}
-        bare_s = measure_without_graph(self.blocks, self.loss, microbatch, **how)
-        full_s = sum(median(block.forward_s) for block in times)
-        self.without_graph.append((median(bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
-        split = measure_split(self.blocks, self.loss, microbatch, **how)
+        microbatch = partial(self._microbatch, self._open(microbatch_size))
+        round_s = self._warm_up(microbatch)
+        measure = partial(self._turn, microbatch_size, microbatch)
+        found = measure_in_turns(self.job.task, round_s, measure, lambda says_so: self._most(says_so) > 0)
+        self.passes = max(self.passes, min(len(found.bare_s), MOST_PASSES))
+        full_s = sum(median(block.forward_s) for block in found.blocks)
+        self.without_graph.append((median(found.bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
         memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device, self.autocast)
-        columns = zip(times, split, memory, strict=True)
+        columns = zip(found.blocks, found.split, memory, strict=True)
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
-    def _rounds_after_warming_up(self, microbatch: Callable[[int], Microbatch]) -> int:
-        """How many rounds take the task's seconds: the same number on all ranks, which all stay busy meanwhile.
+    def _turn(
+        self,
+        microbatch_size: int,
+        microbatch: Callable[[int], Microbatch],
+        rounds: int,
+        measured_s: Sequence[float],
+    ) -> ChainTimes:
+        """Measures so many rounds of each kind; those before took `measured_s`."""
+        done, error = len(measured_s), standard_error(measured_s)
+        known = "" if error is None else f", known to {error:.1%}"
+        steps = 0 if done else self.job.task.warm_up_rounds + self.job.task.rounds
 
-        A device is faster at first, until its clock falls, and a few rounds may fall into an unusual moment. Passes
-        therefore warm up for half of these seconds before any round counts.
+        def start_together(number: int) -> None:
+            report = self.progress.step if number < steps else self.progress.say
+            report(f"microbatches of {microbatch_size}: round {done + number + 1}{known}")
+            dist.barrier()
+
+        def later(number: int) -> Microbatch:
+            return microbatch(done + number)
+
+        how: _How = {"rounds": rounds, "make_clock": self.make_clock, "autocast": self.autocast}
+        blocks = measure_times(
+            self.blocks,
+            self.loss,
+            later,
+            warm_up_rounds=1 if done else self.job.task.warm_up_rounds,
+            before_round=start_together,
+            **how,
+        )
+        bare_s = measure_without_graph(self.blocks, self.loss, later, **how)
+        split = measure_split(self.blocks, self.loss, later, **how)
+        return ChainTimes(blocks=blocks, bare_s=bare_s, split=split)
+
+    def _warm_up(self, microbatch: Callable[[int], Microbatch]) -> float:
+        """Passes microbatches for half of the task's seconds. The seconds of the last round, the most of any rank.
+
+        A device is faster at first, until its clock falls.
         """
         task = self.job.task
         if task.seconds == 0:
-            return task.rounds
+            return 0.0
         start_s, passed = time.perf_counter(), 0
         while passed < 2 or time.perf_counter() - start_s < task.seconds / 2:  # the first one takes longer
             before_s = time.perf_counter()
             pass_backward(self._pass_forward(microbatch(passed)), nothing_around, self.autocast)
             settle(self.device)
             passed += 1
-        wanted = ceil(task.seconds / (time.perf_counter() - before_s))
-        agreed = torch.tensor(max(task.rounds, min(wanted, MOST_ROUNDS)), device=self.device)
-        dist.all_reduce(agreed, dist.ReduceOp.MAX)
-        return int(agreed)
+        return self._most(time.perf_counter() - before_s)
+
+    def _most(self, value: float) -> float:
+        """The largest of all ranks' values."""
+        every = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(every, dist.ReduceOp.MAX)
+        return float(every)
 
     def _open(self, microbatch_size: int) -> MicrobatchSource:
         return open_data(self.feed.data, microbatch_size=microbatch_size, seed=_SEED, form=self.chain.batches)

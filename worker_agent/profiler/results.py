@@ -17,6 +17,7 @@ from pipeplan.documents.tied import TiedWeights
 from pipeplan.programs.program import pipelines_in_a_row
 from worker_agent.profiler.exchange import Exchanged
 from worker_agent.profiler.job import ProfileJob
+from worker_agent.profiler.turns import rounds_s, standard_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,8 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     updates_s = [median(figures.updates_s[index] for figures in ranks) for index in range(len(first.block_names))]
     update_s_per_byte = least_s_per_byte(updates_s, first.weight_bytes)
     instruction_s, message_s_per_byte = _handing_over_s(ranks)
+    passes = [rounds_s(size) for figures in ranks for size in figures.sizes]
+    errors = [error for error in map(standard_error, passes) if error is not None]
     profile = Profile(
         model=Model(name=first.model_name, spec=first.model_spec or job.task.model),
         device=device_of(ranks),
@@ -128,6 +131,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
         method=Method(
             warm_up_rounds=job.task.warm_up_rounds,
             rounds=min(len(block.forward_s) for figures in ranks for size in figures.sizes for block in size),
+            standard_error=max(errors, default=None),
             clock=first.clock,
             concurrent_devices=len(ranks),
             torch_version=first.torch_version,

@@ -118,6 +118,14 @@ class BlockTimes:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
 
+    @classmethod
+    def of(cls, turns: Sequence["BlockTimes"]) -> "BlockTimes":
+        """The rounds of several turns."""
+        return cls(
+            forward_s=tuple(seconds for times in turns for seconds in times.forward_s),
+            backward_s=tuple(seconds for times in turns for seconds in times.backward_s),
+        )
+
 
 def measure_times(
     blocks: Sequence[nn.Module],
@@ -207,6 +215,17 @@ class SplitTimes:
     backward_weight_s: tuple[float, ...]
     defers: bool
     weight_gradient_bytes: int
+
+    @classmethod
+    def of(cls, turns: Sequence["SplitTimes"]) -> "SplitTimes":
+        """The rounds of several turns."""
+        return cls(
+            split_forward_s=tuple(seconds for times in turns for seconds in times.split_forward_s),
+            backward_input_s=tuple(seconds for times in turns for seconds in times.backward_input_s),
+            backward_weight_s=tuple(seconds for times in turns for seconds in times.backward_weight_s),
+            defers=any(times.defers for times in turns),
+            weight_gradient_bytes=max(times.weight_gradient_bytes for times in turns),
+        )
 
 
 def measure_split(

@@ -1,0 +1,98 @@
+"""Turns: measures a chain's rounds in turns, until the time of a round is known well enough.
+
+A turn has rounds forward and backward, rounds without a graph, and rounds whose backward is split. A machine may be
+slower for seconds at a time, as one that shares its host is. What a plan compares is therefore measured in the same
+moments, and the more rounds differ, the more are measured.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+from statistics import fmean, stdev
+from typing import Protocol
+
+from pipeplan.protocol.jobs import ProfileTask
+from worker_agent.profiler.times import BlockTimes, SplitTimes
+
+TURNS = 4
+"""So many turns have rounds forward and backward for the task's seconds, if its least number of rounds is not more."""
+
+PRECISION = 0.01
+"""The time of a round is known well enough if its relative standard error is at most this."""
+
+MOST_TIMES, MOST_ROUNDS = 10, 1000
+"""Turns go on for at most so many times the task's seconds, all that they do included, and so many rounds."""
+
+_GROUPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainTimes:
+    """The rounds of a turn: those forward and backward, those without a graph (whole chain), and those split."""
+
+    blocks: tuple[BlockTimes, ...]
+    bare_s: tuple[float, ...]
+    split: tuple[SplitTimes, ...]
+
+    @classmethod
+    def of(cls, turns: Sequence["ChainTimes"]) -> "ChainTimes":
+        """The rounds of all turns."""
+        return cls(
+            blocks=tuple(BlockTimes.of(times) for times in zip(*(turn.blocks for turn in turns), strict=True)),
+            bare_s=tuple(seconds for turn in turns for seconds in turn.bare_s),
+            split=tuple(SplitTimes.of(times) for times in zip(*(turn.split for turn in turns), strict=True)),
+        )
+
+
+def measure_in_turns(
+    task: ProfileTask,
+    round_s: float,
+    measure: Callable[[int, Sequence[float]], ChainTimes],
+    any_rank: Callable[[bool], bool],
+    now_s: Callable[[], float] = time.monotonic,
+) -> ChainTimes:
+    """The rounds of all turns. A round takes about `round_s`.
+
+    `measure` is given a turn's number of rounds, and the seconds of all rounds before. `any_rank` says whether any rank
+    says so: all measure equally many turns.
+    """
+    timed = min(ceil(task.seconds / TURNS / round_s), MOST_ROUNDS) if task.seconds else 0
+    rounds, end_s = max(task.rounds, timed), now_s() + MOST_TIMES * task.seconds
+    turns: list[ChainTimes] = []
+    measured_s: list[float] = []
+    wanted = True
+    while wanted:
+        turns.append(measure(rounds, measured_s))
+        measured_s += rounds_s(turns[-1].blocks)
+        error = standard_error(measured_s)
+        sure = sum(measured_s) >= task.seconds and error is not None and error <= PRECISION
+        wanted = any_rank(not sure and now_s() < end_s and len(measured_s) < MOST_ROUNDS)
+    return ChainTimes.of(turns)
+
+
+class _Timed(Protocol):
+    @property
+    def forward_s(self) -> tuple[float, ...]: ...
+    @property
+    def backward_s(self) -> tuple[float, ...]: ...
+
+
+def rounds_s(blocks: Sequence[_Timed]) -> list[float]:
+    """The seconds of each round forward and backward, of all blocks together."""
+    every = (seconds for block in blocks for seconds in (block.forward_s, block.backward_s))
+    return [sum(one) for one in zip(*every, strict=True)]
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """The relative standard error of the mean of values, in the order of their measurement; None for a single one.
+
+    It is that of the means of a few groups of neighbours: these are alike, and say less than as many values far apart.
+    """
+    groups = min(len(values), _GROUPS)
+    if groups < 2:
+        return None
+    ends = (len(values) * k // groups for k in range(groups + 1))
+    means = [fmean(values[start:end]) for start, end in pairwise(ends)]
+    return stdev(means) / groups**0.5 / fmean(means) if any(means) else 0.0
