@@ -23,7 +23,7 @@ PRECISION = 0.01
 """The time of a round is known well enough if its relative standard error is at most this."""
 
 MOST_TIMES, MOST_ROUNDS = 10, 1000
-"""Turns go on for at most so many times the task's seconds, all that they do included, and so many rounds."""
+"""Unsure turns end after so many times the task's seconds, all that they do included; all turns with so many rounds."""
 
 _GROUPS = 8
 
@@ -66,9 +66,9 @@ def measure_in_turns(
     while wanted:
         turns.append(measure(rounds, measured_s))
         measured_s += rounds_s(turns[-1].blocks)
-        error = standard_error(measured_s)
-        sure = sum(measured_s) >= task.seconds and error is not None and error <= PRECISION
-        wanted = any_rank(not sure and now_s() < end_s and len(measured_s) < MOST_ROUNDS)
+        error, few = standard_error(measured_s), sum(measured_s) < task.seconds
+        unsure = (error is None or error > PRECISION) and now_s() < end_s
+        wanted = any_rank((few or unsure) and len(measured_s) < MOST_ROUNDS)
     return ChainTimes.of(turns)
 
 

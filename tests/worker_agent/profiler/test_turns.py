@@ -24,6 +24,7 @@ class UnsteadyDevice:
 
     def __init__(self, *rounds_s: float) -> None:
         self.now_s = 0.0
+        self.waits = 1
         self.turns: list[int] = []
         self.known: list[int] = []
         self._rounds_s = cycle(rounds_s)
@@ -32,7 +33,7 @@ class UnsteadyDevice:
         self.turns.append(rounds)
         self.known.append(len(measured_s))
         times_s = [next(self._rounds_s) for _ in range(rounds)]
-        self.now_s += 2 * sum(times_s)  # the other kinds of rounds
+        self.now_s += self.waits * 2 * sum(times_s)  # there are other kinds of rounds, too
         halves = tuple(seconds / 2 for seconds in times_s)
         split = SplitTimes(
             split_forward_s=halves,
@@ -69,6 +70,13 @@ def test_rounds_that_differ_are_measured_longer() -> None:
     assert len(device.turns) > 2 * TURNS
     assert fmean(rounds_s(found.blocks)) == pytest.approx(0.01, rel=0.1)
     assert MOST_TIMES <= device.now_s <= MOST_TIMES + 2 * 25 * 0.015  # the last turn is measured whole
+
+
+def test_a_busy_machine_does_not_shorten_a_measurement() -> None:
+    device = UnsteadyDevice(0.005, 0.015)
+    device.waits = 20  # others take the core, which the rounds' clock does not see
+    device.through(task(seconds=1.0), 0.2)
+    assert sum(device.turns) == 100
 
 
 def test_a_task_without_seconds_is_measured_for_its_rounds_alone() -> None:
