@@ -40,6 +40,7 @@ from worker_agent.profiler.exchange import measure_exchange
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, read_job
 from worker_agent.profiler.links import TINY_BYTES, measure_handing_over, measure_links, settle
 from worker_agent.profiler.results import BlockFigures, RankFigures, write_figures
+from worker_agent.profiler.series import ChainTimes, measure_in_series, standard_error
 from worker_agent.profiler.times import (
     BlockCrossing,
     measure_split,
@@ -51,7 +52,6 @@ from worker_agent.profiler.times import (
     pass_forward,
     prepare_gradients,
 )
-from worker_agent.profiler.turns import ChainTimes, measure_in_turns, standard_error
 from worker_agent.profiler.updates import UpdateTimes, Updating, measure_updates
 
 
@@ -142,8 +142,8 @@ class ProfilingRank:
         """Every block's figures at one microbatch size. Adds an entry to `without_graph`."""
         microbatch = partial(self._microbatch, self._open(microbatch_size))
         round_s = self._warm_up(microbatch)
-        measure = partial(self._turn, microbatch_size, microbatch)
-        found = measure_in_turns(self.job.task, round_s, measure, lambda says_so: self._most(says_so) > 0)
+        measure = partial(self._series, microbatch_size, microbatch)
+        found = measure_in_series(self.job.task, round_s, measure, lambda says_so: self._most(says_so) > 0)
         self.passes = max(self.passes, min(len(found.bare_s), MOST_PASSES))
         full_s = sum(median(block.forward_s) for block in found.blocks)
         self.without_graph.append((median(found.bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
@@ -151,7 +151,7 @@ class ProfilingRank:
         columns = zip(found.blocks, found.split, memory, strict=True)
         return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
 
-    def _turn(
+    def _series(
         self,
         microbatch_size: int,
         microbatch: Callable[[int], Microbatch],

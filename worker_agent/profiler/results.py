@@ -17,7 +17,7 @@ from pipeplan.documents.tied import TiedWeights
 from pipeplan.programs.program import pipelines_in_a_row
 from worker_agent.profiler.exchange import Exchanged
 from worker_agent.profiler.job import ProfileJob
-from worker_agent.profiler.turns import rounds_s, standard_error
+from worker_agent.profiler.series import rounds_s, standard_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

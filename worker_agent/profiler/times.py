@@ -119,11 +119,11 @@ class BlockTimes:
     backward_s: tuple[float, ...]
 
     @classmethod
-    def of(cls, turns: Sequence["BlockTimes"]) -> "BlockTimes":
-        """The rounds of several turns."""
+    def of(cls, series: Sequence["BlockTimes"]) -> "BlockTimes":
+        """The rounds of several series."""
         return cls(
-            forward_s=tuple(seconds for times in turns for seconds in times.forward_s),
-            backward_s=tuple(seconds for times in turns for seconds in times.backward_s),
+            forward_s=tuple(seconds for times in series for seconds in times.forward_s),
+            backward_s=tuple(seconds for times in series for seconds in times.backward_s),
         )
 
 
@@ -217,14 +217,14 @@ class SplitTimes:
     weight_gradient_bytes: int
 
     @classmethod
-    def of(cls, turns: Sequence["SplitTimes"]) -> "SplitTimes":
-        """The rounds of several turns."""
+    def of(cls, series: Sequence["SplitTimes"]) -> "SplitTimes":
+        """The rounds of several series."""
         return cls(
-            split_forward_s=tuple(seconds for times in turns for seconds in times.split_forward_s),
-            backward_input_s=tuple(seconds for times in turns for seconds in times.backward_input_s),
-            backward_weight_s=tuple(seconds for times in turns for seconds in times.backward_weight_s),
-            defers=any(times.defers for times in turns),
-            weight_gradient_bytes=max(times.weight_gradient_bytes for times in turns),
+            split_forward_s=tuple(seconds for times in series for seconds in times.split_forward_s),
+            backward_input_s=tuple(seconds for times in series for seconds in times.backward_input_s),
+            backward_weight_s=tuple(seconds for times in series for seconds in times.backward_weight_s),
+            defers=any(times.defers for times in series),
+            weight_gradient_bytes=max(times.weight_gradient_bytes for times in series),
         )
 
 

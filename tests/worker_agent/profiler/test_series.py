@@ -7,16 +7,16 @@ from statistics import fmean, stdev
 import pytest
 
 from pipeplan.protocol.jobs import ProfileTask
-from worker_agent.profiler.times import BlockTimes, SplitTimes
-from worker_agent.profiler.turns import (
+from worker_agent.profiler.series import (
     MOST_ROUNDS,
     MOST_TIMES,
-    TURNS,
+    SERIES,
     ChainTimes,
-    measure_in_turns,
+    measure_in_series,
     rounds_s,
     standard_error,
 )
+from worker_agent.profiler.times import BlockTimes, SplitTimes
 
 
 class UnsteadyDevice:
@@ -25,12 +25,12 @@ class UnsteadyDevice:
     def __init__(self, *rounds_s: float) -> None:
         self.now_s = 0.0
         self.waits = 1
-        self.turns: list[int] = []
+        self.series: list[int] = []
         self.known: list[int] = []
         self._rounds_s = cycle(rounds_s)
 
     def measure(self, rounds: int, measured_s: Sequence[float]) -> ChainTimes:
-        self.turns.append(rounds)
+        self.series.append(rounds)
         self.known.append(len(measured_s))
         times_s = [next(self._rounds_s) for _ in range(rounds)]
         self.now_s += self.waits * 2 * sum(times_s)  # there are other kinds of rounds, too
@@ -39,8 +39,8 @@ class UnsteadyDevice:
             split_forward_s=halves,
             backward_input_s=halves,
             backward_weight_s=halves,
-            defers=len(self.turns) == 1,
-            weight_gradient_bytes=len(self.turns),
+            defers=len(self.series) == 1,
+            weight_gradient_bytes=len(self.series),
         )
         return ChainTimes(blocks=(BlockTimes(forward_s=halves, backward_s=halves),), bare_s=halves, split=(split,))
 
@@ -48,7 +48,7 @@ class UnsteadyDevice:
         self, task: ProfileTask, round_s: float, any_rank: Callable[[bool], bool] = lambda says_so: says_so
     ) -> ChainTimes:
         """Measures the task with it."""
-        return measure_in_turns(task, round_s, self.measure, any_rank, lambda: self.now_s)
+        return measure_in_series(task, round_s, self.measure, any_rank, lambda: self.now_s)
 
 
 def task(*, seconds: float, rounds: int = 5) -> ProfileTask:
@@ -58,50 +58,50 @@ def task(*, seconds: float, rounds: int = 5) -> ProfileTask:
 def test_rounds_that_are_alike_are_measured_for_the_tasks_seconds() -> None:
     device = UnsteadyDevice(0.0100, 0.0101)
     found = device.through(task(seconds=1.0), 0.01)
-    assert device.turns == [25] * TURNS
+    assert device.series == [25] * SERIES
     assert device.known == [0, 25, 50, 75]
     assert len(found.bare_s) == len(found.blocks[0].forward_s) == len(found.split[0].backward_weight_s) == 100
-    assert found.split[0].defers and found.split[0].weight_gradient_bytes == TURNS
+    assert found.split[0].defers and found.split[0].weight_gradient_bytes == SERIES
 
 
 def test_rounds_that_differ_are_measured_longer() -> None:
     device = UnsteadyDevice(*[0.005] * 100, *[0.015] * 100)  # a slow moment after every fast one
     found = device.through(task(seconds=1.0), 0.01)
-    assert len(device.turns) > 2 * TURNS
+    assert len(device.series) > 2 * SERIES
     assert fmean(rounds_s(found.blocks)) == pytest.approx(0.01, rel=0.1)
-    assert MOST_TIMES <= device.now_s <= MOST_TIMES + 2 * 25 * 0.015  # the last turn is measured whole
+    assert MOST_TIMES <= device.now_s <= MOST_TIMES + 2 * 25 * 0.015  # the last series is measured whole
 
 
 def test_a_busy_machine_does_not_shorten_a_measurement() -> None:
     device = UnsteadyDevice(0.005, 0.015)
     device.waits = 20  # others take the core, which the rounds' clock does not see
     device.through(task(seconds=1.0), 0.2)
-    assert sum(device.turns) == 100
+    assert sum(device.series) == 100
 
 
 def test_a_task_without_seconds_is_measured_for_its_rounds_alone() -> None:
     device = UnsteadyDevice(0.1, 0.5)
     device.through(task(seconds=0, rounds=3), 0.0)
-    assert device.turns == [3]
+    assert device.series == [3]
 
 
 def test_slow_rounds_are_as_many_as_the_task_asks_for() -> None:
     device = UnsteadyDevice(3.0, 3.01)
     device.through(task(seconds=1.0, rounds=4), 3.0)
-    assert device.turns == [4]
+    assert device.series == [4]
 
 
 def test_rounds_of_no_time_end() -> None:
     device = UnsteadyDevice(0.0)
     device.through(task(seconds=1.0), 1e-6)
-    assert device.turns == [MOST_ROUNDS]
+    assert device.series == [MOST_ROUNDS]
 
 
 def test_all_ranks_measure_as_long_as_the_one_that_needs_the_most() -> None:
     answers: Callable[[], bool] = iter([True] * 6 + [False]).__next__
     device = UnsteadyDevice(0.01)
     device.through(task(seconds=1.0), 0.01, lambda _: answers())
-    assert len(device.turns) == 7
+    assert len(device.series) == 7
 
 
 def test_a_standard_error_is_of_groups_of_neighbours() -> None:

@@ -1,6 +1,6 @@
-"""Turns: measures a chain's rounds in turns, until the time of a round is known well enough.
+"""Series: measures a chain's rounds in several series, until the time of a round is known well enough.
 
-A turn has rounds forward and backward, rounds without a graph, and rounds whose backward is split. A machine may be
+A series has rounds forward and backward, rounds without a graph, and rounds whose backward is split. A machine may be
 slower for seconds at a time, as one that shares its host is. What a plan compares is therefore measured in the same
 moments, and the more rounds differ, the more are measured.
 """
@@ -16,60 +16,60 @@ from typing import Protocol
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.times import BlockTimes, SplitTimes
 
-TURNS = 4
-"""So many turns have rounds forward and backward for the task's seconds, if its least number of rounds is not more."""
+SERIES = 4
+"""So many series have rounds forward and backward for the task's seconds, if its least number of rounds is not more."""
 
 PRECISION = 0.01
 """The time of a round is known well enough if its relative standard error is at most this."""
 
 MOST_TIMES, MOST_ROUNDS = 10, 1000
-"""Unsure turns end after so many times the task's seconds, all that they do included; all turns with so many rounds."""
+"""Unsure series end after so many times the task's seconds, with all that they do; all end with so many rounds."""
 
 _GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainTimes:
-    """The rounds of a turn: those forward and backward, those without a graph (whole chain), and those split."""
+    """The rounds of a series: those forward and backward, those without a graph (whole chain), and those split."""
 
     blocks: tuple[BlockTimes, ...]
     bare_s: tuple[float, ...]
     split: tuple[SplitTimes, ...]
 
     @classmethod
-    def of(cls, turns: Sequence["ChainTimes"]) -> "ChainTimes":
-        """The rounds of all turns."""
+    def of(cls, series: Sequence["ChainTimes"]) -> "ChainTimes":
+        """The rounds of all series."""
         return cls(
-            blocks=tuple(BlockTimes.of(times) for times in zip(*(turn.blocks for turn in turns), strict=True)),
-            bare_s=tuple(seconds for turn in turns for seconds in turn.bare_s),
-            split=tuple(SplitTimes.of(times) for times in zip(*(turn.split for turn in turns), strict=True)),
+            blocks=tuple(BlockTimes.of(times) for times in zip(*(each.blocks for each in series), strict=True)),
+            bare_s=tuple(seconds for each in series for seconds in each.bare_s),
+            split=tuple(SplitTimes.of(times) for times in zip(*(each.split for each in series), strict=True)),
         )
 
 
-def measure_in_turns(
+def measure_in_series(
     task: ProfileTask,
     round_s: float,
     measure: Callable[[int, Sequence[float]], ChainTimes],
     any_rank: Callable[[bool], bool],
     now_s: Callable[[], float] = time.monotonic,
 ) -> ChainTimes:
-    """The rounds of all turns. A round takes about `round_s`.
+    """The rounds of all series. A round takes about `round_s`.
 
-    `measure` is given a turn's number of rounds, and the seconds of all rounds before. `any_rank` says whether any rank
-    says so: all measure equally many turns.
+    `measure` is given a series' number of rounds, and the seconds of all rounds before. `any_rank` says whether any
+    rank says so: all measure equally many series.
     """
-    timed = min(ceil(task.seconds / TURNS / round_s), MOST_ROUNDS) if task.seconds else 0
+    timed = min(ceil(task.seconds / SERIES / round_s), MOST_ROUNDS) if task.seconds else 0
     rounds, end_s = max(task.rounds, timed), now_s() + MOST_TIMES * task.seconds
-    turns: list[ChainTimes] = []
+    series: list[ChainTimes] = []
     measured_s: list[float] = []
     wanted = True
     while wanted:
-        turns.append(measure(rounds, measured_s))
-        measured_s += rounds_s(turns[-1].blocks)
+        series.append(measure(rounds, measured_s))
+        measured_s += rounds_s(series[-1].blocks)
         error, few = standard_error(measured_s), sum(measured_s) < task.seconds
         unsure = (error is None or error > PRECISION) and now_s() < end_s
         wanted = any_rank((few or unsure) and len(measured_s) < MOST_ROUNDS)
-    return ChainTimes.of(turns)
+    return ChainTimes.of(series)
 
 
 class _Timed(Protocol):
