@@ -9,7 +9,7 @@ from pipeplan.costs.compute import recompute_s
 from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies, kept_bytes
 from pipeplan.costs.tied import copied_bytes
-from pipeplan.costs.transfer import SharedPort, boundary_crossing, ranks_of_stages, shared_port
+from pipeplan.costs.transfer import SharedPort, boundary_crossings, ranks_of_stages, shared_port
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Stage, Worker
 from pipeplan.documents.profile import Measurement, Overheads, Profile
@@ -49,9 +49,11 @@ def estimate(
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in stage) for stage in ranks)
     # With several stages a rank, many boundaries have the same devices, or lie within one rank.
-    pairs, nothing = list(pairwise(ranks)), (None, SharedPort())
-    crossed = {(a, b): nothing if a == b else boundary_crossing(cluster, a, b) for a, b in set(pairs)}
-    edges, ports = [crossed[pair][0] for pair in pairs], [crossed[pair][1] for pair in pairs]
+    pairs = list(pairwise(ranks))
+    apart = [(a, b) for a, b in set(pairs) if a != b]
+    crossed = dict(zip(apart, boundary_crossings(cluster, apart), strict=True))
+    crossings = [crossed.get(pair, (None, SharedPort())) for pair in pairs]
+    edges, ports = [link for link, _ in crossings], [port for _, port in crossings]
     in_turn, replicas = schedule is not None and schedule.update == "replica", [stage.replicas for stage in stages]
     among = _broadcast if in_turn else AMONG[synchronisation]
     exchanges = {members: among(cluster, members) for members in set(ranks)}

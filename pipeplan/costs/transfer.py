@@ -4,7 +4,7 @@ A port is where transfers leave and enter a server or a single device. There the
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, lcm
 
@@ -90,15 +90,24 @@ def shared_port(cluster: Cluster, ranks: Sequence[int]) -> SharedPort:
     return found
 
 
-def boundary_crossing(cluster: Cluster, senders: Sequence[int], receivers: Sequence[int]) -> tuple[Level, SharedPort]:
-    """The slowest link between the ranks of two stages, and its port: those of the farthest sender and receiver.
+def boundary_crossings(
+    cluster: Cluster, boundaries: Iterable[tuple[Sequence[int], Sequence[int]]]
+) -> Iterator[tuple[Level, SharedPort]]:
+    """By the ranks of two neighbouring stages, the slowest link between them, and its port.
 
-    Minibatches go round robin over the replicas of both.
+    These are of the farthest sender and receiver: minibatches go round robin over the replicas of both. Pairs that are
+    equally far have the same.
     """
-    pair = [senders[0], receivers[0]]
-    if len(senders) > 1 or len(receivers) > 1:
-        rounds = np.arange(lcm(len(senders), len(receivers)))
-        pairs = np.stack([np.asarray(senders)[rounds % len(senders)], np.asarray(receivers)[rounds % len(receivers)]])
-        farthest = int(Bandwidths(cluster).levels(pairs.min(axis=0), pairs.max(axis=0)).argmax())
-        pair = pairs[:, farthest].tolist()
-    return replace(cluster.link(pair), size=2), shared_port(cluster, pair)
+    bandwidths, found = Bandwidths(cluster), dict[int, tuple[Level, SharedPort]]()
+    units = [int(unit) for unit in bandwidths.units]
+    for senders, receivers in boundaries:
+        pair = [senders[0], receivers[0]]
+        if len(senders) > 1 or len(receivers) > 1:
+            rounds = np.arange(lcm(len(senders), len(receivers)))
+            ends = [np.asarray(ranks)[rounds % len(ranks)] for ranks in (senders, receivers)]
+            farthest = int(bandwidths.levels(np.minimum(*ends), np.maximum(*ends)).argmax())
+            pair = [int(ranks[farthest]) for ranks in ends]
+        crossed = sum(pair[0] // unit != pair[1] // unit for unit in units)
+        if crossed not in found:
+            found[crossed] = replace(cluster.link(pair), size=2), shared_port(cluster, pair)
+        yield found[crossed]

@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.graph import crossing_by_cut, graph_of, ideals, members, membership
-from pipeplan.costs.transfer import boundary_bytes, boundary_crossing, ranks_by_stage
+from pipeplan.costs.transfer import boundary_bytes, boundary_crossings, ranks_by_stage
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.schedules.registry import schedule_named
@@ -74,8 +74,8 @@ def _times_s(problem: PlanningProblem, plan: Plan, inside: FloatArray, crossing:
     """T of every stage, the last one first, by the cuts before and after it; infinite where these enclose no block."""
     sizes = inside.sum(axis=1)
     no_stage = np.where((inside @ inside.T == sizes[:, None]) & (sizes[:, None] < sizes), 0.0, np.inf)
-    links = [boundary_crossing(problem.cluster, *pair)[0] for pair in pairwise(ranks_by_stage(plan.placement))]
-    moved_s = [boundary_bytes(1.0) * crossing / link.bandwidth_bytes_per_s for link in links]
+    crossed = boundary_crossings(problem.cluster, pairwise(ranks_by_stage(plan.placement)))
+    moved_s = [boundary_bytes(1.0) * crossing / link.bandwidth_bytes_per_s for link, _ in crossed]
     ends = list(pairwise([np.zeros(len(sizes)), *moved_s, np.zeros(len(sizes))]))
     shared = schedule_named(plan.schedule).update == "minibatch"
     for stage, (before_s, after_s) in zip(reversed(plan.stages), reversed(ends), strict=True):
