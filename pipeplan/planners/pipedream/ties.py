@@ -58,12 +58,16 @@ class Edges:
 
 def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
     """The stages of the optimum from one state to another that the rule prefers."""
-    cost_s = level.optimum_s(start, stop)
     everything = (start, stop, level.units)
+    whole_s = level.stage_s(*everything)
+    evenly_s = float(level.space.compute_s[stop] - level.space.compute_s[start]) / (level.units * level.devices)
+    if not level.fewer and whole_s <= evenly_s * (1 + 2 * ROUNDING):
+        return (everything,)  # nothing is faster than compute that is shared evenly
+    cost_s = level.optimum_s(start, stop)
     limit_s = cost_s * (1 + 2 * ROUNDING)
-    if not level.fewer and level.stage_s(*everything) <= limit_s:
+    if not level.fewer and whole_s <= limit_s:
         return (everything,)
-    within_s = cost_s or level.stage_s(*everything) * NOTHING
+    within_s = cost_s or whole_s * NOTHING
     states = level.states(level.space.within(start, stop), within_s)
     needs = level.needs(within_s, start, stop)
     while True:
