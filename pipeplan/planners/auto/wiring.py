@@ -1,6 +1,5 @@
 """Wiring: a placement, and its traffic on the network."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -70,8 +69,14 @@ class Ports:
 def _ports_of(cluster: Cluster, links: Links) -> Ports:
     """The ports of these links. A transfer passes that of the slowest level it reaches, the outermost of equal ones."""
     ranks, edges, levels = links.ranks, len(links.edges), cluster.levels
-    bandwidths = Bandwidths(cluster)
-    hop_s, loads = 2.0 / links.edges, defaultdict[tuple[int, int], FloatArray](lambda: np.zeros(edges + len(ranks)))
+    bandwidths, hop_s = Bandwidths(cluster), 2.0 / links.edges
+    loads: dict[int, FloatArray] = {}  # by the devices behind a port: [port, boundary or stage]
+
+    def load_of(devices: int) -> FloatArray:
+        if devices not in loads:
+            loads[devices] = np.zeros((int(ranks.max()) // devices + 1, edges + len(ranks)))
+        return loads[devices]
+
     low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
     for edge, (own, following) in enumerate(pairwise(ranks)):
         reached = int(bandwidths.levels(low[edge], high[edge]).max())
@@ -81,16 +86,14 @@ def _ports_of(cluster: Cluster, links: Links) -> Ports:
         for side in (own, following):
             ports, times = np.unique(side[crossing] // unit, return_counts=True)
             hop_s[edge] = max(hop_s[edge], 2.0 / links.edges[edge] * share * times.max(initial=0))
-            for port, together in zip(ports.tolist(), times.tolist(), strict=True):
-                loads[unit, port][edge] += together * share / links.edges[edge]
+            load_of(unit)[ports, edge] += times * (share / links.edges[edge])
     for stage, members in enumerate(ranks if ranks.shape[1] > 1 else ()):
         ring = all_reduce_among(cluster, members.tolist()).slowest
         if ring is not None:
             ports, times = np.unique(members // ring.port.devices, return_counts=True)
-            for port in ports.tolist():
-                share = min(ring.port.device_share * int(times.min()), 1.0)
-                loads[ring.port.devices, port][edges + stage] += ring.ring_s_per_byte * share
-    every = np.asarray([*loads.values()]).reshape(-1, edges + len(ranks))
+            share = min(ring.port.device_share * int(times.min()), 1.0)
+            load_of(ring.port.devices)[ports, edges + stage] += ring.ring_s_per_byte * share
+    every = np.concatenate([np.empty((0, edges + len(ranks))), *(load[load.any(axis=1)] for load in loads.values())])
     return Ports(hop_s_per_byte=hop_s, sent_s_per_byte=every[:, :edges], exchanged_s_per_byte=every[:, edges:])
 
 
