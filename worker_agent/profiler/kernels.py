@@ -7,8 +7,8 @@ A matrix product is cut into tiles of its result, one for each multiprocessor at
 needed for all tiles, and every wave as long as a full one (NVIDIA, "Matrix Multiplication Background User's Guide",
 2023, "Tile Quantization" and "Wave Quantization"). A small tile reads more for each of its operations. A product of few
 tiles may also split the inner dimension, and add up the parts (Osama et al. 2023, "Stream-K", section 2.2). A GPU's
-library chooses among such kernels: the fastest is taken here. 16-bit matrices with rows of odd length are read two
-bytes at a time, which no kernel hides behind its arithmetic.
+library chooses among such kernels: the fastest is taken here. 16-bit matrices whose rows do not start at multiples of
+16 bytes are read in smaller copies, which no kernel hides behind its arithmetic.
 
 Attention in one kernel does the operations of its formula, or half of them where later positions are masked (Dao 2023,
 "FlashAttention-2", section 3.1), at a separate rate.
@@ -21,9 +21,9 @@ from typing import Self
 
 import numpy as np
 
-from pipeplan.arrays import BoolArray, FloatArray, IntArray
+from pipeplan.arrays import FloatArray, IntArray
 from worker_agent.profiler.datasheets import Datasheet
-from worker_agent.profiler.operations import DeviceOperation
+from worker_agent.profiler.operations import MOST_COPIED_BYTES, DeviceOperation
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 """Rows and columns of the tile that a multiprocessor computes at a time: those of NVIDIA's cutlass for tensor cores."""
@@ -41,8 +41,8 @@ PARTIAL_BYTES = 4
 """Parts of a shared inner dimension are float32."""
 
 MISALIGNED = 4.0
-"""How many times as long a product takes if its operands cannot be copied while it computes: as without tensor cores,
-which have four times the rate (NVIDIA V100 whitepaper 2017: 31.4 of 125 Tflop/s in float16; A100 whitepaper 2020, table
+"""How many times as long a product takes at most if its operands are copied in parts: as without tensor cores, which
+have four times the rate (NVIDIA V100 whitepaper 2017: 31.4 of 125 Tflop/s in float16; A100 whitepaper 2020, table
 1: 78 of 312). With cuBLAS before 11.0 such products did not use them at all ("Matrix Multiplication Background User's
 Guide", "Tensor Core Requirements").
 """
@@ -84,9 +84,9 @@ class Kernels:
         return np.array(rows, dtype=np.float64).reshape(-1, 4).T
 
     @cached_property
-    def _misaligned(self) -> BoolArray:
-        """Whether an operation is a product whose operands cannot be copied while it computes."""
-        return np.array([op.misaligned for op in self.operations], dtype=np.bool_)
+    def _slower(self) -> FloatArray:
+        """How many times as long an operation takes because its operands are copied in parts."""
+        return np.array([min(MOST_COPIED_BYTES / op.copied_bytes, MISALIGNED) for op in self.operations])
 
     @cached_property
     def _dtypes(self) -> tuple[tuple[str, ...], IntArray]:
@@ -104,7 +104,7 @@ class Kernels:
         peaks = np.array([sheet.peak_flops_per_s(name) for name in names] or [1.0])[places]
         reached = peaks * np.where(self._attention > 0, sheet.attention_efficiency, sheet.compute_efficiency)
         if sheet.kind == "gpu":
-            reached = reached / np.where(self._misaligned, MISALIGNED, 1.0)
+            reached = reached / self._slower
         arithmetic_s = self._flops * np.maximum(self._attention, 1.0) / reached
         if sheet.multiprocessors is not None:
             tiled_s = self._tiled_s(reached, sheet.multiprocessors, sheet.reached_bytes_per_s)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -35,9 +35,9 @@ FLASH_DTYPES = (torch.float16, torch.bfloat16)
 FLASH_HEAD = 256
 """The widest head that the flash kernel takes."""
 
-COPIED_BYTES = 4
-"""The least that a GPU copies from its memory to a multiprocessor's while this computes (NVIDIA, "Parallel Thread
-Execution ISA" 8.0, `cp.async`: 4, 8 or 16 bytes).
+MOST_COPIED_BYTES = 16
+"""The most that a GPU copies at a time from its memory to a multiprocessor's while this computes (NVIDIA, "Parallel
+Thread Execution ISA" 8.0, `cp.async`: 4, 8 or 16 bytes, at a multiple of as many).
 """
 
 _NOT_WRITTEN = frozenset(
@@ -171,8 +171,8 @@ class DeviceOperation:
     """A kernel's name, its floating-point operations, the dtype in which it does them, and the bytes that it moves.
 
     `sizes` are those of its matrix products; None for other kernels. `causal` attention can leave out the scores of
-    later positions: its floating-point operations here are those of all scores. `misaligned` products read a matrix
-    whose rows do not all start at multiples of COPIED_BYTES.
+    later positions: its floating-point operations here are those of all scores. A product of 16-bit matrices reads
+    `copied_bytes` at a time: all rows start at a multiple of them.
     """
 
     name: str
@@ -181,7 +181,7 @@ class DeviceOperation:
     moved_bytes: int
     sizes: MatrixSizes | None = None
     causal: bool = False
-    misaligned: bool = False
+    copied_bytes: int = MOST_COPIED_BYTES
 
 
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
@@ -233,7 +233,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                 moved_bytes=read_bytes + written_bytes,
                 sizes=_sizes(kernel, args),
                 causal=kernel in _QUERY and _is_causal(func, args, kwargs or {}),
-                misaligned=kernel in _FIRST_OPERAND and any(map(_misaligned, _operands(kernel, args))),
+                copied_bytes=copied_bytes(_operands(kernel, args)) if kernel in _FIRST_OPERAND else MOST_COPIED_BYTES,
             )
             self.operations.append(operation)
         return result
@@ -270,9 +270,14 @@ def _operands(kernel: Any, args: Any) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def _misaligned(matrix: Tensor) -> bool:
-    """Whether not all rows (columns, of a transposed matrix) start at multiples of COPIED_BYTES."""
-    return any(stride > 1 and stride * matrix.element_size() % COPIED_BYTES for stride in matrix.stride())
+def copied_bytes(matrices: Sequence[Tensor]) -> int:
+    """The most bytes of which all rows (columns, of a transposed matrix) start at a multiple.
+
+    Wider numbers than those of 16 bits count as copied whole: what computes them does not wait for copies.
+    """
+    narrow = [matrix for matrix in matrices if matrix.element_size() <= 2]
+    strides = (stride * matrix.element_size() for matrix in narrow for stride in matrix.stride() if stride > 1)
+    return gcd(MOST_COPIED_BYTES, *strides)
 
 
 def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
