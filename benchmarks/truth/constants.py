@@ -32,24 +32,23 @@ class GpuConstants:
 class EngineConstants:
     """Of an engine.
 
-    `host_s`, `gap_s`, `beside` and `late_s` are its EngineTimes. A compiler leaves the share `compiled` of what
-    operations without products take; the allocator holds the share `reserve` on top of what is in use where memory is
-    fullest.
+    `host_s`, `gap_s` and `beside` are its EngineTimes. A compiler leaves the share `compiled` of what operations
+    without products take; the allocator holds the share `reserve` on top of what is in use where memory is fullest. In
+    a trace, devices that share an operation do not divide `unshared_s` of it.
     """
 
     host_s: float | None = None
     gap_s: float | None = None
     beside: float | None = None
-    late_s: float | None = None
     compiled: float | None = None
     reserve: float | None = None
+    unshared_s: float | None = None
 
     @property
     def times(self) -> EngineTimes:
         """Those that plans have."""
-        each = (self.host_s, self.gap_s, self.beside, self.late_s)
-        host_s, gap_s, beside, late_s = (value or 0.0 for value in each)
-        return EngineTimes(host_s=host_s, gap_s=gap_s, beside=beside, late_s=late_s)
+        host_s, gap_s, beside = (value or 0.0 for value in (self.host_s, self.gap_s, self.beside))
+        return EngineTimes(host_s=host_s, gap_s=gap_s, beside=beside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

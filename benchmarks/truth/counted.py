@@ -145,7 +145,7 @@ def count_rows(rows: Sequence[Row]) -> Counted:
         kinds = _form_kinds(models, key, key.spec, key.form, sizes, default_loss)
         if key.ends is not None:
             ends = _form_kinds(models, key, key.ends, Form(), sizes, narrow_loss)
-            kinds = {size: _with_ends(kinds[size], ends[size]) for size in sizes}
+            kinds = {size: (ends[size][0], without_adding(kinds[size][1]), ends[size][2]) for size in sizes}
         found.update({(key, size): each for size, each in kinds.items()})
     return found
 
@@ -172,14 +172,10 @@ def _form_kinds(
     return found
 
 
-def _with_ends(kinds: Kinds, ends: Kinds) -> Kinds:
-    """The kinds with the operations of other ends: what these exchange stays."""
-
-    def own(kind: CountedKind, end: CountedKind) -> CountedKind:
-        forward = Pass(end.forward.operations, kind.forward.collectives)
-        return replace(end, forward=forward, backward=Pass(end.backward.operations, kind.backward.collectives))
-
-    return own(kinds[0], ends[0]), kinds[1], own(kinds[2], ends[2])
+def without_adding(kind: CountedKind) -> CountedKind:
+    """The kind for a program whose optimizer lets go of gradients: its backward has none to add to."""
+    kept = tuple(op for op in kind.backward.operations if op.name != "add_")
+    return replace(kind, backward=Pass(kept, kind.backward.collectives))
 
 
 def narrow_loss(outputs: Tensor, targets: Tensor) -> Tensor:

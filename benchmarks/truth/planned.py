@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
-from benchmarks.truth.constants import GPUS, Constants, cluster_of, sheet_of
-from benchmarks.truth.counted import Counted, CountedKind, family_of, key_of
+from benchmarks.truth.constants import GPUS, Constants, EngineConstants, cluster_of, sheet_of
+from benchmarks.truth.counted import Counted, CountedKind, Pass, family_of, key_of
 from benchmarks.truth.programs import MeasuredProgram
 from benchmarks.truth.rows import SHARDINGS, Row
-from benchmarks.truth.timed import KindSeconds, Timer
-from pipeplan.documents.engines import ENGINES, TrainingEngine
+from benchmarks.truth.timed import KindSeconds, PassSeconds, Timer
+from benchmarks.truth.traced import pass_s, sending
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.engines import ENGINES, EngineTimes, TrainingEngine
 from pipeplan.documents.forms import BlockKind, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Block, Measurement, Model, Overheads, Profile
@@ -111,16 +113,29 @@ def taken(row: Row, plays: dict[Choice, PlayedRow]) -> Choice:
     return min(fitting, key=lambda choice: plays[choice].seconds)
 
 
+def cluster_of_row(row: Row, constants: Constants) -> Cluster:
+    """The servers that ran a row."""
+    gpu, program = constants.gpus[GPUS[row.gpu].constants], row.program
+    if program.trace is not None:
+        gpu = replace(gpu, link_efficiency=program.trace.link_efficiency)
+    return cluster_of(row.gpu, gpu, program.network_bytes_per_s, row.gpus, row.nodes_of)
+
+
 def plan_of(
     row: Row, choice: Choice, constants: Constants, counted: Sequence[CountedKind], seconds: Sequence[KindSeconds]
 ) -> Plan:
     """The row's plan. Its device holds whatever it holds: whether that fits is for the reader to say."""
     size, chunks = choice
     gpu, dtype = constants.gpus[GPUS[row.gpu].constants], family_of(row).dtype
-    program = row.program
-    cluster = cluster_of(row.gpu, gpu, program.network_bytes_per_s, row.gpus, row.nodes_of)
-    kinds = tuple(map(_Kind(row, size).of, NAMES, counted, seconds))
-    model = ModelForm(form=key_of(row).form, kinds=kinds, blocks=(0, *[1] * row.layers, 2))
+    program, cluster = row.program, cluster_of_row(row, constants)
+    depth = row.pipeline_parallel * chunks
+    stops = [1 + row.layers * (stage + 1) // depth for stage in range(depth - 1)]
+    kinds = tuple(map(_Kind(row, size, constants.engines[program.constants]).of, NAMES, counted, seconds))
+    blocks = (kinds[0], *[kinds[1]] * row.layers, kinds[2])
+    if program.trace is not None:
+        blocks = sending(kinds, stops, row.layers, program.trace)
+    kinds = tuple(dict.fromkeys(blocks))
+    model = ModelForm(form=key_of(row).form, kinds=kinds, blocks=tuple(map(kinds.index, blocks)))
     engine = engine_with(program, constants)
     profile = Profile(
         model=Model(name=row.model),
@@ -146,15 +161,15 @@ def plan_of(
     here = terms.at(degrees.data, pipelined=degrees.pipeline > 1)
     splitter = Splitter(terms=here, degrees=degrees, device_bytes=inf)
     maker = PlanMaker(problem=problem, engine=engine, terms=here, degrees=degrees, splitter=splitter)
-    stops = [1 + row.layers * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
-    plan = maker.plan([*stops[:-1], row.layers + 2], inside=degrees.data)
+    plan = maker.plan([*stops, row.layers + 2], inside=degrees.data)
     assert plan is not None, "a device of endless memory holds every plan"
     return plan
 
 
 def engine_with(program: MeasuredProgram, constants: Constants) -> TrainingEngine:
-    """The program's engine with the constants' times."""
-    return replace(ENGINES[program.engine], times=constants.engines[program.constants].times)
+    """The program's engine with the constants' times; those of a trace are in its passes."""
+    times = EngineTimes() if program.trace is not None else constants.engines[program.constants].times
+    return replace(ENGINES[program.engine], times=times)
 
 
 def _name_alone(name: str, size: int) -> Block:
@@ -171,14 +186,15 @@ class _Kind:
 
     row: Row
     size: int
+    engine: EngineConstants
 
     def of(self, name: str, counted: CountedKind, seconds: KindSeconds) -> BlockKind:
         counts = counted.counts
         fused_loss = name == "head" and family_of(self.row).fused_loss
         measured = FormMeasurement(
             microbatch_size=self.size,
-            forward_s=seconds.forward.computing_s,
-            backward_s=seconds.backward.computing_s,
+            forward_s=self._pass_s(counted.forward, seconds.forward),
+            backward_s=self._pass_s(counted.backward, seconds.backward),
             input_bytes=counts.input_bytes,
             output_bytes=counts.output_bytes,
             activation_bytes=counts.activation_bytes,
@@ -195,6 +211,12 @@ class _Kind:
             tied_parameters=counted.tied_parameters,
             measurements=(measured,),
         )
+
+    def _pass_s(self, one_pass: Pass, seconds: PassSeconds) -> float:
+        trace, devices = self.row.program.trace, self.row.tensor_parallel
+        if trace is None:
+            return seconds.computing_s
+        return pass_s(one_pass, seconds.computing_s, devices, self.engine, trace)
 
     def _selective(self, counted: CountedKind, seconds: KindSeconds) -> Selective:
         """Attention's core again, where it keeps its scores; torchtitan's every second product and all without one."""

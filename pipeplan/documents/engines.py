@@ -36,14 +36,12 @@ class EngineTimes:
     """The time of a block in an engine beyond its kernels, fitted to measured iterations (docs/benchmarks.md).
 
     The host needs `host_s` to launch an operation, the device `gap_s` from one kernel to the next. An exchange that
-    overlaps the compute slows the compute by the share `beside` of the exchange's own time. An exchange inside a block
-    begins when the last of its devices is ready: each is late by `late_s` on average.
+    overlaps the compute slows the compute by the share `beside` of the exchange's own time.
     """
 
     host_s: float = 0.0
     gap_s: float = 0.0
     beside: float = 0.0
-    late_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.truth.__main__ import main
-from benchmarks.truth.constants import GPUS, Constants, stored
+from benchmarks.truth.constants import GPUS, Constants, EngineConstants, stored
 from benchmarks.truth.counted import count_rows
 from benchmarks.truth.fit import fit, places
+from benchmarks.truth.floor import Floors
 from benchmarks.truth.planned import Planned, PlayedRow, taken, usable_bytes
 from benchmarks.truth.report import document, predictions, regrets
 from benchmarks.truth.rows import COLUMNS, Row, read_rows
+from benchmarks.truth.traced import pass_s
 from pipeplan.errors import InvalidInputError
 from worker_agent.profiler.datasheets import DATASHEETS
 
@@ -164,12 +166,40 @@ def test_layers_that_vtrain_timed_were_run_once_and_had_a_vocabulary_of_their_ow
     full_s, none_s, iteration_s = seconds(row, replace(row, recompute="none"), replace(row, source="vtrain-multi-node"))
     assert full_s == none_s != iteration_s
     counted = count_rows([row])
-    ((embedding, _, head),) = counted.values()
+    ((embedding, layer, head),) = counted.values()
     share = 50257 // 2
     assert embedding.parameters == (share + row.sequence_length) * row.hidden
     assert head.parameters == share * row.hidden + 2 * row.hidden and head.tied_parameters == 0
     assert not any(op.dtype == "float32" and op.moved_bytes > share for op in head.forward.operations)
-    assert [each.count for each in head.forward.collectives] == [3]
+    assert not any(end.forward.collectives or end.backward.collectives for end in (embedding, head))
+    assert not any(op.name == "add_" for op in layer.backward.operations)
+
+
+def test_a_stage_that_vtrain_timed_waits_while_it_sends() -> None:
+    #   p ranks of equal layers: m + p - 1 times F + B; a middle rank sends 2 b s h numbers of 16 bits there and back
+    row = replace(SMALL, source="vtrain-single-node", layers=64, pipeline_parallel=4, data_parallel=2, vocab=64)
+    few, many, single, several = seconds(
+        replace(row, batch=16),
+        replace(row, batch=16 * 9),
+        replace(row, batch=16, pipeline_parallel=1, data_parallel=8),
+        replace(row, batch=16 * 9, pipeline_parallel=1, data_parallel=8),
+    )
+    assert row.microbatch == 2
+    message_s = 2 * 2 * 2 * row.sequence_length * row.hidden / (800 * 2**30 / 8 / 4)
+    microbatches = 16 * 8 / 2 / row.microbatch
+    layers_s = (several - single) / (microbatches / 4) / 4
+    assert (many - few) / microbatches == pytest.approx(layers_s + 2 * message_s, rel=0.05)
+
+
+def test_a_pass_in_a_trace_is_that_of_the_slower_of_host_and_device() -> None:
+    row = replace(SMALL, source="vtrain-single-node", tensor_parallel=2, data_parallel=4)
+    ((_, layer, _),) = count_rows([row]).values()
+    engine, trace = EngineConstants(host_s=1e-4, gap_s=1e-6, unshared_s=4e-6), row.program.trace
+    assert trace is not None
+    operations, exchanged_s = len(layer.forward.operations), 2 * trace.exchange_s
+    assert pass_s(layer.forward, 0.0, 2, engine, trace) == pytest.approx(operations * 1e-4 + exchanged_s)
+    assert pass_s(layer.forward, 1.0, 2, engine, trace) == pytest.approx(1 + operations * 3e-6 + exchanged_s)
+    assert pass_s(layer.forward, 1.0, 1, engine, trace) == pytest.approx(1 + operations * 1e-6 + exchanged_s)
 
 
 def test_a_second_forward_would_need_all_of_an_a100_at_once() -> None:
@@ -215,6 +245,39 @@ def test_regret_is_what_the_predicted_best_loses() -> None:
     by_prediction = min(found, key=lambda each: each.predicted_s)
     assert regrets(found) == [by_prediction.row.measured / 1.0 - 1]
     assert regrets(found[:1]) == []
+
+
+@pytest.mark.parametrize(("layers_s", "equal"), [
+    #  by microbatch size; by the constants the host determines all three
+    ((3e-3, 3e-3, 3e-3), True),
+    ((2e-3, 3e-3, 4e-3), False),
+])  # fmt: skip
+def test_layers_that_never_take_less_for_more_work_have_no_floor(
+    layers_s: tuple[float, float, float], equal: bool
+) -> None:
+    floors = Floors(traced_rows(dict(zip((1, 2, 4), layers_s, strict=True))), stored()[0]).found()
+    assert floors["monotone"].mean_error == pytest.approx(0, abs=1e-3)
+    assert floors["monotone"].mean_regret == pytest.approx(0, abs=1e-3)
+    assert (floors["equal launches"].mean_error < 1e-3) == equal
+
+
+def test_layers_that_take_less_for_more_work_have_a_floor() -> None:
+    #   1 sequence 3 ms, 2 sequences 2 ms: a third of the layers' share is wrong, or half of it
+    one, two = traced_rows({1: 3e-3}), traced_rows({2: 2e-3})
+    third, half = (sum(1 - 0.01 / row.seconds for row in rows) * part for rows, part in ((one, 1 / 3), (two, 1 / 2)))
+    found = Floors(one + two, stored()[0]).found()
+    assert found["monotone"].mean_error == pytest.approx(min(third, half) / len(one + two), rel=0.01)
+
+
+def traced_rows(layers_s: dict[int, float]) -> list[Row]:
+    """Iterations of two depths and two batches, of 10 ms and of the layers' seconds by microbatch size."""
+    base = replace(SMALL, source="vtrain-single-node", vocab=64)
+    return [
+        replace(base, microbatch=size, layers=layers, batch=batch, measured=0.01 + layers * batch / 8 / size * each_s)
+        for size, each_s in layers_s.items()
+        for layers in (4, 8)
+        for batch in (64, 128)
+    ]
 
 
 def test_stored_constants_cover_every_gpu_and_every_engine() -> None:

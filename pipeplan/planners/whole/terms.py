@@ -195,26 +195,16 @@ class RecipeTerms:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
 
     def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
-        """Seconds of the collectives, with the wait for the slowest device in each.
-
-        The longest of n exponentially distributed times is on average 1 + 1/2 + ... + 1/n times their mean (Agarwal,
-        Garg and Vishnoi 2005, "The Impact of Noise on the Scaling of Collectives").
-        """
-        form, late_s = self.recipe.form, self.engine.times.late_s
-        links = self.links
+        """Seconds of the collectives."""
+        form, links = self.recipe.form, self.links
         return sum(
             (
-                each.count * (links[each.axis].seconds(each.kind, each.size_bytes) + late_s * _longest(members))
+                each.count * links[each.axis].seconds(each.kind, each.size_bytes)
                 for each in collectives
-                if (members := getattr(form, each.axis)) > 1
+                if getattr(form, each.axis) > 1
             ),
             0.0,
         )
-
-
-def _longest(members: int) -> float:
-    """The expected longest of so many times, as a multiple of their mean."""
-    return sum(1 / place for place in range(1, members + 1))
 
 
 def _kept(measured: FormMeasurement, recompute: str) -> int:

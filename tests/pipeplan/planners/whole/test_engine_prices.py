@@ -104,24 +104,6 @@ def test_a_host_that_launches_slowly_launches_while_devices_exchange() -> None:
     assert both.forward_s == pytest.approx(np.full(LAYERS + 2, OPERATIONS * 1e-3))
 
 
-@pytest.mark.parametrize(("tensor", "longest"), [(2, 1 + 1 / 2), (4, 1 + 1 / 2 + 1 / 3 + 1 / 4)])
-def test_an_exchange_waits_for_the_last_of_its_devices(tensor: int, longest: float) -> None:
-    # the longest of n exponentially distributed times is 1 + 1/2 + ... + 1/n of their mean
-    on_time, late = (
-        terms(with_times("megatron", times), profile=FOUR, form=shared_by(tensor, FOUR), recompute="block")
-        for times in (QUICK, EngineTimes(late_s=1e-3))
-    )
-    layer = on_time.measured[on_time.model.blocks[1]]
-    there, back = (
-        sum(each.count for each in collectives)
-        for collectives in (layer.forward_collectives, layer.backward_collectives)
-    )
-    assert there > 0 and back > 0
-    assert late.forward_s[1] - on_time.forward_s[1] == pytest.approx(there * longest * 1e-3)
-    assert late.backward_s[1] - on_time.backward_s[1] == pytest.approx(back * longest * 1e-3)
-    assert late.again_s[1] - on_time.again_s[1] == pytest.approx(there * longest * 1e-3)
-
-
 def test_layers_alone_are_run_again() -> None:
     whole, attention = (terms(with_times("megatron", QUICK), recompute=way) for way in ("block", "attention"))
     assert whole.again_s[[0, -1]].tolist() == [0.0, 0.0] == attention.again_s[[0, -1]].tolist()
