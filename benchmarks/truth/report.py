@@ -147,11 +147,11 @@ def print_tables(found: Sequence[Prediction], constants: Constants) -> None:
         ]
         print(f"| {' | '.join(cells)} |")
     misfits = [each for each in found if each.memory_gib > each.usable_gib]
-    print(f"\n{len(found) - len(misfits)} of {len(found)} rows, all of which ran, are said to fit. Not said to fit:\n")
+    print(f"\n{len(found) - len(misfits)} of {len(found)} rows, all of which ran, are said to fit")
     for each in misfits:
         row = each.row
         print(
-            f"  {row.source} {row.model} on {row.gpus} {row.gpu}, sequence {row.sequence_length}, microbatch "
+            f"  not: {row.source} {row.model} on {row.gpus} {row.gpu}, sequence {row.sequence_length}, microbatch "
             f"{each.microbatch}: {each.memory_gib:.1f} of {each.usable_gib:.1f} GiB"
         )
     print("\n| constant | " + " | ".join((*constants.gpus, *constants.engines)) + " |")
