@@ -2,9 +2,10 @@
 
 1. Every configuration has a rate that none of its plays exceeds (`space`), and the highest comes first. A shape is left
    out if no stages of it that fit can compute fast enough to beat the fastest play.
-2. Once a configuration is split into stages, its plan has a lower bound on the rate (`bound`), and takes its new place
-   in the order. With a flush the same stages with a split backward are further plans. Of ranks with several stages
-   whole families come first, then their members, whose stages are nearly even (`chunks`).
+2. Once a configuration is split into stages, the split has a lower bound on the rate, and so has its plan (`bound`),
+   which is made when the split's turn comes. Each takes its new place in the order. With a flush the same stages with a
+   split backward are further plans. Of ranks with several stages whole families come first, then their members, whose
+   stages are nearly even (`chunks`).
 3. A plan is played when its turn comes.
 4. The search ends when no remaining rate exceeds that of the fastest play that fits by more than `CLOSE`, or at a
    limit. The highest remaining rate shows how far the answer may be from the best.
@@ -89,7 +90,7 @@ class PlayedSearch:
     left: float = 0.0
     most_of_others: float = 0.0
     unplayed: list[Configuration] = field(default_factory=list)
-    _waiting: list[tuple[float, int, "_Next | Proposal"]] = field(default_factory=list)
+    _waiting: list[tuple[float, int, "_Next | Split | Proposal"]] = field(default_factory=list)
     _pushed: int = 0
     _splits: dict[object, Split] = field(default_factory=dict)
     _tried: list[Split] = field(default_factory=list)
@@ -110,7 +111,7 @@ class PlayedSearch:
         self._play_front()
 
         # Some configurations that were not split, the highest bounds first.
-        heads = [*unsplit, *(item for _, _, item in self._waiting if not isinstance(item, Proposal))]
+        heads = [*unsplit, *(item for _, _, item in self._waiting if isinstance(item, _Next))]
         rests = (chain([head.configuration], head.others) for head in heads)
         self.unplayed = list(islice(merge(*rests, key=lambda each: -each.most), SHOWN_UNPLAYED))
 
@@ -121,12 +122,15 @@ class PlayedSearch:
             self._push_next(space.planner, space.configurations(lambda: self.ranking.best_rate))
         unsplit: list[_Next] = []
         while self._waiting:
-            most = -self._waiting[0][0]
-            if most <= self.ranking.enough or self.ranking.left <= 0:
+            most, first = -self._waiting[0][0], self._waiting[0][2]
+            if most <= self.ranking.enough or (self.ranking.left <= 0 and not isinstance(first, tuple)):
                 break
             item = heappop(self._waiting)[2]
+            known = True
             if isinstance(item, Proposal):
                 known = self.ranking.add(item)
+            elif isinstance(item, tuple):
+                self._make(item, most)
             else:
                 known = not self._is_at_limit
                 if known:
@@ -185,6 +189,9 @@ class PlayedSearch:
 
     def _play_front(self) -> None:
         """Plays some plans more, for the front of throughput against memory: those that hold less, by their bounds."""
+        for most, _, item in list(self._waiting) if self.ranking.for_front else ():
+            if isinstance(item, tuple):
+                self._make(item, -most)
         plans = [(-most, item) for most, _, item in self._waiting if isinstance(item, Proposal)]
         held = [each for each in plans if not each[1].plan.split_backward]
         front = pareto_front(
@@ -204,7 +211,7 @@ class PlayedSearch:
         shorter = max(SPLIT_BLOCKS // len(self.ranking.problem.profile.blocks), 1)
         return self.splits >= (MOST_SPLITS * shorter if self.ranking.best_rate > 0 else MOST_IN_VAIN)
 
-    def _push(self, most: float, item: "_Next | Proposal") -> None:
+    def _push(self, most: float, item: "_Next | Split | Proposal") -> None:
         self._pushed += 1
         heappush(self._waiting, (-most, self._pushed, item))
 
@@ -215,7 +222,7 @@ class PlayedSearch:
             break
 
     def _split(self, item: "_Next") -> None:
-        """Splits a configuration into stages: its plan waits for its turn, and so do those with a split backward."""
+        """Splits a configuration into stages, which wait for their turn."""
         self.splits += 1
         stops = item.configuration.split()
         most = 0.0 if stops is None else item.configuration.most_of(stops)
@@ -225,8 +232,12 @@ class PlayedSearch:
         if most <= self.ranking.enough:
             self.left = max(self.left, most)
         elif stops is not None:
-            for proposal in self._proposals(item.planner, item.configuration, stops):
-                self._push(min(most_samples_per_s(proposal.plan), most), proposal)
+            self._push(most, (item.planner, item.configuration, stops))
+
+    def _make(self, split: Split, most: float) -> None:
+        """Makes the plans of a split, which wait for their turns; `most` bounds them all."""
+        for proposal in self._proposals(*split):
+            self._push(min(most_samples_per_s(proposal.plan), most), proposal)
 
     def _proposals(self, planner: str, configuration: Configuration, stops: tuple[int, ...]) -> Iterator[Proposal]:
         """A configuration with these stages, and with a split backward."""
@@ -282,8 +293,11 @@ class PlayedSearch:
             return
         slow = [(each[1].most_of(each[2]), each) for each in self._tried]
         slow = [(most, each) for most, each in slow if most <= enough]
-        proposals = ((-most, item) for most, _, item in self._waiting if isinstance(item, Proposal))
-        slow += [(most, self._splits[key]) for most, item in proposals if (key := item.configuration) in self._splits]
+        for most, _, item in self._waiting:
+            if isinstance(item, tuple):
+                slow.append((-most, item))
+            elif isinstance(item, Proposal) and item.configuration in self._splits:
+                slow.append((-most, self._splits[item.configuration]))
         slow = [(most, each) for most, each in slow if each[1].most > enough]
         for _, (planner, configuration, stops) in sorted(slow, key=lambda each: -each[0])[:SLOW]:
             for other in _raised(configuration, stops, enough)[: SLOW_MOVES // SLOW]:

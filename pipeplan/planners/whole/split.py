@@ -8,7 +8,7 @@ neighbouring ones.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
@@ -48,6 +48,7 @@ class Splitter:
     degrees: Degrees
     device_bytes: float
     host_bytes: float = inf
+    _last_fitting: dict[tuple[int, int, float], int] = field(default_factory=dict)
 
     def stops(self) -> tuple[int, ...] | None:
         """Where the stages end; None if none fit. For ranks with several stages, the search may miss some that fit."""
@@ -288,14 +289,16 @@ class Splitter:
         """The last place up to `stop` where a stage may end by its memory."""
         if stop <= start or room == inf:
             return stop
-        low, high = start, stop
-        while low < high and not self._has_room(stage, start, high, room):
-            middle = (low + high) // 2
-            if self._has_room(stage, start, middle + 1, room):
-                low = middle + 1
-            else:
-                high = middle
-        return high
+        if (key := (stage, start, room)) not in self._last_fitting:
+            low, high = start, len(self._step_s) - 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self._has_room(stage, start, middle, room):
+                    low = middle
+                else:
+                    high = middle - 1
+            self._last_fitting[key] = low
+        return min(self._last_fitting[key], stop)
 
     def _has_room(self, rank: int, start: int, stop: int, room: float) -> bool:
         on_device = self._bytes(rank, start, stop) <= room
