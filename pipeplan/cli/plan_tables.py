@@ -32,7 +32,7 @@ from pipeplan.formats import (
     spelled_out,
 )
 from pipeplan.planners.auto.ranking import CLOSE
-from pipeplan.planners.complete import one_pipeline
+from pipeplan.planners.batches import one_pipeline
 from pipeplan.programs.instructions import is_compute
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.plans import Alternatives, Comparison, PlanSummary

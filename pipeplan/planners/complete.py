@@ -8,29 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
+import numpy as np
+
 from pipeplan.costs.estimate import estimate
 from pipeplan.costs.graph import in_order
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.costs.tied import copied_bytes, tied_stages
-from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.engines import engine_named
 from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import BY_WEIGHT
+from pipeplan.planners.batches import played_batches, stands_for_all
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import TIES_APART, CutGraph, PlanningProblem
-from pipeplan.programs.communicate import exchanging
-from pipeplan.programs.pipeline import Pipeline
-from pipeplan.programs.program import Program
-from pipeplan.programs.schedule import Schedule
-from pipeplan.programs.timeline import Timeline, flushed_batch_s, steady_batch_s
-from pipeplan.schedules.registry import BUILT_IN, build, schedule_named
-from pipeplan.simulation.play import simulate
-from pipeplan.simulation.predict import exchanging_among_stages, keeps_ties_apart, program_of, with_exchanges
-from pipeplan.simulation.split_backward import split_backward
-from pipeplan.simulation.total import total
+from pipeplan.programs.timeline import flushed_batch_s, steady_batch_s
+from pipeplan.schedules.registry import schedule_named
+from pipeplan.simulation.predict import keeps_ties_apart
 
 SIMULATED_INSTRUCTIONS = 250_000
 """The most instructions of an answer that are played for its price, in less than a second."""
@@ -45,6 +40,9 @@ _BATCHES = 4
 
 _TIMES_FILLED = 16
 """How often a schedule without a flush fills the pipeline in a play: its start and end differ from the rest."""
+
+_ROUNDING = 1e-5
+"""Plays of one plan whose figures differ by no more are the same: of equal batches, one is played."""
 
 _SHORTER = (2, 3)
 """Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of a pipeline's ranks."""
@@ -110,6 +108,16 @@ def play_again(plan: Plan) -> Simulated | None:
     return replace(again, added_within=held.added_within)
 
 
+def same_play(one: Simulated, other: Simulated) -> bool:
+    """Whether two plays give the same, but for rounding."""
+    seconds = ("throughput_samples_per_s", "bubble_fraction", "busy_fraction")
+    numbers = [np.hstack([getattr(each, name) for name in seconds]) for each in (one, other)]
+    counts = [
+        (each.batches, each.peak_memory_bytes, each.extrapolated_from, each.added_within) for each in (one, other)
+    ]
+    return counts[0] == counts[1] and np.allclose(*numbers, rtol=_ROUNDING, atol=_ROUNDING)
+
+
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
     """How many instructions `play` plays with this limit."""
     played, batches = _to_play(plan, instructions)
@@ -131,49 +139,6 @@ def _to_play(plan: Plan, limit: int) -> tuple[tuple[Plan, ...], int]:
     return shorter, batches
 
 
-def one_pipeline(plan: Plan, *, batches: int) -> Timeline:
-    """The timeline of one pipeline that stands for all, on their devices: a lane for every stage.
-
-    Replicas of equal width do the same at the same time, so what one sends stands for what all send, through all their
-    ports. Where the stages' replicas differ, and where they take turns (ASP), all workers are played.
-    """
-    return simulate(_program(plan, batches), plan.costs, _devices(plan))
-
-
-def _program(plan: Plan, batches: int, *, implied: bool = False) -> Program:
-    """The streams of one pipeline that stands for all, or of all workers; their transfers may be `implied`."""
-    if not _stands_for_all(plan):
-        return program_of(plan, batches=batches, implied=implied)
-    pipeline = Pipeline(
-        replicas=(1,) * plan.depth,
-        microbatches=plan.microbatches,
-        batches=batches,
-        recompute=tuple(stage.recompute for stage in plan.stages),
-        recompute_units=tuple(stage.recompute_unit for stage in plan.stages),
-        chunks=plan.chunks,
-    )
-    program = build(plan.schedule, pipeline, implied=implied)
-    if plan.replicas[0] > 1:  # a stage exchanges the gradients of all the replicas for which it stands
-        streams = (replace(each, instructions=tuple(exchanging(each.instructions))) for each in program.streams)
-        program = replace(program, streams=tuple(streams))
-    if plan.split_backward:
-        program = split_backward(program, plan.costs, _devices(plan), half_way=plan.split_backward_half_way)
-    return with_exchanges(exchanging_among_stages(program, plan), plan)
-
-
-def _devices(plan: Plan) -> Sequence[Sequence[int]]:
-    """The devices of the ranks that are played."""
-    return ranks_by_stage(plan.placement) if _stands_for_all(plan) else ()
-
-
-def _laws(plan: Plan) -> Schedule:
-    return schedule_named(plan.schedule)
-
-
-def _stands_for_all(plan: Plan) -> bool:
-    return plan.width is not None and _laws(plan).update != "replica"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
     """The figures of a play, with an entry for every lane. All grow linearly with the microbatches."""
@@ -187,10 +152,8 @@ class _Played:
 
     @classmethod
     def of(cls, plan: Plan, batches: int) -> "_Played":
-        # 2BP looks at the whole streams, and others' schedules are checked on them.
-        implied = plan.schedule in BUILT_IN and not plan.split_backward
-        played = total(_program(plan, batches, implied=implied), plan.costs, _devices(plan), implied=implied)
-        if _laws(plan).flushes:
+        played = played_batches(plan, batches)
+        if schedule_named(plan.schedule).flushes:
             batch_s = flushed_batch_s(played.batch_ends_s)
         else:
             batch_s = steady_batch_s(played.batch_ends_s, plan.optimal_in_flight)
@@ -211,7 +174,7 @@ class _Played:
         """The rates and peaks, by rank."""
         plan, span_s = self.plan, self.span_s
         lanes: Sequence[int] = range(len(plan.placement))
-        if _stands_for_all(plan):
+        if stands_for_all(plan):
             lanes = [worker.stage for worker in plan.placement]
         total_s = span_s * len(self.busy_s)
         batch = plan.microbatch_size * plan.microbatches * lcm(*plan.replicas)
@@ -232,13 +195,13 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth // plan.chunks for times in _SHORTER]
-    unequal = plan.width is None or _laws(plan).update == "minibatch"
+    unequal = plan.width is None or schedule_named(plan.schedule).update == "minibatch"
     if unequal or plan.microbatches <= microbatches[-1]:
         return ()
     shorter = []
     for count in microbatches:
         costs, share = plan.costs, count / plan.microbatches
-        if not _laws(plan).flushes:
+        if not schedule_named(plan.schedule).flushes:
             costs = tuple(
                 replace(
                     each,
@@ -254,7 +217,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
 def _batches_to_play(plan: Plan, limit: int) -> int:
     """The batches wanted; without a flush fewer if those take too long, at least `_BATCHES`; 0 if all take too long."""
     affordable = limit // _instructions(plan)
-    if _laws(plan).flushes:
+    if schedule_named(plan.schedule).flushes:
         wanted = _FLUSHED_BATCHES if engine_named(plan.engine).overlaps else _FLUSHED_BATCHES - 1
         return wanted if affordable >= wanted else 0
     replicas = plan.stages[0].replicas if plan.width is None else 1
@@ -264,7 +227,7 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
 
 def _minibatches(plan: Plan) -> int:
     """The minibatches of a batch that are played: those of one pipeline if it represents all."""
-    return plan.microbatches if _stands_for_all(plan) else plan.microbatches * lcm(*plan.replicas)
+    return plan.microbatches if stands_for_all(plan) else plan.microbatches * lcm(*plan.replicas)
 
 
 def _instructions(plan: Plan) -> int:
@@ -274,8 +237,8 @@ def _instructions(plan: Plan) -> int:
     one for every other worker.
     """
     minibatches = _minibatches(plan)
-    updates = minibatches if _laws(plan).update == "minibatch" else 1
-    if _laws(plan).update == "replica":
+    updates = minibatches if schedule_named(plan.schedule).update == "minibatch" else 1
+    if schedule_named(plan.schedule).update == "replica":
         updates = plan.stages[0].replicas ** 2
     return sum((7 if stage.recompute else 6) * minibatches + 2 * updates for stage in plan.stages)
 

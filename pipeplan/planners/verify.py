@@ -10,7 +10,7 @@ from pipeplan.documents.plan import Plan, Simulated
 from pipeplan.errors import PipeplanError
 from pipeplan.planners.auto.certificate import check_search
 from pipeplan.planners.auto.search import METHOD as SEARCHED
-from pipeplan.planners.complete import Decision, complete, play_again
+from pipeplan.planners.complete import Decision, complete, play_again, same_play
 from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.played import searched
 from pipeplan.planners.problem import PlanningProblem
@@ -153,7 +153,7 @@ def _played(plan: Plan, simulated: Simulated | None) -> Finding:
         detail = f"it does not hold what its streams give: played, {given:.6g} samples/s"
         return Finding(what="play", holds=False, detail=detail)
     now, then = simulated.throughput_samples_per_s, plan.simulated.throughput_samples_per_s
-    if simulated != plan.simulated:
+    if not same_play(simulated, plan.simulated):
         return Finding(
             what="play", holds=False, detail=f"played, its streams give {now:.6g} samples/s; it says {then:.6g}"
         )

@@ -17,7 +17,7 @@ from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require_amount
-from pipeplan.planners.complete import play, play_again
+from pipeplan.planners.complete import play, play_again, same_play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.questions.changes import differences, flat, profile_changes
@@ -125,7 +125,7 @@ def whole(lock: Lock, derived: Mapping[str, object]) -> LockFinding:
     changes += differences(of_plan, {name: now[name] for name in of_plan}, prefix="plan.")
     changes += differences(lock.derived, {name: derived.get(name) for name in lock.derived}, prefix="plan.")
     again = play_again(plan)
-    if again is not None and again != plan.simulated:
+    if again is not None and (plan.simulated is None or not same_play(again, plan.simulated)):
         changes.append(f"~ plan, played again: {again.throughput_samples_per_s:.6g} samples/s")
     detail = "not as it was written: what it says -> what its documents give" if changes else "as it was written"
     return LockFinding(what="lock", holds=not changes, detail=detail, changes=tuple(changes))

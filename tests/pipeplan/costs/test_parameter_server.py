@@ -15,8 +15,9 @@ from pipeplan.costs.transfer import SharedPort
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Device
+from pipeplan.planners.batches import one_pipeline
 from pipeplan.planners.bound import most_samples_per_s
-from pipeplan.planners.complete import one_pipeline, play
+from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify

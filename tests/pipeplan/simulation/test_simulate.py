@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.stage_costs import StageCosts
-from pipeplan.planners.complete import one_pipeline
+from pipeplan.planners.batches import one_pipeline
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.programs.instructions import microbatches_of

@@ -20,8 +20,9 @@ from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
+from pipeplan.planners.batches import one_pipeline
 from pipeplan.planners.bound import _stage_times, least_batch_s, most_samples_per_s, played_turns_s
-from pipeplan.planners.complete import one_pipeline, play
+from pipeplan.planners.complete import play
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.instructions import Backward, Forward

@@ -14,8 +14,9 @@ from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.ranking import CLOSE
+from pipeplan.planners.batches import one_pipeline
 from pipeplan.planners.bound import least_batch_s, most_samples_per_s
-from pipeplan.planners.complete import one_pipeline, play
+from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
