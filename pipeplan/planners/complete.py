@@ -115,7 +115,7 @@ def same_play(one: Simulated, other: Simulated) -> bool:
     counts = [
         (each.batches, each.peak_memory_bytes, each.extrapolated_from, each.added_within) for each in (one, other)
     ]
-    return counts[0] == counts[1] and np.allclose(*numbers, rtol=_ROUNDING, atol=_ROUNDING)
+    return counts[0] == counts[1] and bool(np.allclose(numbers[0], numbers[1], rtol=_ROUNDING, atol=_ROUNDING))
 
 
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:

@@ -19,7 +19,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import numpy as np
 
@@ -52,7 +51,7 @@ class BatchTimes:
         else:
             whole_s = self._step_s[-1] + v * float(hops_s[-1]) + (v - 1) * self._hop_s
             turned_s = of_stages_s(first_s.reshape(v, -1), own_s.reshape(v, -1), hops_s, whole_s, m)
-        end_s = float(np.diff(self._end[ends], prepend=0.0).reshape(v, -1)[:, 0].sum())
+        end_s = float(np.diff(self.end_s[ends], prepend=0.0).reshape(v, -1)[:, 0].sum())
         return max(self._bounded_s(stops, None, reached_s), turned_s + end_s)
 
     def filled_s(self, stops: Sequence[int]) -> float:
@@ -63,7 +62,7 @@ class BatchTimes:
         p, m, ends = self.degrees.pipeline, self.degrees.microbatches, np.asarray(stops)
         starts = np.append(0, ends[:-1])
         computed, ended = (
-            (each[ends] - each[starts]).reshape(-1, p).sum(axis=0) for each in (self.terms.step_s, self._end)
+            (each[ends] - each[starts]).reshape(-1, p).sum(axis=0) for each in (self.terms.step_s, self.end_s)
         )
         least_s = float((m * computed + ended).max())
         if p > 1:
@@ -96,7 +95,7 @@ class BatchTimes:
     def longest_s(self) -> float:
         """Seconds of a batch that are enough for any stages."""
         m, p = self.degrees.microbatches, self.degrees.pipeline
-        return (m + 1) * (self._step_s[-1] + p * self._hop_s) + float(self._end[-1])
+        return (m + 1) * (self._step_s[-1] + p * self._hop_s) + float(self.end_s[-1])
 
     @cached_property
     def _step_s(self) -> list[float]:
@@ -104,12 +103,16 @@ class BatchTimes:
 
     @cached_property
     def _alone_s(self) -> list[float]:
-        """Sums of the seconds in which a stage's blocks do a batch's work by themselves (1)."""
-        alone_s: list[float] = (self.degrees.microbatches * self.terms.step_s + self._end).tolist()
-        return list(accumulate(alone_s, max))  # they grow, but for rounding
+        return self.alone_s.tolist()  # type: ignore[no-any-return]
 
     @cached_property
-    def _end(self) -> FloatArray:
+    def alone_s(self) -> FloatArray:
+        """Sums of the seconds in which a stage's blocks do a batch's work by themselves (1)."""
+        alone_s = self.degrees.microbatches * self.terms.step_s + self.end_s
+        return np.asarray(np.maximum.accumulate(alone_s))  # they grow, but for rounding
+
+    @cached_property
+    def end_s(self) -> FloatArray:
         """Sums of the least seconds in which blocks exchange and update, whatever the placement."""
         at = self.terms
         update_s: FloatArray = at.update_s
@@ -123,7 +126,7 @@ class BatchTimes:
     @property
     def _first_end_s(self) -> float:
         """Seconds in which the first block is exchanged and updated: the first rank has at least this block."""
-        return float(self._end[1])
+        return float(self.end_s[1])
 
     @cached_property
     def _hops_s(self) -> FloatArray:

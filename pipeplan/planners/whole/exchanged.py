@@ -179,6 +179,19 @@ def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, insid
     return np.asarray(2 * (after_s[0] - after_s))
 
 
+def placed_beyond_least_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
+    """Sums over blocks of what the exchange of a rank that has them takes beyond `least_exchange` on a placement, after
+    all others.
+    """
+    exchanged = np.floor(np.diff(at.exchanged_bytes, prepend=0.0))
+    if at.terms.engine.overlaps or exchanged.sum() <= 0 or degrees.data == 1:
+        return np.zeros_like(exchanged)
+    groups, (size_bytes, inside_s) = grouped(cluster, degrees.recipe.form.devices), exchanged_bytes(at)
+    alone_s = size_bytes * placed_exchange(groups, degrees.pipeline, degrees.data, inside=inside).least_rank
+    more_s = alone_s + inside_s - least_exchange(at, cluster).ranks_s
+    return np.asarray(max(more_s, 0.0) * np.cumsum(exchanged) / exchanged.sum())
+
+
 def _paced_s(rank_s: float, after_s: FloatArray, m: int) -> float:
     """Seconds of a batch limited by its rounds, with equal stages; `after_s` has hops there and back, by rank."""
     later = np.arange(len(after_s), 0, -1)

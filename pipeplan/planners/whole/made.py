@@ -5,7 +5,7 @@ exchanges are those of `costs.estimate`. What a device holds comes from its engi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -20,10 +20,17 @@ from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Degrees
+from pipeplan.planners.whole.exchanged import hops_before_s, placed_beyond_least_s
+from pipeplan.planners.whole.in_turn import InTurn
 from pipeplan.planners.whole.placements import placement
 from pipeplan.planners.whole.split import Splitter, in_flight
 from pipeplan.planners.whole.terms import ReplicaTerms
 from pipeplan.schedules.registry import schedule_named
+
+MEETING = (1.0, 1.5)
+"""By how much transfers between ranks take longer because they meet others: for which of these splits are sought. The
+last one decides their order.
+"""
 
 COST_MODEL = "forms on a cluster of groups"
 
@@ -72,6 +79,23 @@ class PlanMaker:
     terms: ReplicaTerms
     degrees: Degrees
     splitter: Splitter
+    _splits: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def splits(self, *, inside: int) -> list[tuple[int, ...]]:
+        """Some splits, the likely shortest batch first: by its bound, as if half of all transfers met another one."""
+        if inside not in self._splits:
+            every = dict.fromkeys(self.splitter.several())
+            reached_s = hops_before_s(self.terms, self.degrees, self.problem.cluster, inside=inside)
+            placed_s = placed_beyond_least_s(self.terms, self.degrees, self.problem.cluster, inside=inside)
+            by_meeting = [
+                InTurn(splitter=self.splitter, reached_s=meeting * reached_s, placed_s=placed_s) for meeting in MEETING
+            ]
+            for in_turn in by_meeting if every else ():
+                stops = in_turn.shortest(min(every, key=in_turn.batch_s))
+                if stops is not None:
+                    every[stops] = None
+            self._splits[inside] = sorted(every, key=by_meeting[-1].batch_s)
+        return self._splits[inside]
 
     def plan(self, stops: Sequence[int], *, inside: int) -> Plan | None:
         """The plan with these stages and `inside` neighbouring replicas, not played; None if a device has no room."""

@@ -63,9 +63,7 @@ class PlacedDegrees:
 
     def splits(self) -> list[tuple[int, ...]]:
         """Some splits, the shortest batch first, by its bound as if every transfer between ranks met another one."""
-        made, cluster = self.space.maker(self.degrees), self.space.problem.cluster
-        met_s = 2 * hops_before_s(made.terms, self.degrees, cluster, inside=self.inside)
-        return sorted(made.splitter.several(), key=lambda stops: made.splitter.times.of(stops, met_s))
+        return self.space.maker(self.degrees).splits(inside=self.inside)
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""

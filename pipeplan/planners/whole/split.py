@@ -8,7 +8,7 @@ neighbouring ones.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
@@ -48,7 +48,6 @@ class Splitter:
     degrees: Degrees
     device_bytes: float
     host_bytes: float = inf
-    _last_fitting: dict[tuple[int, int, float], int] = field(default_factory=dict)
 
     def stops(self) -> tuple[int, ...] | None:
         """Where the stages end; None if none fit. For ranks with several stages, the search may miss some that fit."""
@@ -134,7 +133,7 @@ class Splitter:
             while low < high:
                 middle = (low + high) // 2
                 in_time = self.times.stop(rank, middle, batch_s) >= stop
-                if in_time and self._has_room(rank, middle, stop, self.device_bytes):
+                if in_time and self._last_fitting[rank][middle] >= stop:
                     high = middle
                 else:
                     low = middle + 1
@@ -287,31 +286,29 @@ class Splitter:
 
     def _that_fits(self, stage: int, start: int, stop: int, room: float) -> int:
         """The last place up to `stop` where a stage may end by its memory."""
-        if stop <= start or room == inf:
-            return stop
-        if (key := (stage, start, room)) not in self._last_fitting:
-            low, high = start, len(self._step_s) - 1
-            while low < high:
-                middle = (low + high + 1) // 2
-                if self._has_room(stage, start, middle, room):
-                    low = middle
-                else:
-                    high = middle - 1
-            self._last_fitting[key] = low
-        return min(self._last_fitting[key], stop)
+        return stop if stop <= start or room == inf else min(self._last_fitting[stage][start], stop)
 
-    def _has_room(self, rank: int, start: int, stop: int, room: float) -> bool:
-        on_device = self._bytes(rank, start, stop) <= room
-        return on_device and (self.host_bytes == inf or self._on_host(rank, start, stop) <= self.host_bytes)
+    @cached_property
+    def _last_fitting(self) -> list[list[int]]:
+        return self.last_fitting.tolist()  # type: ignore[no-any-return]
 
-    def _bytes(self, rank: int, start: int, stop: int) -> float:
-        fixed, kept = self._fixed_bytes, self._kept_bytes
-        held = in_flight(self.degrees, rank) * (kept[stop] - kept[start])
-        return fixed[stop] - fixed[start] + held + self.on_top(rank, start, stop)
-
-    def _on_host(self, rank: int, start: int, stop: int) -> float:
-        states, left = self._host_bytes, self._left_bytes
-        return states[stop] - states[start] + in_flight(self.degrees, rank) * (left[stop] - left[start])
+    @cached_property
+    def last_fitting(self) -> IntArray:
+        """[rank, start]: the last place where the single stage of a rank may end by its memory, by bisection."""
+        terms, blocks = self.terms, len(self._step_s) - 1
+        on_top, leaving = _most_within(terms.transient_bytes), _most_within(np.diff(terms.left_bytes))
+        states = (terms.fixed_bytes, terms.kept_bytes, terms.left_bytes, terms.host_bytes)
+        flight = np.asarray([[in_flight(self.degrees, rank)] for rank in range(self.degrees.pipeline)])
+        starts = np.arange(blocks)[None, :]
+        low, high = np.repeat(starts, len(flight), axis=0), np.full((len(flight), blocks), blocks)
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            fixed, kept, left, host = (each[middle] - each[starts] for each in states)
+            passing = np.minimum(flight * left, PASSING_BLOCKS * leaving[starts, middle - 1])
+            held = fixed + flight * kept + on_top[starts, middle - 1] + passing
+            fits = (held <= self.device_bytes) & (host + flight * left <= self.host_bytes)
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        return np.hstack([low, np.full((len(flight), 1), blocks)])
 
     def on_top(self, rank: int, start: int, stop: int) -> float:
         """The bytes that blocks [start, stop) hold while one of them runs: its transients, and offloaded activations.
@@ -338,20 +335,8 @@ class Splitter:
         return self.terms.step_s.tolist()  # type: ignore[no-any-return]
 
     @cached_property
-    def _fixed_bytes(self) -> list[float]:
-        return self.terms.fixed_bytes.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def _kept_bytes(self) -> list[float]:
-        return self.terms.kept_bytes.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
     def _left_bytes(self) -> list[float]:
         return self.terms.left_bytes.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def _host_bytes(self) -> list[float]:
-        return self.terms.host_bytes.tolist()  # type: ignore[no-any-return]
 
 
 class _MostOf:
@@ -367,3 +352,9 @@ class _MostOf:
         """The maximum over blocks [start, stop)."""
         level = (stop - start).bit_length() - 1
         return float(max(self._table[level][start], self._table[level][stop - 2**level]))
+
+
+def _most_within(values: FloatArray) -> FloatArray:
+    """[start, last]: the maximum of the values from one place to another, both included."""
+    table = np.where(np.tri(len(values), dtype=bool).T, values[None, :], -inf)
+    return np.asarray(np.maximum.accumulate(table, axis=1))

@@ -1,0 +1,122 @@
+"""In turn: stages for slow links, where neighbouring ranks wait for each other.
+
+Under 1F1B two neighbours together take a round trip for two microbatches (`planners.bound`, 8). If a slow link is
+between them, they need fewer blocks, and ranks beside faster links more. Stages that are filled one after the other
+cannot know this: a rank must leave room for the next one. So for every end of a rank's stage, the search keeps its
+latest start: no other start leaves the next rank as much. Turns of three and more ranks are left to the play.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.planners.whole.split import Splitter
+
+SLOW_LINK = 0.1
+"""From this share of a rank's mean compute on, a round trip over a link is worth other stages."""
+
+_BETTER = 0.005
+"""Stages are sought whose batch is shorter by this share; most configurations have none, after one try."""
+
+_STEPS = 6
+"""Bisections, after which a batch is known to about a hundredth of what can be gained."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InTurn:
+    """Splits a configuration's blocks. `reached_s` are the hops to each rank and back, `placed_s` sums of what the
+    exchange of blocks takes on the placement beyond the least of any placement.
+    """
+
+    splitter: Splitter
+    reached_s: FloatArray
+    placed_s: FloatArray
+
+    def batch_s(self, stops: tuple[int, ...]) -> float:
+        """About how long a batch with these stages takes, by its bound: the first rank exchanges last."""
+        return self.splitter.times.of(stops, self.reached_s) + float(self.placed_s[stops[0]])
+
+    def shortest(self, known: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Stages with a shorter batch than the known ones, by its bound; None if none are found."""
+        splitter, degrees = self.splitter, self.splitter.degrees
+        hops_s = np.diff(self.reached_s)
+        if degrees.chunks > 1 or not len(hops_s):
+            return None
+        if hops_s.max() < SLOW_LINK * float(splitter.terms.step_s[-1]) / degrees.pipeline:
+            return None
+        found, best_s, low_s = None, self.batch_s(known), splitter.least_s
+        middle_s = high_s = best_s * (1 - _BETTER)
+        for _ in range(_STEPS):
+            stops = self._within(middle_s, float(self._end_s[(found or known)[0]]))
+            if stops is None and middle_s == high_s:
+                return found
+            if stops is None:
+                low_s = middle_s
+            else:
+                high_s = middle_s
+                if (batch_s := self.batch_s(stops)) < best_s:
+                    found, best_s, high_s = stops, batch_s, min(high_s, batch_s)
+            middle_s = (low_s + high_s) / 2
+        return found
+
+    def _within(self, batch_s: float, end_s: float) -> tuple[int, ...] | None:
+        """Fitting stages with a batch of at most so many seconds, of which the first rank exchanges and updates for the
+        last `end_s`.
+        """
+        step_s, forward_s = self.splitter.terms.step_s, self.splitter.terms.forward_s
+        p, m, blocks = self.splitter.degrees.pipeline, self.splitter.degrees.microbatches, len(step_s) - 1
+        turning_s = batch_s - end_s - float(step_s[-1] + self.reached_s[-1])
+        latest, chosen = np.zeros(1, dtype=np.int64), list[IntArray]()
+        starts = np.zeros(1, dtype=np.int64)
+        for rank in range(p):
+            held = p - rank
+            stops = np.minimum(self._alone(rank, starts, batch_s), self.splitter.last_fitting[rank][starts])
+            if held < m:
+                own_s = (held - 1) * forward_s + (m - held) * step_s
+                stops = np.minimum(stops, np.searchsorted(own_s, own_s[starts] + turning_s, side="right") - 1)
+            if rank > 0 and held + 1 < m:
+                trips, left = divmod(m - held, 2)
+                before_s, first_s = (each[starts] - each[latest] for each in (step_s, forward_s))
+                room_s = (turning_s - (held - 1) * first_s - left * before_s) / max(trips, 1)
+                room_s -= float(self.reached_s[rank] - self.reached_s[rank - 1]) + before_s
+                stops = np.minimum(stops, np.searchsorted(step_s, step_s[starts] + room_s, side="right") - 1)
+            stops = np.minimum(stops, blocks - held + 1)
+            by_stop = np.full(blocks + 1, -1, dtype=np.int64)
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+                by_stop[start + 1 : stop + 1] = start
+            chosen.append(by_stop)
+            starts = np.flatnonzero(by_stop >= 0)
+            if not len(starts):
+                return None
+            latest = by_stop[starts]
+        return self._chain(chosen, blocks)
+
+    def _alone(self, rank: int, starts: IntArray, batch_s: float) -> IntArray:
+        """The last place where a stage from each start may end, by what it does alone and by its rounds."""
+        times, step_s = self.splitter.times, self.splitter.terms.step_s
+        p, m = self.splitter.degrees.pipeline, self.splitter.degrees.microbatches
+        alone_s = times.alone_s + self.placed_s
+        stops = np.searchsorted(alone_s, alone_s[starts] + batch_s, side="right") - 1
+        if rank == 0:
+            return np.asarray(stops)
+        after_s = float(self.reached_s[-1] - self.reached_s[rank])
+        left_s = batch_s - step_s[starts] - float(self.reached_s[rank] + self._end_s[1])
+        rounds_s = m * (step_s[-1] - step_s[starts] + after_s) / min(p - rank, m)
+        windows = np.searchsorted(step_s, step_s[starts] + left_s / m, side="right") - 1
+        return np.where(rounds_s > left_s, starts, np.minimum(stops, windows))
+
+    @cached_property
+    def _end_s(self) -> FloatArray:
+        return self.splitter.times.end_s + self.placed_s
+
+    def _chain(self, chosen: list[IntArray], blocks: int) -> tuple[int, ...] | None:
+        """The stages that end with the last block, from each stage's latest start."""
+        stop, stops = blocks, list[int]()
+        for by_stop in reversed(chosen):
+            if by_stop[stop] < 0:
+                return None
+            stops.append(stop)
+            stop = int(by_stop[stop])
+        return tuple(reversed(stops)) if self.splitter.fits(stops[::-1]) else None

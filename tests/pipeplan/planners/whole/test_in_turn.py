@@ -1,0 +1,105 @@
+"""Stages beside slow links, and batches of which one stands for all."""
+
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.plan import Plan
+from pipeplan.planners.batches import first_rank_ends_last, one_pipeline, played_batches
+from pipeplan.planners.complete import play, same_play
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.planners.whole.planner import whole_space
+from pipeplan.programs.timeline import batch_ends_s
+from tests.pipeplan.model_forms import transformer
+from tests.properties import examples
+
+
+def asked_of(layers: int, servers: int, network: float, memory: float, engine: str, **fixed: Any) -> PlanningProblem:
+    held = transformer(layers=layers, hidden=1024, heads=16, sequence=512, vocabulary=4096, tensors=(1, 2), sizes=(1,))
+    levels = (
+        Level(size=4, bandwidth_bytes_per_s=200e9, latency_s=2e-6),
+        Level(size=servers, bandwidth_bytes_per_s=network, latency_s=1e-5),
+    )
+    machines = Cluster(device=replace(held.device, memory_bytes=int(memory * 2**30)), levels=levels)
+    options = Options(optimizer="adam", engine=engine, **fixed)
+    return PlanningProblem(profile=held, cluster=machines, batch_size=16, options=options)
+
+
+problems = st.builds(
+    asked_of,
+    st.integers(2, 9),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([1e8, 1e9, 2e10]),
+    st.sampled_from([0.6, 1.5, 80.0]),
+    st.sampled_from(["megatron", "deepspeed", "fsdp"]),
+)
+
+
+def test_neighbours_with_a_slow_link_between_them_have_fewer_blocks() -> None:
+    """Four ranks on two servers.."""
+    space, _ = whole_space(asked_of(18, 2, 5e9, 80.0, "megatron", tensor=2, stages=4, chunks=1, recompute=False))
+    placed = next(each for each in space.likely() if each.inside == 1)  # 439 us there and back; a rank computes for 788
+    first, *others = placed.splits()
+    blocks = np.diff(first, prepend=0).tolist()
+    assert blocks[1] + blocks[2] < blocks[0] + blocks[3]
+    known = space.maker(placed.degrees).splitter.several()
+    assert first not in known and set(known) <= set(others)
+    rates = []
+    for stops in (first, max(known, key=placed.most_of)):
+        plan = placed.plan(stops)
+        simulated = None if plan is None else play(plan)
+        assert simulated is not None
+        rates.append(simulated.throughput_samples_per_s)
+    assert rates[0] > 1.05 * rates[1]
+
+
+@examples(6)
+@given(problems)
+def test_a_stage_ends_where_its_memory_does(asked: PlanningProblem) -> None:
+    space, _ = whole_space(asked)
+    for placed in islice((each for each in space.likely() if each.degrees.chunks == 1), 12):
+        splitter, depth = space.maker(placed.degrees).splitter, placed.degrees.pipeline
+        for rank, lasts in enumerate(splitter.last_fitting.tolist()):
+            after = depth - 1 - rank
+            for start in range(rank, len(asked.profile.blocks) - after) if rank else [0]:
+                for stop in range(start + 1, len(asked.profile.blocks) - after + 1 if after else 0):
+                    others = range(len(asked.profile.blocks) - after + 1, len(asked.profile.blocks) + 1)
+                    stops = (*range(1, rank), *([start] if rank else []), stop, *others)
+                    held = splitter.by_rank(stops)[rank]
+                    assert (held <= splitter.device_bytes) == (stop <= lasts[start])
+
+
+@examples(6)
+@given(problems)
+def test_one_batch_says_what_two_do_where_the_first_rank_ends_last(asked: PlanningProblem) -> None:
+    for placed in islice(whole_space(asked)[0].likely(), 30):
+        stops = placed.split()
+        plan = None if stops is None else placed.plan(stops)
+        if plan is not None:
+            played, ends_s = played_batches(plan, 2), batch_ends_s(one_pipeline(plan, batches=2))
+            assert played.batch_ends_s == pytest.approx(ends_s, rel=1e-6)
+
+
+def test_a_long_exchange_of_a_later_rank_is_seen() -> None:
+    plan = solve("auto", asked_of(4, 2, 1e9, 80.0, "megatron", stages=2, data=4, tensor=1, chunks=1))
+    assert isinstance(plan, Plan)
+    own = [replace(each, reduce_s=1.0, update_s=0.0, backward_s=0.5, gradient_transfer_s=0.0) for each in plan.costs]
+    alike, long = (replace(plan, costs=(own[0], replace(own[1], reduce_s=each))) for each in (1.4, 1.6))
+    assert first_rank_ends_last(alike) and not first_rank_ends_last(long)
+
+
+def test_plays_that_differ_by_rounding_are_the_same() -> None:
+    plan = solve("auto", asked_of(4, 2, 1e9, 80.0, "megatron"))
+    assert isinstance(plan, Plan) and plan.simulated is not None
+    held = plan.simulated
+    rate = held.throughput_samples_per_s
+    assert same_play(held, replace(held, throughput_samples_per_s=rate * (1 + 1e-9)))
+    assert not same_play(held, replace(held, throughput_samples_per_s=rate * 1.001))
+    assert not same_play(held, replace(held, peak_memory_bytes=tuple(each + 1 for each in held.peak_memory_bytes)))
