@@ -272,7 +272,7 @@ class PlayedSearch:
                 return
             for proposal in self._neighbours(fastest):
                 self.ranking.add(proposal)
-                if self.ranking.left <= least or self.ranking.best_rate > best:
+                if self.ranking.left <= least or self.ranking.best_rate > best * (1 + ROUNDING):
                     break  # continue from there
             else:
                 moved.add(fastest.proposal.configuration)
