@@ -67,14 +67,14 @@ class InTurn:
         """Fitting stages with a batch of at most so many seconds, of which the first rank exchanges and updates for the
         last `end_s`.
         """
-        step_s, forward_s = self.splitter.terms.step_s, self.splitter.terms.forward_s
-        p, m, blocks = self.splitter.degrees.pipeline, self.splitter.degrees.microbatches, len(step_s) - 1
+        splitter, step_s, forward_s = self.splitter, self.splitter.terms.step_s, self.splitter.terms.forward_s
+        p, m, blocks = splitter.degrees.pipeline, splitter.degrees.microbatches, len(step_s) - 1
         turning_s = batch_s - end_s - float(step_s[-1] + self.reached_s[-1])
         latest, chosen = np.zeros(1, dtype=np.int64), list[IntArray]()
         starts = np.zeros(1, dtype=np.int64)
         for rank in range(p):
             held = p - rank
-            stops = np.minimum(self._alone(rank, starts, batch_s), self.splitter.last_fitting[rank][starts])
+            stops = np.minimum(self.stops_alone(rank, starts, batch_s), self.splitter.last_fitting[rank][starts])
             if held < m:
                 own_s = (held - 1) * forward_s + (m - held) * step_s
                 stops = np.minimum(stops, np.searchsorted(own_s, own_s[starts] + turning_s, side="right") - 1)
@@ -93,9 +93,15 @@ class InTurn:
             if not len(starts):
                 return None
             latest = by_stop[starts]
-        return self._chain(chosen, blocks)
+        stop, found = blocks, list[int]()
+        for by_stop in reversed(chosen):
+            if by_stop[stop] < 0:
+                return None
+            found.append(stop)
+            stop = int(by_stop[stop])
+        return tuple(reversed(found)) if splitter.fits(found[::-1]) else None
 
-    def _alone(self, rank: int, starts: IntArray, batch_s: float) -> IntArray:
+    def stops_alone(self, rank: int, starts: IntArray, batch_s: float) -> IntArray:
         """The last place where a stage from each start may end, by what it does alone and by its rounds."""
         times, step_s = self.splitter.times, self.splitter.terms.step_s
         p, m = self.splitter.degrees.pipeline, self.splitter.degrees.microbatches
@@ -112,13 +118,3 @@ class InTurn:
     @cached_property
     def _end_s(self) -> FloatArray:
         return self.splitter.times.end_s + self.placed_s
-
-    def _chain(self, chosen: list[IntArray], blocks: int) -> tuple[int, ...] | None:
-        """The stages that end with the last block, from each stage's latest start."""
-        stop, stops = blocks, list[int]()
-        for by_stop in reversed(chosen):
-            if by_stop[stop] < 0:
-                return None
-            stops.append(stop)
-            stop = int(by_stop[stop])
-        return tuple(reversed(stops)) if self.splitter.fits(stops[::-1]) else None
