@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeplan.arrays import IntArray
 from pipeplan.planners.auto.model import SearchedModel
+from pipeplan.planners.interleaved.shape import ChunkedShape
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 
 MOST_LISTED = 3000
@@ -54,3 +55,11 @@ def splits_within(model: SearchedModel, terms: ChunkedTerms, limit_s: float) -> 
             least_s = np.where(fits, np.minimum(least_s, (own_s[last] - own_s[first]).sum(axis=0)), least_s)
         fine &= least_s <= limit_s
     return stops[fine, 1:]
+
+
+def most_even(model: SearchedModel, shape: ChunkedShape, stops: IntArray) -> tuple[int, ...]:
+    """Of these splits, the one whose slowest rank computes least."""
+    work_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).compute_s
+    stages_s = np.diff(work_s[stops], axis=1, prepend=0.0)
+    by_rank = np.asarray([shape.stages_of(rank) for rank in range(shape.ranks)])
+    return tuple(stops[stages_s[:, by_rank].sum(axis=2).max(axis=1).argmin()].tolist())

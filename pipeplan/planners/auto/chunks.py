@@ -14,14 +14,13 @@ from math import comb, inf
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
+from pipeplan.planners.auto.chunk_bounds import ChunkBounds, samples_per_s
 from pipeplan.planners.auto.chunk_memory import ChunkMemory
-from pipeplan.planners.auto.chunk_splits import splits_within
+from pipeplan.planners.auto.chunk_splits import most_even, splits_within
 from pipeplan.planners.auto.model import SearchedModel
-from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.interleaved.even import even_by_time, squeezed
 from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
@@ -44,8 +43,8 @@ asked for.
 MOST_SQUEEZED = 12
 """How often the search tries to make stages fit that do not: half a second, usually."""
 
-FEW = 300
-"""Up to this number of splits, a configuration's bound covers all of them."""
+LISTED = 100_000
+"""Up to this number of splits, those that may be faster are listed, so a configuration's bound covers all of them."""
 
 BESIDE = 0.25
 """The share of these instructions for families that are not `counted_on`."""
@@ -81,13 +80,13 @@ class ChunkedFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedConfiguration:
-    """A member of a family, with its stages on a placement. None of its plays exceeds `most`: with any stages if it has
-    few splits (`FEW`), else with these.
+    """A member of a family, with stages that fit, on a placement. None of its plays exceeds `most`: with any stages if
+    its splits can be listed (`LISTED`), else with these.
     """
 
     space: "ChunkedSpace"
     terms: ChunkedTerms
-    wiring: Wiring
+    bounds: ChunkBounds
     stops: tuple[int, ...]
     most: float
     most_of_any_split: float
@@ -103,15 +102,15 @@ class ChunkedConfiguration:
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
-        return min(self.space.most(self.terms.shape, self.wiring, stops), self.space.most_by_modes(self.terms, stops))
+        return min(self.bounds.most(stops), self.space.most_by_modes(self.terms, stops))
 
     def most_of_any(self) -> float:
         """Samples a second that no play exceeds, whatever its stages are."""
-        return self.most_of_any_split
+        return min(self.most_of_any_split, self.bounds.most_by_transfers())
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster."""
-        return self.space.splits_above(rate, self.terms, self.wiring, split)
+        return self.space.splits_above(rate, self.terms, self.bounds, split)
 
     def most_even(self) -> tuple[int, ...] | None:
         """None: its split is nearly even as it is."""
@@ -216,19 +215,18 @@ class ChunkedSpace:
             if self.counted > MOST_COUNTED * enough:
                 self._leave(min(memory.most(), family.most))
                 continue
-            stops = self._stages(memory, family.most)
+            stops = self._stages(memory, family.most, needed)
             if stops is None:
                 continue
             for wiring in wirings:
-                others = comb(stops[-1] - 1, len(stops) - 1) <= FEW  # their turn comes with bounds of their own
-                of_any = min(self._most_on(shape, wiring), family.most)
-                most = of_any if others else self.most(shape, wiring, stops)
+                bounds = ChunkBounds(model=self.model, shape=shape, wiring=wiring)
+                of_any = min(bounds.most_by_exchanges(), family.most)
                 yield ChunkedConfiguration(
                     space=self,
                     terms=replace(terms, links=wiring.links),
-                    wiring=wiring,
+                    bounds=bounds,
                     stops=stops,
-                    most=min(most, family.most),
+                    most=of_any if _may_be_listed(shape, blocks=stops[-1]) else min(bounds.most(stops), of_any),
                     most_of_any_split=of_any,
                 )
 
@@ -264,20 +262,20 @@ class ChunkedSpace:
             ),
         )
 
-    def splits_above(self, rate: float, terms: ChunkedTerms, wiring: Wiring, split: tuple[int, ...]) -> Splits:
-        """The splits that fit, and may play faster by what their ranks compute."""
-        shape = terms.shape
-        limit_s = shape.batch_size / (rate * (1 - _ROUNDING) * shape.microbatches) if rate > 0 else inf
-        found = splits_within(self.model, terms, limit_s)
+    def splits_above(self, rate: float, terms: ChunkedTerms, bounds: ChunkBounds, split: tuple[int, ...]) -> Splits:
+        """The splits that fit, and may play faster by these bounds."""
+        found = splits_within(self.model, terms, _step_s(terms.shape, rate))
         if found is None:
-            return EverySplit(split, lambda stops: self.most(shape, wiring, stops), rate)
-        rates = self._most_of_each(shape, wiring, found)
+            return EverySplit(split, bounds.most, rate)
+        rates = bounds.most_of_each(found)
         order = np.argsort(-rates, kind="stable")
         order = order[rates[order] > rate]
         return ListedSplits(tuple(zip(rates[order].tolist(), map(tuple, found[order].tolist()), strict=True)))
 
-    def _stages(self, memory: ChunkMemory, most: float) -> tuple[int, ...] | None:
-        """Even stages if they fit; else others that fit, if there is time to find them; None if there are none."""
+    def _stages(self, memory: ChunkMemory, most: float, needed: float) -> tuple[int, ...] | None:
+        """Even stages if they fit; else others that fit, if there is time to find them; None if there are none that
+        may be as fast as needed.
+        """
         terms, shape = memory.terms, memory.terms.shape
         key = shape.ranks, shape.chunks, shape.laws.v_shaped, shape.microbatch_size
         if key not in self._stops:
@@ -288,6 +286,10 @@ class ChunkedSpace:
         found = squeezed(terms, stops, sweeps=0)
         if found is not None:
             return found
+        if needed > 0 and _may_be_listed(shape, blocks=stops[-1]):
+            listed = splits_within(self.model, terms, _step_s(shape, needed))
+            if listed is not None:
+                return most_even(self.model, shape, listed) if len(listed) else None
         if self.squeezed >= MOST_SQUEEZED:
             self._leave(min(memory.most(), most))
             return None
@@ -314,34 +316,7 @@ class ChunkedSpace:
         block_s = float((sums_s[many] - sums_s[many - -(-many // ranks)]).max())
         fill_s = float(np.diff(way_s).min()) * (ranks - 1) / 2
         least_s = max(m * work_s[-1] / ranks, m * block_s, m * way_s[-1] / ranks + fill_s)
-        return self._rate(shape, float(least_s))
-
-    def most(self, shape: ChunkedShape, wiring: Wiring, stops: Sequence[int]) -> float:
-        """The same for these stages on a placement: `bound`, 1, 3 and 5, without the rest of the exchanges."""
-        return float(self._most_of_each(shape, wiring, np.asarray([stops]))[0])
-
-    def _most_of_each(self, shape: ChunkedShape, wiring: Wiring, stops: IntArray) -> FloatArray:
-        """The same for each row of stops."""
-        sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
-        work_s, way_s = sums.compute_s, sums.way_s
-        chain, m = self.model.evaluator.chain(shape.microbatch_size), shape.microbatches
-        starts = np.concatenate((np.zeros_like(stops[:, :1]), stops[:, :-1]), axis=1)
-        by_rank = np.asarray([shape.stages_of(rank) for rank in range(shape.ranks)])
-        computed_s = (work_s[stops] - work_s[starts])[:, by_rank].sum(axis=2)
-        ways_s = way_s[stops] - way_s[starts]
-        first = stops[:, : shape.ranks - 1]
-        edges_s = 2 * (wiring.latencies_s + chain.output_bytes[first] / wiring.links.edges)
-        before_s = np.zeros((len(stops), shape.ranks))
-        before_s[:, 1:] = np.cumsum(ways_s[:, : shape.ranks - 1] + edges_s, axis=1)
-        least_s = np.maximum(m * computed_s, before_s + m * ways_s[:, by_rank].sum(axis=2)).max(axis=1)
-        with np.errstate(divide="ignore"):
-            rates = shape.batch_size / (least_s * (1 - _ROUNDING))
-        return np.asarray(np.minimum(rates, self._most_on(shape, wiring)))
-
-    def _most_on(self, shape: ChunkedShape, wiring: Wiring) -> float:
-        """The same for any stages, by their exchanges."""
-        sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
-        return self._rate(shape, sums.exchanged_bytes * wiring.ring_s_per_byte if shape.width > 1 else 0.0)
+        return samples_per_s(shape, float(least_s))
 
     def most_by_modes(self, terms: ChunkedTerms, stops: Sequence[int]) -> float:
         """The same by the compute of two ranks, the first and the slowest, in the mode that their memory allows."""
@@ -355,8 +330,14 @@ class ChunkedSpace:
 
         slowest = max(range(shape.ranks), key=lambda rank: computed_s(rank, shape.recompute))
         computes_s = (computed_s(rank, terms.mode(rank, stops)) for rank in {0, slowest})
-        return self._rate(shape, shape.microbatches * max(computes_s))
+        return samples_per_s(shape, shape.microbatches * max(computes_s))
 
-    @staticmethod
-    def _rate(shape: ChunkedShape, least_s: float) -> float:
-        return shape.batch_size / (least_s * (1 - _ROUNDING)) if least_s > 0 else inf
+
+def _may_be_listed(shape: ChunkedShape, *, blocks: int) -> bool:
+    return comb(blocks - 1, shape.depth - 1) <= LISTED
+
+
+def _step_s(shape: ChunkedShape, samples_per_s: float) -> float:
+    """The seconds a microbatch within which ranks must compute to play as fast; infinite for a rate of 0."""
+    least = samples_per_s * (1 - _ROUNDING) * shape.microbatches
+    return shape.batch_size / least if least > 0 else inf

@@ -6,7 +6,7 @@
 3. Configurations that have few splits are played to the end. All others share a number of plans.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -26,7 +26,10 @@ SOME_OF_EACH, SOME_SPLITS = 24, 300
 second without their plays.
 """
 
-COUNTED = 100
+PLAN_INSTRUCTIONS = 1000
+"""How many played instructions take as long as a plan."""
+
+COUNTED = 200
 """For how many configurations the splits that may be faster are counted: a tenth of a second."""
 
 Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
@@ -85,6 +88,14 @@ class Shares:
             known[id(configuration)] = max(ranked.samples_per_s / most, known.get(id(configuration), 0.0))
 
 
+@dataclass(slots=True)
+class _Turns:
+    """What waits of a schedule, the likely fastest first, and what it has spent so far, in instructions."""
+
+    waiting: list[tuple[float, int, float, Proposal | _Listed]] = field(default_factory=list)
+    spent: int = 0
+
+
 @dataclass(slots=True, kw_only=True)
 class OtherSplits:
     """Splits of the configurations that were `tried`. After `play`, `most` bounds the rate of those that are left.
@@ -98,7 +109,7 @@ class OtherSplits:
     propose: Callable[[str, Configuration, tuple[int, ...]], Iterator[Proposal]]
     most: float = 0.0
     shares: Shares = field(default_factory=Shares)
-    _waiting: list[tuple[float, int, float, Proposal | _Listed]] = field(default_factory=list)
+    _turns: dict[str, _Turns] = field(default_factory=lambda: defaultdict(_Turns))
     _pushed: int = 0
     _plans: int = SOME_SPLITS
 
@@ -109,21 +120,30 @@ class OtherSplits:
         for ranked in self.ranking.fitting:
             self._learn(ranked)
         least, every = max(self.ranking.left - self.ranking.for_splits, 0), self._list(self.ranking.enough)
-        while self._waiting:
-            likely, _, most, item = heappop(self._waiting)
+        while turns := self._next():
+            likely, _, most, item = heappop(turns.waiting)
             if most <= self.ranking.enough:
                 continue
             if self.ranking.left <= least:
-                self.most = max([self.most, most, *(each[2] for each in self._waiting)])
+                waiting = (each[2] for other in self._turns.values() for each in other.waiting)
+                self.most = max([self.most, most, *waiting])
                 return False
             if isinstance(item, Proposal):
+                left = self.ranking.left
                 self.ranking.add(item)
+                turns.spent += left - self.ranking.left
                 self._learn(self.ranking.found(item))
             elif self.shares.likely(item.configuration, most) < -likely:  # less than when its turn was fixed
                 self._wait(item)
             elif item.few or self._plans > 0:
+                turns.spent += PLAN_INSTRUCTIONS
                 self._make(item)
         return every
+
+    def _next(self) -> _Turns | None:
+        """The turns of the schedule that has spent least; of several the one with the likely fastest split."""
+        open_to = (each for each in self._turns.values() if each.waiting)
+        return min(open_to, key=lambda each: (each.spent, each.waiting[0][0]), default=None)
 
     def _list(self, enough: float) -> bool:
         """Lists the splits that may play more than `enough`, and returns whether these are all.
@@ -132,9 +152,7 @@ class OtherSplits:
         configuration some with the highest bounds.
         """
         few, every = FEW_SPLITS, True
-        open_to = [each for each in self.tried if each[1].most > enough]
-        open_to.sort(key=lambda each: -self.shares.likely(each[1], each[1].most))
-        for index, (planner, configuration, tried) in enumerate(open_to):
+        for index, (planner, configuration, tried) in enumerate(self._open_to(enough)):
             splits = configuration.splits_above(enough, tried) if index < COUNTED else None
             are_few = splits is not None and splits.count <= few
             if not are_few:
@@ -151,9 +169,19 @@ class OtherSplits:
                 self.most = max(self.most, min(configuration.most_of_any(), enough))
         return every
 
+    def _open_to(self, enough: float) -> list[Split]:
+        """What may play more than `enough`: schedules take turns, each with its likely fastest configuration."""
+        found = [(most, each) for each in self.tried if each[1].most > enough < (most := each[1].most_of_any())]
+        found.sort(key=lambda each: -self.shares.likely(each[1][1], each[0]))
+        before, turns = Counter[str](), list[int]()
+        for _, (_, configuration, _) in found:
+            turns.append(before[configuration.schedule])
+            before[configuration.schedule] += 1
+        return [found[index][1] for index in sorted(range(len(found)), key=turns.__getitem__)]
+
     def _wait(self, listed: _Listed) -> None:
         """Fixes the turn of a configuration's next split."""
-        self._push(self.shares.likely(listed.configuration, listed.most), listed.most, listed)
+        self._push(listed.configuration, self.shares.likely(listed.configuration, listed.most), listed.most, listed)
 
     def _make(self, listed: _Listed) -> None:
         """Lets the plans of a configuration's next split wait for their turns."""
@@ -161,14 +189,14 @@ class OtherSplits:
         for proposal in self.propose(listed.planner, configuration, stops):
             bound = min(most_samples_per_s(proposal.plan), most)
             self.shares.learn_made(configuration, bound / most)
-            self._push(bound * self.shares.played(configuration), bound, proposal)
+            self._push(configuration, bound * self.shares.played(configuration), bound, proposal)
             self._plans -= not listed.few
         if listed.splits:
             self._wait(listed)
 
-    def _push(self, likely: float, most: float, item: Proposal | _Listed) -> None:
+    def _push(self, configuration: Configuration, likely: float, most: float, item: Proposal | _Listed) -> None:
         self._pushed += 1
-        heappush(self._waiting, (-likely, self._pushed, most, item))
+        heappush(self._turns[configuration.schedule].waiting, (-likely, self._pushed, most, item))
 
     def _learn(self, ranked: Ranked | None) -> None:
         if ranked is not None:

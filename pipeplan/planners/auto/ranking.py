@@ -28,6 +28,9 @@ MOVES_INSTRUCTIONS = 100_000
 SPLITS_INSTRUCTIONS = 300_000
 """The most instructions of all other splits, where they are few."""
 
+RESERVED_INSTRUCTIONS = 250_000
+"""How many of the instructions are left for moved cuts and other splits, however much else may be faster."""
+
 LONGEST_PLAY = 60_000
 """The most instructions of one proposal."""
 
@@ -116,6 +119,7 @@ class Ranking:
     for_front: int = FRONT_INSTRUCTIONS
     for_moves: int = MOVES_INSTRUCTIONS
     for_splits: int = SPLITS_INSTRUCTIONS
+    reserved: int = RESERVED_INSTRUCTIONS
     _known: dict[object, Ranked] = field(default_factory=dict)
 
     @property

@@ -123,7 +123,8 @@ class PlayedSearch:
         unsplit: list[_Next] = []
         while self._waiting:
             most, first = -self._waiting[0][0], self._waiting[0][2]
-            if most <= self.ranking.enough or (self.ranking.left <= 0 and not isinstance(first, tuple)):
+            over = self.ranking.left <= self.ranking.reserved and not isinstance(first, tuple)
+            if most <= self.ranking.enough or over:
                 break
             item = heappop(self._waiting)[2]
             known = True
@@ -257,7 +258,7 @@ class PlayedSearch:
     def _move_cuts(self) -> None:
         """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""
         least = max(self.ranking.left - self.ranking.for_moves, 0)
-        self._move_cuts_of_slow_splits(least)
+        self._move_cuts_of_slow_splits((self.ranking.left + least) // 2)
         for ranked in self._fastest():
             _, configuration, _ = self._splits.get(ranked.proposal.configuration, ("", None, ()))
             even = None if configuration is None else configuration.most_even()

@@ -219,6 +219,7 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         longest_answer=LONGEST_PLAYED,
         for_front=0,
         for_moves=MOVED,
+        reserved=0,
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
 

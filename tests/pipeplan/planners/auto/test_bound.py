@@ -180,6 +180,7 @@ def test_no_play_of_ranks_with_several_stages_is_faster_than_its_bounds(
             assert rate <= most_samples_per_s(plan) * ROUNDING
             assert rate <= configuration.most_of(configuration.split()) * ROUNDING
             assert rate <= configuration.most * ROUNDING
+            assert rate <= configuration.most_of_any() * ROUNDING
             assert configuration.most <= families[place].most * ROUNDING
             assert max(rank_bytes(plan)) <= machines.device.usable_bytes
 
