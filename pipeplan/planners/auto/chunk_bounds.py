@@ -82,6 +82,24 @@ class ChunkBounds:
         return samples_per_s(shape, max(round_s, m * float((sent_s_per_byte @ few_bytes).max(initial=0.0))))
 
 
+def most_anywhere(model: SearchedModel, shape: ChunkedShape) -> float:
+    """Samples a second that no play exceeds on any placement, whatever its stages are and however many each rank has.
+
+    On average a rank computes its share of the model, and a microbatch reaches it through a block on each rank
+    before it.
+    """
+    sums = model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
+    work_s, way_s = sums.compute_s, sums.way_s
+    m, ranks = shape.microbatches, shape.ranks
+    longest = np.sort(np.diff(work_s))[::-1]
+    sums_s = np.append(0.0, np.cumsum(longest))
+    many = np.arange(1, len(longest) + 1)
+    block_s = float((sums_s[many] - sums_s[many - -(-many // ranks)]).max())
+    fill_s = float(np.diff(way_s).min()) * (ranks - 1) / 2
+    least_s = max(m * work_s[-1] / ranks, m * block_s, m * way_s[-1] / ranks + fill_s)
+    return samples_per_s(shape, float(least_s))
+
+
 def samples_per_s(shape: ChunkedShape, batch_s: float) -> float:
     """Samples a second if a batch takes so long, slightly above the exact value; infinite for 0."""
     return shape.batch_size / (batch_s * (1 - _ROUNDING)) if batch_s > 0 else inf

@@ -17,7 +17,7 @@ import numpy as np
 from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
-from pipeplan.planners.auto.chunk_bounds import ChunkBounds, samples_per_s
+from pipeplan.planners.auto.chunk_bounds import ChunkBounds, most_anywhere, samples_per_s
 from pipeplan.planners.auto.chunk_memory import ChunkMemory
 from pipeplan.planners.auto.chunk_splits import most_even, splits_within
 from pipeplan.planners.auto.model import SearchedModel
@@ -192,7 +192,7 @@ class ChunkedSpace:
                 if asked or shape.ranks > 1 or (shape.chunks > 1 and options.recompute is not False):
                     alike.setdefault((shape.ranks, shape.width, shape.microbatch_size), []).append(shape)
             for shapes in alike.values():
-                yield ChunkedFamily(shapes=tuple(shapes), most=self._most_of_any(shapes[0]))
+                yield ChunkedFamily(shapes=tuple(shapes), most=most_anywhere(self.model, shapes[0]))
 
     def members(self, family: ChunkedFamily, needed: float = 0.0) -> Iterator[ChunkedConfiguration]:
         """Members whose stages fit, on every placement; without those that memory keeps below the rate needed."""
@@ -300,23 +300,6 @@ class ChunkedSpace:
         """Notes that something which may play as fast as this is left out."""
         if self.counted_on:
             self.beyond = max(self.beyond, most)
-
-    def _most_of_any(self, shape: ChunkedShape) -> float:
-        """Samples a second that no stages of a family's shapes exceed.
-
-        On average a rank computes its share of the model, and a microbatch reaches it through a block on each rank
-        before it.
-        """
-        sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
-        work_s, way_s = sums.compute_s, sums.way_s
-        m, ranks = shape.microbatches, shape.ranks
-        longest = np.sort(np.diff(work_s))[::-1]
-        sums_s = np.append(0.0, np.cumsum(longest))
-        many = np.arange(1, len(longest) + 1)
-        block_s = float((sums_s[many] - sums_s[many - -(-many // ranks)]).max())
-        fill_s = float(np.diff(way_s).min()) * (ranks - 1) / 2
-        least_s = max(m * work_s[-1] / ranks, m * block_s, m * way_s[-1] / ranks + fill_s)
-        return samples_per_s(shape, float(least_s))
 
     def most_by_modes(self, terms: ChunkedTerms, stops: Sequence[int]) -> float:
         """The same by the compute of two ranks, the first and the slowest, in the mode that their memory allows."""

@@ -2,8 +2,10 @@
 
 1. The splits of a configuration are bounded as wholes, with their transfers, and listed by their bounds (`splits`).
 2. No play is as fast as its bound. What each plan and each play reaches of it says what the other splits of its
-   configuration are likely to reach (`Shares`). The next split is always that of the likely fastest configuration.
-3. Configurations that have few splits are played to the end. All others share a number of plans.
+   configuration are likely to reach (`Shares`). Of a schedule, the next split is that of the likely fastest one.
+3. Bounds of some schedules are further off than those of others, and would take all plays. So the schedule that has
+   spent least comes next.
+4. Configurations that have few splits are played to the end. All others share a number of plans.
 """
 
 from collections import Counter, defaultdict
@@ -27,10 +29,10 @@ second without their plays.
 """
 
 PLAN_INSTRUCTIONS = 1000
-"""How many played instructions take as long as a plan."""
+"""How many instructions can be played while a plan is made: a millisecond or two."""
 
 COUNTED = 200
-"""For how many configurations the splits that may be faster are counted: a tenth of a second."""
+"""For how many configurations the splits that may be faster are counted: a fifth of a second."""
 
 Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
 """A space's planner, its configuration, and where the stages end."""
@@ -90,7 +92,7 @@ class Shares:
 
 @dataclass(slots=True)
 class _Turns:
-    """What waits of a schedule, the likely fastest first, and what it has spent so far, in instructions."""
+    """What waits of a schedule, the likely fastest first, and how many instructions it has spent so far."""
 
     waiting: list[tuple[float, int, float, Proposal | _Listed]] = field(default_factory=list)
     spent: int = 0
@@ -114,19 +116,19 @@ class OtherSplits:
     _plans: int = SOME_SPLITS
 
     def play(self) -> bool:
-        """Plays those that are likely to be faster than the best, the likely fastest first. Returns whether these were
-        all.
+        """Plays those that are likely to be faster than the best: schedules take turns, each with its likely fastest.
+        Returns whether these were all.
         """
         for ranked in self.ranking.fitting:
             self._learn(ranked)
         least, every = max(self.ranking.left - self.ranking.for_splits, 0), self._list(self.ranking.enough)
-        while turns := self._next():
+        while open_to := [each for each in self._turns.values() if each.waiting]:
+            turns = min(open_to, key=lambda each: (each.spent, each.waiting[0][0]))
             likely, _, most, item = heappop(turns.waiting)
             if most <= self.ranking.enough:
                 continue
             if self.ranking.left <= least:
-                waiting = (each[2] for other in self._turns.values() for each in other.waiting)
-                self.most = max([self.most, most, *waiting])
+                self.most = max([self.most, most, *(each[2] for other in open_to for each in other.waiting)])
                 return False
             if isinstance(item, Proposal):
                 left = self.ranking.left
@@ -140,11 +142,6 @@ class OtherSplits:
                 self._make(item)
         return every
 
-    def _next(self) -> _Turns | None:
-        """The turns of the schedule that has spent least; of several the one with the likely fastest split."""
-        open_to = (each for each in self._turns.values() if each.waiting)
-        return min(open_to, key=lambda each: (each.spent, each.waiting[0][0]), default=None)
-
     def _list(self, enough: float) -> bool:
         """Lists the splits that may play more than `enough`, and returns whether these are all.
 
@@ -152,7 +149,9 @@ class OtherSplits:
         configuration some with the highest bounds.
         """
         few, every = FEW_SPLITS, True
-        for index, (planner, configuration, tried) in enumerate(self._open_to(enough)):
+        bounded = ((each[1].most_of_any(), each) for each in self.tried if each[1].most > enough)
+        open_to = [(self.shares.likely(each[1], most), each) for most, each in bounded if most > enough]
+        for index, (planner, configuration, tried) in enumerate(by_turns(open_to)):
             splits = configuration.splits_above(enough, tried) if index < COUNTED else None
             are_few = splits is not None and splits.count <= few
             if not are_few:
@@ -168,16 +167,6 @@ class OtherSplits:
             if min(configuration.most, enough) > self.most:
                 self.most = max(self.most, min(configuration.most_of_any(), enough))
         return every
-
-    def _open_to(self, enough: float) -> list[Split]:
-        """What may play more than `enough`: schedules take turns, each with its likely fastest configuration."""
-        found = [(most, each) for each in self.tried if each[1].most > enough < (most := each[1].most_of_any())]
-        found.sort(key=lambda each: -self.shares.likely(each[1][1], each[0]))
-        before, turns = Counter[str](), list[int]()
-        for _, (_, configuration, _) in found:
-            turns.append(before[configuration.schedule])
-            before[configuration.schedule] += 1
-        return [found[index][1] for index in sorted(range(len(found)), key=turns.__getitem__)]
 
     def _wait(self, listed: _Listed) -> None:
         """Fixes the turn of a configuration's next split."""
@@ -203,3 +192,13 @@ class OtherSplits:
             _, configuration, stops = self.split_of.get(ranked.proposal.configuration, ("", None, ()))
             if configuration is not None and stops:
                 self.shares.learn_played(ranked, configuration, stops)
+
+
+def by_turns(splits: Sequence[tuple[float, Split]]) -> list[Split]:
+    """Of splits with their likely rates, the likely fastest of every schedule, then the next ones."""
+    before, turns = Counter[str](), list[tuple[int, int]]()
+    ordered = sorted(splits, key=lambda each: -each[0])
+    for index, (_, (_, configuration, _)) in enumerate(ordered):
+        turns.append((before[configuration.schedule], index))
+        before[configuration.schedule] += 1
+    return [ordered[index][1] for _, index in sorted(turns)]

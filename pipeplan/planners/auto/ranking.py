@@ -29,7 +29,7 @@ SPLITS_INSTRUCTIONS = 300_000
 """The most instructions of all other splits, where they are few."""
 
 RESERVED_INSTRUCTIONS = 250_000
-"""How many of the instructions are left for moved cuts and other splits, however much else may be faster."""
+"""How many of `PLAYED_INSTRUCTIONS` are left for moved cuts and other splits, whatever bounds are above the best."""
 
 LONGEST_PLAY = 60_000
 """The most instructions of one proposal."""
@@ -105,7 +105,7 @@ class Ranking:
     `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may. A proposal
     may have at most `longest` instructions, a planner's answer `longest_answer`. Of plans that are slower and hold
     less, at most `for_front` are played; of plans whose cuts were moved, at most `for_moves`; of all splits of a
-    configuration, at most `for_splits`.
+    configuration, at most `for_splits`. For these, `reserved` are left by what is played for its bound.
     """
 
     problem: PlanningProblem

@@ -10,9 +10,9 @@
 4. The search ends when no remaining rate exceeds that of the fastest play that fits by more than `CLOSE`, or at a
    limit. The highest remaining rate shows how far the answer may be from the best.
 5. The closed form's split need not play fastest. The search moves cuts of the fastest plans by a block as long as that
-   helps, and cuts of some splits that were too slow to be played. Then it plays other splits, the likely fastest first
-   (`other_splits`): all where they are few, elsewhere some of every configuration. Of the others it then knows only the
-   bounds of their configurations.
+   helps, and cuts of some splits that were too slow to be played. Then it plays other splits, of every schedule the
+   likely fastest first (`other_splits`): all where they are few, elsewhere some of every configuration. Of the others
+   it then knows only the bounds of their configurations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
