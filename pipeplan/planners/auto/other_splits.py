@@ -28,11 +28,13 @@ SOME_OF_EACH, SOME_SPLITS = 24, 300
 second without their plays.
 """
 
-PLAN_INSTRUCTIONS = 1000
-"""How many instructions can be played while a plan is made: a millisecond or two."""
+PLAN_INSTRUCTIONS = 2000
+"""How many instructions can be played while a plan is made: two to five milliseconds."""
 
-COUNTED = 200
-"""For how many configurations the splits that may be faster are counted: a fifth of a second."""
+COUNTED, COUNTED_BLOCKS = 100, 3000
+"""For how many configurations the splits that may be faster are counted, or the blocks of all of them together if these
+are more: a fifth of a second.
+"""
 
 Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
 """A space's planner, its configuration, and where the stages end."""
@@ -149,10 +151,11 @@ class OtherSplits:
         configuration some with the highest bounds.
         """
         few, every = FEW_SPLITS, True
+        counted = max(COUNTED, COUNTED_BLOCKS // len(self.ranking.problem.profile.blocks))
         bounded = ((each[1].most_of_any(), each) for each in self.tried if each[1].most > enough)
         open_to = [(self.shares.likely(each[1], most), each) for most, each in bounded if most > enough]
         for index, (planner, configuration, tried) in enumerate(by_turns(open_to)):
-            splits = configuration.splits_above(enough, tried) if index < COUNTED else None
+            splits = configuration.splits_above(enough, tried) if index < counted else None
             are_few = splits is not None and splits.count <= few
             if not are_few:
                 every = False
