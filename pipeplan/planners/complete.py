@@ -6,9 +6,7 @@ ones are played, and the result is extrapolated.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import lcm
-
-import numpy as np
+from math import isclose, lcm
 
 from pipeplan.costs.estimate import estimate
 from pipeplan.costs.graph import in_order
@@ -41,7 +39,7 @@ _BATCHES = 4
 _TIMES_FILLED = 16
 """How often a schedule without a flush fills the pipeline in a play: its start and end differ from the rest."""
 
-_ROUNDING = 1e-5
+_ROUNDING = 1e-9
 """Plays of one plan whose figures differ by no more are the same: of equal batches, one is played."""
 
 _SHORTER = (2, 3)
@@ -110,12 +108,15 @@ def play_again(plan: Plan) -> Simulated | None:
 
 def same_play(one: Simulated, other: Simulated) -> bool:
     """Whether two plays give the same, but for rounding."""
-    seconds = ("throughput_samples_per_s", "bubble_fraction", "busy_fraction")
-    numbers = [np.hstack([getattr(each, name) for name in seconds]) for each in (one, other)]
-    counts = [
-        (each.batches, each.peak_memory_bytes, each.extrapolated_from, each.added_within) for each in (one, other)
-    ]
-    return counts[0] == counts[1] and bool(np.allclose(numbers[0], numbers[1], rtol=_ROUNDING, atol=_ROUNDING))
+    counts = ("batches", "peak_memory_bytes", "extrapolated_from", "added_within")
+    if any(getattr(one, name) != getattr(other, name) for name in counts):
+        return False
+    pairs = [(one.bubble_fraction, other.bubble_fraction)]
+    if len(one.busy_fraction) != len(other.busy_fraction):
+        return False
+    pairs += zip(one.busy_fraction, other.busy_fraction, strict=True)
+    rates = one.throughput_samples_per_s, other.throughput_samples_per_s
+    return isclose(*rates, rel_tol=_ROUNDING) and all(abs(a - b) <= _ROUNDING for a, b in pairs)
 
 
 def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:

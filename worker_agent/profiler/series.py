@@ -25,6 +25,9 @@ PRECISION = 0.01
 MOST_TIMES, MOST_ROUNDS = 10, 1000
 """Unsure series end after so many times the task's seconds, with all that they do; all end with so many rounds."""
 
+LONGEST_TIMES = 60
+"""All series end after so many times the task's seconds: where blocks only wait, or others leave little of a device."""
+
 _GROUPS = 8
 
 
@@ -59,15 +62,16 @@ def measure_in_series(
     rank says so: all measure equally many series.
     """
     timed = min(ceil(task.seconds / SERIES / round_s), MOST_ROUNDS) if task.seconds else 0
-    rounds, end_s = max(task.rounds, timed), now_s() + MOST_TIMES * task.seconds
+    rounds, start_s = max(task.rounds, timed), now_s()
     series: list[ChainTimes] = []
     measured_s: list[float] = []
     wanted = True
     while wanted:
         series.append(measure(rounds, measured_s))
         measured_s += rounds_s(series[-1].blocks)
-        error, few = standard_error(measured_s), sum(measured_s) < task.seconds
-        unsure = (error is None or error > PRECISION) and now_s() < end_s
+        error, elapsed_s = standard_error(measured_s), now_s() - start_s
+        few = sum(measured_s) < task.seconds and elapsed_s < LONGEST_TIMES * task.seconds
+        unsure = (error is None or error > PRECISION) and elapsed_s < MOST_TIMES * task.seconds
         wanted = any_rank((few or unsure) and len(measured_s) < MOST_ROUNDS)
     return ChainTimes.of(series)
 

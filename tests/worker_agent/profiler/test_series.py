@@ -8,6 +8,7 @@ import pytest
 
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.series import (
+    LONGEST_TIMES,
     MOST_ROUNDS,
     MOST_TIMES,
     SERIES,
@@ -77,6 +78,14 @@ def test_a_busy_machine_does_not_shorten_a_measurement() -> None:
     device.waits = 20  # others take the core, which the rounds' clock does not see
     device.through(task(seconds=1.0), 0.2)
     assert sum(device.series) == 100
+
+
+def test_blocks_that_only_wait_end() -> None:
+    device = UnsteadyDevice(1e-6, 1e-6)  # of the processor's time
+    device.waits = 100_000
+    device.through(task(seconds=1.0), 0.2)
+    assert LONGEST_TIMES <= device.now_s <= LONGEST_TIMES + 2
+    assert sum(device.series) < MOST_ROUNDS
 
 
 def test_a_task_without_seconds_is_measured_for_its_rounds_alone() -> None:

@@ -43,7 +43,7 @@ problems = st.builds(
 
 
 def test_neighbours_with_a_slow_link_between_them_have_fewer_blocks() -> None:
-    """Four ranks on two servers.."""
+    """Four ranks on two servers."""
     space, _ = whole_space(asked_of(18, 2, 5e9, 80.0, "megatron", tensor=2, stages=4, chunks=1, recompute=False))
     placed = next(each for each in space.likely() if each.inside == 1)  # 439 us there and back; a rank computes for 788
     first, *others = placed.splits()
@@ -98,8 +98,11 @@ def test_a_long_exchange_of_a_later_rank_is_seen() -> None:
 def test_plays_that_differ_by_rounding_are_the_same() -> None:
     plan = solve("auto", asked_of(4, 2, 1e9, 80.0, "megatron"))
     assert isinstance(plan, Plan) and plan.simulated is not None
-    held = plan.simulated
-    rate = held.throughput_samples_per_s
-    assert same_play(held, replace(held, throughput_samples_per_s=rate * (1 + 1e-9)))
-    assert not same_play(held, replace(held, throughput_samples_per_s=rate * 1.001))
-    assert not same_play(held, replace(held, peak_memory_bytes=tuple(each + 1 for each in held.peak_memory_bytes)))
+    slow = replace(plan.simulated, throughput_samples_per_s=1e-5)  # a small rate is compared as closely as a large one
+    rate, busy = slow.throughput_samples_per_s, slow.busy_fraction
+    assert same_play(slow, replace(slow, throughput_samples_per_s=rate * (1 + 1e-12)))
+    assert not same_play(slow, replace(slow, throughput_samples_per_s=rate * (1 + 1e-6)))
+    assert not same_play(slow, replace(slow, bubble_fraction=slow.bubble_fraction + 1e-6))
+    assert not same_play(slow, replace(slow, busy_fraction=(*busy[:-1], busy[-1] - 1e-6)))
+    assert not same_play(slow, replace(slow, busy_fraction=busy[:-1]))
+    assert not same_play(slow, replace(slow, peak_memory_bytes=tuple(each + 1 for each in slow.peak_memory_bytes)))
