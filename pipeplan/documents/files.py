@@ -298,7 +298,7 @@ def _meant(unknown: ErrorDetails, findings: Sequence[ErrorDetails]) -> str:
     lacking = [one for one in findings if one["input"] is MISSING or one["type"].startswith("missing")]
     missing = sorted(str(one["loc"][-1]) for one in lacking if [*map(str, one["loc"][:-1])] == place)
     stem = key.partition("_")[0]
-    same = [name for name in missing if "_" in name and name.partition("_")[0] == stem]
+    same = [name for name in missing if name.endswith(_UNITS) and name.partition("_")[0] == stem]
     if same:
         return f": {same[0]} is meant, in the unit at the end of its name"
     near = get_close_matches(key, missing, n=1)

@@ -161,3 +161,11 @@ def test_what_is_wrong_with_a_large_profile_is_named_as_with_a_small_one(http: T
     assert answer.status_code == 422
     rule = "must be a number, in the unit at the end of its name"
     assert answer.json()["errors"] == [{"field": "blocks.400.weight_bytes", "rule": rule, "value": "many"}]
+
+
+def test_a_key_that_is_no_quantity_is_told_no_unit(http: TestClient) -> None:
+    """It was: "cluster_id is meant, in the unit at the end of its name"."""
+    asked = {"profile_id": "0" * 32, "cluster": "0" * 32, "planner": "auto", "batch_size": 8}
+    answer = http.post("/v1/plans", json=asked)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["rule"] == "is not a known key: cluster_id is meant (and 1 more)"
