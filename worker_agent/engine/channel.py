@@ -36,7 +36,7 @@ from worker_agent.engine.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
 
 RECEIVES_AHEAD = 2
 
-RIDING_BYTES = 64 * 2**10
+RIDING_BYTES = 256 * 2**10
 """Tensors of at most this many bytes travel in their notice: copying them takes less time than a separate message."""
 
 PAYLOAD, NOTICE, LAYOUT = range(3)
@@ -217,10 +217,10 @@ class Outbox:
             known = self._known[kind] = Known.of(len(self._known), layouts)
             described = json.dumps([[layout.shape, str(layout.dtype).removeprefix("torch.")] for layout in layouts])
             text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
-        notice = self._free.pop() if self._free else Notice(self._lines.riding_bytes)
+        rides = self._ahead.rides(known.riding_bytes)
+        notice = self._notice(known.riding_bytes if rides else 0)
         notice.head[0], notice.head[1] = known.number, 0 if text is None else text.numel()
         said = notice.memory[:HEAD_BYTES]
-        rides = self._ahead.rides(known.riding_bytes)
         if rides:
             said, riding = notice.places(known)
             for place, tensor in zip(riding, tensors, strict=True):
@@ -260,6 +260,11 @@ class Outbox:
         """Waits until everything sent has arrived."""
         while self._pending:
             self._finish_oldest()
+
+    def _notice(self, riding_bytes: int) -> Notice:
+        """A notice with room for so many bytes of tensors: a free one that is large enough, or a new one."""
+        notice = self._free.pop() if self._free else None
+        return notice if notice and notice.capacity_bytes >= riding_bytes else Notice(riding_bytes)
 
     def _say(self, tensor: Tensor, part: int) -> Posted:
         return self._lines.notices.send(tensor, self._edge.target, self._edge.tag(part)), tensor

@@ -68,6 +68,7 @@ class Notice:
     """
 
     def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
         self.memory = torch.empty(HEAD_BYTES + capacity_bytes, dtype=torch.uint8)
         self.head = memoryview(self.memory[:HEAD_BYTES].numpy().data).cast("q")
         self._places: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}

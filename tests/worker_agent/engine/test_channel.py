@@ -15,6 +15,7 @@ from pipeplan.simulation.predict import program_of
 from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.channel import NOTICE, PAYLOAD, ChannelEdge, ChannelLines, Inbox, Outbox, meet
+from worker_agent.engine.notice import HEAD_BYTES
 from worker_agent.runtime.mail import Mail, edges_of
 
 CPU = torch.device("cpu")
@@ -309,3 +310,20 @@ def test_a_sender_may_be_ahead_of_the_receiver_by_all_its_messages() -> None:
     for length in (1, 16, 17, 2, 90, 5):
         outbox.send([torch.arange(float(length))])
     assert [len(inbox.receive().tensors[0]) for _ in range(6)] == [1, 16, 17, 2, 90, 5]
+
+
+def test_a_sender_s_notice_has_room_for_what_rides_in_it_and_is_used_again() -> None:
+    rooms: list[int] = []
+
+    class Rooms(FakeWire):
+        def send(self, tensor: Tensor, target: int, tag: int) -> None:
+            if tag == EDGE.tag(NOTICE):
+                rooms.append(tensor.untyped_storage().nbytes() - HEAD_BYTES)
+            super().send(tensor, target, tag)
+
+    board = Switchboard(greets=False)
+    lines = ChannelLines(FakeWire(board, EDGE, 0), Rooms(board, "world", 0), riding_bytes=2**20)
+    outbox = Outbox(EDGE, lines, messages=5, window=1)
+    for length in (4, 16, 4, 2**19, 4):
+        outbox.send([torch.zeros(length)])
+    assert rooms == [16, 64, 16, 64, 16]
