@@ -97,7 +97,9 @@ def _show(name: str, samples: int, own: Found, peer: Found) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("contenders", nargs="*", help="beside the peer; all by default")
+    known = [*OURS, *THEIRS, CEILING]
+    listed = f"beside the peer; all by default: {'; '.join(known)}"
+    parser.add_argument("contenders", nargs="*", choices=[*known, []], metavar="CONTENDER", help=listed)
     whole = [count for count in range(1, 49) if all(w.microbatches_a_round % count == 0 for w in WORKLOADS.values())]
     parser.add_argument("--workload", default="gpt2", choices=WORKLOADS)
     parser.add_argument("--microbatches", type=int, default=MICROBATCHES, choices=whole, help="of a batch")
