@@ -4,8 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
-from pipeplan.arrays import FloatArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.transfer import SharedPort
 from pipeplan.documents.cluster import Cluster
 
@@ -109,6 +110,16 @@ def all_reduce_among(cluster: Cluster, devices: Sequence[int]) -> AllReduce:
         if len(units) == 1:
             break
     return AllReduce(tuple(rings))
+
+
+def all_reduces_among(cluster: Cluster, ranks: IntArray) -> list[AllReduce]:
+    """The all-reduces among the devices of each row. Rows that whole units of the outermost level lie between are
+    alike.
+    """
+    unit = prod(level.size for level in cluster.levels[:-1])
+    rows = (ranks - ranks.min(axis=1, keepdims=True) // unit * unit).tolist()
+    known = {row: all_reduce_among(cluster, row) for row in set(map(tuple, rows))}
+    return [known[tuple(row)] for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.costs.collectives import all_reduce_among
+from pipeplan.costs.collectives import all_reduces_among
 from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.wiring import Wiring, wiring_of
 from pipeplan.planners.problem import PlanningProblem
@@ -63,7 +63,7 @@ class SearchedModel:
 
     def exchanged_s_per_byte(self, links: Links) -> FloatArray:
         """By stage, the least seconds of its replicas' exchange for a byte of weights: by rings, without hops."""
-        among = [all_reduce_among(self.problem.cluster, ranks) for ranks in links.ranks.tolist()]
+        among = all_reduces_among(self.problem.cluster, links.ranks)
         return np.asarray([sum(ring.ring_s_per_byte for ring in each.rings) for each in among])
 
     def sums(self, schedule: str, size: int, recompute: bool | None) -> Sums:

@@ -1,14 +1,16 @@
 """Wiring: a placement, and its traffic on the network."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
-from pipeplan.costs.collectives import AllReduce, all_reduce_among
+from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.collectives import AllReduce, all_reduce_among, all_reduces_among
 from pipeplan.costs.transfer import Bandwidths
 from pipeplan.documents.cluster import Cluster
 from pipeplan.planners.two_bw.placements import Links
@@ -69,32 +71,54 @@ class Ports:
 def _ports_of(cluster: Cluster, links: Links) -> Ports:
     """The ports of these links. A transfer passes that of the slowest level it reaches, the outermost of equal ones."""
     ranks, edges, levels = links.ranks, len(links.edges), cluster.levels
-    bandwidths, hop_s = Bandwidths(cluster), 2.0 / links.edges
-    loads: dict[int, FloatArray] = {}  # by the devices behind a port: [port, boundary or stage]
-
-    def load_of(devices: int) -> FloatArray:
-        if devices not in loads:
-            loads[devices] = np.zeros((int(ranks.max()) // devices + 1, edges + len(ranks)))
-        return loads[devices]
-
-    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
-    for edge, (own, following) in enumerate(pairwise(ranks)):
-        reached = int(bandwidths.levels(low[edge], high[edge]).max())
-        slowest = min(range(reached, -1, -1), key=lambda level: levels[level].transfer_bytes_per_s)
-        unit, share = prod(level.size for level in levels[:slowest]), levels[slowest].device_share
-        crossing = own // unit != following // unit
-        for side in (own, following):
-            ports, times = np.unique(side[crossing] // unit, return_counts=True)
-            hop_s[edge] = max(hop_s[edge], 2.0 / links.edges[edge] * share * times.max(initial=0))
-            load_of(unit)[ports, edge] += times * (share / links.edges[edge])
-    for stage, members in enumerate(ranks if ranks.shape[1] > 1 else ()):
-        ring = all_reduce_among(cluster, members.tolist()).slowest
+    hop_s = 2.0 / links.edges
+    loads: dict[int, list[_Load]] = defaultdict(list)  # by the devices behind a port
+    slowest = _slowest_levels(cluster, ranks)
+    for level in dict.fromkeys(slowest.tolist()):
+        at = np.flatnonzero(slowest == level)
+        unit, share = prod(each.size for each in levels[:level]), levels[level].device_share
+        out, into = ranks[at] // unit, ranks[at + 1] // unit
+        for side in (out, into):
+            cells, times = np.unique((side * edges + at[:, None])[out != into], return_counts=True)
+            ports, boundaries = np.divmod(cells, edges)
+            np.maximum.at(hop_s, boundaries, 2.0 / links.edges[boundaries] * share * times)
+            loads[unit].append((ports, boundaries, times * (share / links.edges[boundaries])))
+    for stage, exchange in enumerate(all_reduces_among(cluster, ranks) if ranks.shape[1] > 1 else ()):
+        ring = exchange.slowest
         if ring is not None:
-            ports, times = np.unique(members // ring.port.devices, return_counts=True)
-            share = min(ring.port.device_share * int(times.min()), 1.0)
-            load_of(ring.port.devices)[ports, edges + stage] += ring.ring_s_per_byte * share
-    every = np.concatenate([np.empty((0, edges + len(ranks))), *(load[load.any(axis=1)] for load in loads.values())])
-    return Ports(hop_s_per_byte=hop_s, sent_s_per_byte=every[:, :edges], exchanged_s_per_byte=every[:, edges:])
+            times = np.bincount(ranks[stage] // ring.port.devices)
+            share = min(ring.port.device_share * int(times[times > 0].min()), 1.0)
+            ports = np.flatnonzero(times)
+            loads[ring.port.devices].append(
+                (ports, np.full_like(ports, edges + stage), np.full(len(ports), ring.ring_s_per_byte * share))
+            )
+    table = _table(list(loads.values()), edges + len(ranks))
+    return Ports(hop_s_per_byte=hop_s, sent_s_per_byte=table[:, :edges], exchanged_s_per_byte=table[:, edges:])
+
+
+_Load: TypeAlias = tuple[IntArray, IntArray, FloatArray]
+"""Different pairs of a port and a boundary or stage that loads it, and the seconds a byte."""
+
+
+def _table(loads: Sequence[Sequence[_Load]], columns: int) -> FloatArray:
+    """[port, boundary or stage]: the sums of the loads, which are listed by kind of port; no port without any."""
+    numbered = [np.unique(np.concatenate([ports for ports, _, _ in each]), return_inverse=True) for each in loads]
+    firsts = np.cumsum([0, *(len(used) for used, _ in numbered)])
+    table = np.zeros((firsts[-1], columns))
+    for each, first, (_, rows) in zip(loads, firsts, numbered, strict=False):
+        ends = np.cumsum([len(ports) for ports, _, _ in each])
+        for (_, column, seconds), row in zip(each, np.split(rows, ends[:-1]), strict=True):
+            table[first + row, column] += seconds
+    return table
+
+
+def _slowest_levels(cluster: Cluster, ranks: IntArray) -> IntArray:
+    """By boundary, the slowest level that its transfers reach; the outermost of equal ones."""
+    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
+    speeds = [level.transfer_bytes_per_s for level in cluster.levels]
+    slowest = [min(range(reached, -1, -1), key=speeds.__getitem__) for reached in range(len(speeds))]
+    reached = Bandwidths(cluster).levels(low, high).max(axis=1)
+    return np.asarray([slowest[level] for level in reached.tolist()], dtype=np.int64)
 
 
 def wiring_of(cluster: Cluster, links: Links) -> Wiring:

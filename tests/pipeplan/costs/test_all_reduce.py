@@ -1,8 +1,9 @@
 """All-reduce level by level: what each level carries, in which time, and over which ports."""
 
+import numpy as np
 import pytest
 
-from pipeplan.costs.collectives import all_reduce_among
+from pipeplan.costs.collectives import all_reduce_among, all_reduces_among
 from pipeplan.costs.transfer import SharedPort
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.profile import Device
@@ -77,3 +78,10 @@ def test_a_devices_own_link_is_no_faster_than_its_units_and_not_for_the_first_le
         Level(size=2, bandwidth_bytes_per_s=10.0, device_bandwidth_bytes_per_s=11.0)
     with pytest.raises(InvalidInputError, match="several devices"):
         Cluster(device=DEVICE, levels=(Level(size=2, bandwidth_bytes_per_s=10.0, device_bandwidth_bytes_per_s=5.0),))
+
+
+def test_all_reduces_of_several_sets_are_those_of_each_set() -> None:
+    """Sets that whole servers lie between are alike; (0, 1) and (3, 4) are not."""
+    rows = np.asarray([(0, 1), (3, 4), (4, 5), (7, 8), (0, 4), (8, 12), (1, 5)])
+    cluster = servers(own=2.5)
+    assert all_reduces_among(cluster, rows) == [all_reduce_among(cluster, row) for row in rows.tolist()]
