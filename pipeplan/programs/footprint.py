@@ -1,6 +1,6 @@
 """Footprint: what a worker holds after each instruction of its stream, in counts. Readers turn counts into bytes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
@@ -57,36 +57,47 @@ def last_uses(instructions: Sequence[Instruction]) -> dict[int, int]:
 
     An update needs the version before its own, a checkpoint the versions that it names. The newest is never released.
     """
-    return _last_uses(instructions, _numbered(instructions))
-
-
-def _last_uses(instructions: Sequence[Instruction], kinds: KindArray) -> dict[int, int]:
-    computes = np.flatnonzero(_COMPUTES[kinds]).tolist()
-    versions = map(attrgetter("version"), compress(instructions, _COMPUTES[kinds].tolist()))
-    last: dict[int, int] = dict(zip(versions, computes, strict=True))
-    updates = _UPDATES[kinds]
-    made = list(map(attrgetter("version"), compress(instructions, updates.tolist())))
-    needed = [(version - 1, index) for version, index in zip(made, np.flatnonzero(updates).tolist(), strict=True)]
-    for index in np.flatnonzero(kinds == NUMBERS[Checkpoint]).tolist():
-        needed += [(version, index) for version in versions_needed(instructions[index])]
-    for version, index in needed:
-        if last.get(version, -1) < index:
-            last[version] = index
-    newest = max(made, default=0)
-    last[newest] = len(instructions)
-    return last
+    needed = _Needed.by(instructions, _numbered(instructions))
+    return dict(zip(needed.versions.tolist(), needed.last.tolist(), strict=True))
 
 
 def first_versions(instructions: Sequence[Instruction]) -> tuple[int, ...]:
     """The versions that must exist before the stream starts: those it uses and does not make."""
-    kinds = _numbered(instructions)
-    return _not_made(instructions, kinds, _last_uses(instructions, kinds))
+    needed = _Needed.by(instructions, _numbered(instructions))
+    return tuple(needed.versions[~needed.made].tolist())
 
 
-def _not_made(instructions: Sequence[Instruction], kinds: KindArray, used: Iterable[int]) -> tuple[int, ...]:
-    updates = compress(instructions, _UPDATES[kinds].tolist())
-    made = {update.version for update in updates if isinstance(update, Update)}
-    return tuple(sorted(v for v in used if v not in made))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Needed:
+    """The weight versions that a stream needs, ascending; the index of the last instruction that needs each of them,
+    and whether the stream makes it.
+    """
+
+    versions: IntArray
+    last: IntArray
+    made: BoolArray
+
+    @classmethod
+    def by(cls, instructions: Sequence[Instruction], kinds: KindArray) -> "_Needed":
+        """By these instructions, whose kinds are known."""
+        computes, updates = np.flatnonzero(_COMPUTES[kinds]), np.flatnonzero(_UPDATES[kinds])
+        used, made = (_versions(instructions, each[kinds]) for each in (_COMPUTES, _UPDATES))
+        newest = made.max(initial=0, keepdims=True), np.asarray([len(instructions)])
+        needed = [(used, computes), (made - 1, updates), newest]
+        for index in np.flatnonzero(kinds == NUMBERS[Checkpoint]).tolist():
+            versions = np.asarray(versions_needed(instructions[index]))
+            needed.append((versions, np.full_like(versions, index)))
+        versions, places = (np.concatenate(each) for each in zip(*needed, strict=True))
+        by_version = np.lexsort((places, versions))
+        versions = versions[by_version]
+        is_last = np.append(np.diff(versions) > 0, True)
+        versions = versions[is_last]
+        return cls(versions=versions, last=places[by_version][is_last], made=np.isin(versions, made))
+
+
+def _versions(instructions: Sequence[Instruction], some: BoolArray) -> IntArray:
+    """The versions of some of the instructions."""
+    return np.fromiter(map(attrgetter("version"), compress(instructions, some.tolist())), dtype=np.int64)
 
 
 def _numbered(instructions: Sequence[Instruction]) -> KindArray:
@@ -133,9 +144,8 @@ def held_table(
     kinds = _numbered(instructions) if numbers is None else np.frombuffer(numbers, dtype=np.uint8)
     whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
     spikes = kinds == NUMBERS[Backward] if by_block and not settled else np.zeros(len(kinds), dtype=bool)
-    last = _last_uses(instructions, kinds)
-    ends = np.asarray(sorted(last.values()), dtype=np.int64)
-    made = _MADE[kinds] - np.bincount(ends[ends < len(kinds)], minlength=len(kinds))
+    needed = _Needed.by(instructions, kinds)
+    made = _MADE[kinds] - np.bincount(needed.last[needed.last < len(kinds)], minlength=len(kinds))
     deferred = _DEFERRED[kinds]
     for index in np.flatnonzero(kinds == NUMBERS[BackwardWeight]).tolist():
         deferred[index] = -len(microbatches_of(instructions[index]))
@@ -144,7 +154,7 @@ def held_table(
             np.cumsum(whole[kinds]) + spikes,
             np.cumsum(inputs[kinds]),
             # A version that a backward is the last to use is there while it runs.
-            len(_not_made(instructions, kinds, last)) + np.cumsum(made) - np.where(spikes, made, 0),
+            np.count_nonzero(~needed.made) + np.cumsum(made) - np.where(spikes, made, 0),
             np.cumsum(deferred),
             _further_gradients(instructions, kinds),
         ]

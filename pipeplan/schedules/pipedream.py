@@ -10,15 +10,14 @@ stage 1      F1 F2    B1 U1 F3 B2 U2 F4@1 ...
 stage 2         F1 B1 U1 F2 B2 U2 F3 B3 U3 F4@1 ...
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 from math import gcd
 
 from pipeplan.documents.plan import Worker
 from pipeplan.programs.instructions import Instruction, backward, forward, update
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
-from pipeplan.schedules.one_f_one_b import alternating
+from pipeplan.schedules.one_f_one_b import woven
 
 
 class PipeDream(Schedule):
@@ -37,7 +36,8 @@ class PipeDream(Schedule):
         stage (t and stages from 1, no less than 0): w(t+1) = w(t) - lr grad f(w1(t-n+1), ..., wn(t)). A stage of r
         replicas makes one version of r minibatches.
         """
-        return _stashing(pipeline, worker, _newest_version(pipeline, worker.stage))
+        versions = _newest_versions(pipeline, worker.stage, pipeline.numbers_of(worker))
+        return _stashing(pipeline, worker, versions)
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
         """As many updates as the other minibatches in flight have made."""
@@ -73,8 +73,8 @@ class VerticalSync(PipeDream):
         version does not hold.
         """
         first, own = pipeline.replicas[0], pipeline.replicas[worker.stage]
-        newest = _newest_version(pipeline, 0)
-        return _stashing(pipeline, worker, lambda k: newest(k) * first // own)
+        newest = _newest_versions(pipeline, 0, pipeline.numbers_of(worker))
+        return _stashing(pipeline, worker, [version * first // own for version in newest])
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
         """The input stage has NOAM minibatches in flight on each of its r1 replicas.
@@ -91,17 +91,27 @@ class VerticalSync(PipeDream):
         return len(replicas) > 1
 
 
-def _newest_version(pipeline: Pipeline, stage: int) -> Callable[[int], int]:
-    """The newest version on a stage when a minibatch is forwarded there."""
+def _newest_versions(pipeline: Pipeline, stage: int, numbers: range) -> list[int]:
+    """The newest version on a stage when each of the minibatches is forwarded there."""
     replicas, others = pipeline.replicas[stage], pipeline.in_flight_limit(stage) - 1
-    return lambda k: max((k - 1) // replicas - others, 0)
+    return [max(made - others, 0) for made in _made_before(numbers, replicas)]
 
 
-def _stashing(pipeline: Pipeline, worker: Worker, version_of: Callable[[int], int]) -> Iterator[Instruction]:
+def _made_before(numbers: range, replicas: int) -> Iterable[int]:
+    """How many versions the minibatches before each one make on a stage of so many replicas."""
+    if numbers.step == replicas:  # those of one replica
+        first = (numbers.start - 1) // replicas
+        return range(first, first + len(numbers))
+    return ((k - 1) // replicas for k in numbers)
+
+
+def _stashing(pipeline: Pipeline, worker: Worker, versions: Sequence[int]) -> Iterator[Instruction]:
     """1F1B over all minibatches, each on its version, with an update after every backward."""
     replicas, numbers = pipeline.replicas[worker.stage], pipeline.numbers_of(worker)
-    versions = list(map(version_of, numbers))
-    forwards = list(zip(map(forward, numbers, versions), strict=True))
-    made = [update((k - 1) // replicas + 1) for k in numbers]
-    backwards = list(zip(map(backward, numbers, versions), made, strict=True))
-    return chain.from_iterable(alternating(forwards, backwards, pipeline.in_flight_limit(worker.stage)))
+    limit = pipeline.in_flight_limit(worker.stage)
+    steady = max(len(numbers) - limit, 0)
+    forwards: list[Instruction] = list(map(forward, numbers, versions))
+    backwards: list[Instruction] = list(map(backward, numbers, versions))
+    updates: list[Instruction] = [update(made + 1) for made in _made_before(numbers, replicas)]
+    one_by_one = woven(backwards[:steady], updates[:steady], forwards[limit:])
+    return iter((*forwards[:limit], *one_by_one, *woven(backwards[steady:], updates[steady:])))
