@@ -144,6 +144,14 @@ def partition(search: PartitionSearch) -> Partition | None:
     return _fitting(search, level, optimum)
 
 
+def least_s(search: PartitionSearch) -> float:
+    """The time of the best partition without limits of memory; 0 if none exists. No stages are chosen or proven."""
+    if search.straight:
+        straight = _best_straight(search, Straight(space=search.space))
+        return 0.0 if straight is None else straight.cost_s
+    return LevelSearch(search.space, search.outermost, fewer=search.fewer).optimum(0, search.space.last).cost_s
+
+
 def fits(search: PartitionSearch, found: Partition) -> bool:
     """Whether every stage fits its device."""
     limit = np.inf if search.memory is None else search.memory.law.limit_bytes

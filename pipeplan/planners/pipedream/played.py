@@ -21,7 +21,15 @@ from math import inf, prod
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import complete
-from pipeplan.planners.pipedream.partition import Partition, PartitionSearch, data_parallel, fits, partition, priced
+from pipeplan.planners.pipedream.partition import (
+    Partition,
+    PartitionSearch,
+    data_parallel,
+    fits,
+    least_s,
+    partition,
+    priced,
+)
 from pipeplan.planners.pipedream.planner import NAME, CutModel, cut_model, decided
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.terms import network, search, synchronised
@@ -112,13 +120,10 @@ class PlayedPartitions:
         if not self.whole:
             return 0.0
         model, wanted = self._model, search(self.problem, self._model.states)
-        if model.cuts.complete:
-            free = (LevelLinks(units=wanted.devices, bandwidth_bytes_per_s=inf),)
-            found = partition(replace(wanted, space=replace(wanted.space, levels=free), memory=None))
-            least_s = 0.0 if found is None else found.cost_s
-        else:
-            least_s = float(wanted.space.compute_s[-1]) / wanted.devices
-        return _most(model, least_s)
+        if not model.cuts.complete:
+            return _most(model, float(wanted.space.compute_s[-1]) / wanted.devices)
+        free = (LevelLinks(units=wanted.devices, bandwidth_bytes_per_s=inf),)
+        return _most(model, least_s(replace(wanted, space=replace(wanted.space, levels=free))))
 
     @property
     def considered(self) -> int:
@@ -163,12 +168,12 @@ def _found(
         yield PlayedPartition(model=model, wanted=wanted, most=_most(model, even_s), find=find)
 
 
-def _most(model: CutModel, least_s: float) -> float:
+def _most(model: CutModel, slowest_s: float) -> float:
     """Samples a second where the slowest stage computes at least so long, as profiled. A backward right after its
     forward may be shorter.
     """
-    least_s *= min(model.problem.profile.overheads.backward_after_forward, 1.0)
-    return model.microbatch_size / least_s * (1 + _ROUNDING) if least_s > 0 else inf
+    slowest_s *= min(model.problem.profile.overheads.backward_after_forward, 1.0)
+    return model.microbatch_size / slowest_s * (1 + _ROUNDING) if slowest_s > 0 else inf
 
 
 def _of_single_tensors(problem: PlanningProblem) -> CutModel | None:
