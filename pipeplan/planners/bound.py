@@ -26,6 +26,8 @@ is a time below which no batch falls; docs/cost-model.md explains 7 to 9.
 10. Shared weights: before every update, stages that share weights wait for each other. Without a flush, the last of
     them computes a batch between two such meetings, but for the forwards that it does ahead, and the batch's last
     microbatch then goes back to the first of them (`_between_meetings_s`).
+11. Turns of PipeDream's stages of unequal replicas: each of r replicas has k microbatches in flight. As in 8,
+    k_s r_s - (k_t - 1) r_t microbatches take at least one round trip from stage s to stage t (`pipedream_turns_s`).
 
 With a flush, all batches after the first are mostly alike; if a rank with several stages is much busier than the first
 rank, two or three are shorter. Without a flush, long and short batches may alternate. A rate is the mean over a window,
@@ -78,13 +80,14 @@ class _StageTimes:
 def most_samples_per_s(plan: Plan) -> float:
     """Samples a second that no play of the plan exceeds in its steady state; infinite if the plan costs nothing.
 
-    If stages have different numbers of replicas, only their compute counts.
+    If stages have different numbers of replicas, only their compute and their turns (11) count.
     """
     if plan.width is not None:
         least_s = least_batch_s(plan)
         return plan.microbatch_size * plan.microbatches * plan.width / least_s if least_s > 0 else inf
-    times = zip(_stage_times(plan), plan.stages, strict=True)
-    slowest_s = max(own.compute_s / stage.replicas for own, stage in times)
+    times = _stage_times(plan)
+    slowest_s = max(own.compute_s / stage.replicas for own, stage in zip(times, plan.stages, strict=True))
+    slowest_s = max(slowest_s, pipedream_turns_s(plan, times))
     return plan.microbatch_size / slowest_s * (1 + _ROUNDING) if slowest_s > 0 else inf
 
 
@@ -200,6 +203,24 @@ def played_turns_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
     return of_stages_s(first_s, step_s, np.cumsum(least_s) - least_s, whole_s, plan.microbatches)
 
 
+def pipedream_turns_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
+    """Bound 11: seconds of a microbatch, in the long run, of stages that take turns under PipeDream.
+
+    Forward n on stage s leads to forward n on stage t, to the next backward there, of microbatch n - (k_t - 1) r_t, to
+    that backward on s, and to the next forward of its replica: k_s r_s microbatches further on.
+    """
+    replicas = np.asarray(plan.replicas)
+    onwards = np.cumsum(replicas[::-1])[::-1]
+    in_flight = -(-onwards // replicas)  # `Pipeline.in_flight_limit`
+    hops_s = np.asarray([each.hop_s for each in times])
+    step_s = np.asarray([each.there_and_back_s for each in times]) - hops_s
+    reached_s = np.cumsum(hops_s) - hops_s
+    s, t = _pairs(plan.depth)
+    turns = (in_flight * replicas)[s] - ((in_flight - 1) * replicas)[t]
+    round_trip_s = within_s(step_s)[s, t] + reached_s[t] - reached_s[s]
+    return float((round_trip_s[turns > 0] / turns[turns > 0]).max())
+
+
 _pairs = lru_cache(maxsize=256)(np.triu_indices)
 
 
@@ -273,8 +294,10 @@ def _stage_times(plan: Plan) -> list[_StageTimes]:
             hops_s.append((0.0, 0.0))
             continue
         pair = ranks[sender], ranks[receiver]
-        onward = _crowding(pair, own.activation_port_devices, own.activation_device_share)
-        back = _crowding(pair, following.gradient_port_devices, following.gradient_device_share)
+        onward = back = 1.0
+        if plan.width is not None:  # replicas next to others of another number send at different times
+            onward = _crowding(pair, own.activation_port_devices, own.activation_device_share)
+            back = _crowding(pair, following.gradient_port_devices, following.gradient_device_share)
         hops_s.append(
             (
                 onward * own.activation_transfer_s + own.latency_s,
@@ -304,7 +327,7 @@ def _crowding(pair: tuple[IntArray, IntArray], devices: int, share: float) -> fl
 
     `devices` share a port; a transfer alone takes a `share` of its bandwidth.
     """
-    if not devices or share * len(pair[0]) <= 1.0 or len(pair[0]) != len(pair[1]):
+    if not devices or share * len(pair[0]) <= 1.0:
         return 1.0
     units = [ranks // devices for ranks in pair]
     together = max(int(np.bincount(own[units[0] != units[1]]).max(initial=0)) for own in units)

@@ -81,7 +81,7 @@ class _Needed:
     def by(cls, instructions: Sequence[Instruction], kinds: KindArray) -> "_Needed":
         """By these instructions, whose kinds are known."""
         computes, updates = np.flatnonzero(_COMPUTES[kinds]), np.flatnonzero(_UPDATES[kinds])
-        used, made = (_versions(instructions, each[kinds]) for each in (_COMPUTES, _UPDATES))
+        used, made = _versions(instructions, _COMPUTES[kinds]), _versions(instructions, _UPDATES[kinds])
         newest = made.max(initial=0, keepdims=True), np.asarray([len(instructions)])
         needed = [(used, computes), (made - 1, updates), newest]
         for index in np.flatnonzero(kinds == NUMBERS[Checkpoint]).tolist():

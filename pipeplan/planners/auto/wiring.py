@@ -73,7 +73,11 @@ def _ports_of(cluster: Cluster, links: Links) -> Ports:
     ranks, edges, levels = links.ranks, len(links.edges), cluster.levels
     hop_s = 2.0 / links.edges
     loads: dict[int, list[_Load]] = defaultdict(list)  # by the devices behind a port
-    slowest = _slowest_levels(cluster, ranks)
+    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
+    reached = Bandwidths(cluster).levels(low, high).max(axis=1)
+    speeds = [level.transfer_bytes_per_s for level in levels]
+    until = [min(range(last, -1, -1), key=speeds.__getitem__) for last in range(len(levels))]
+    slowest = np.asarray(until, dtype=np.int64)[reached]
     for level in dict.fromkeys(slowest.tolist()):
         at = np.flatnonzero(slowest == level)
         unit, share = prod(each.size for each in levels[:level]), levels[level].device_share
@@ -110,15 +114,6 @@ def _table(loads: Sequence[Sequence[_Load]], columns: int) -> FloatArray:
         for (_, column, seconds), row in zip(each, np.split(rows, ends[:-1]), strict=True):
             table[first + row, column] += seconds
     return table
-
-
-def _slowest_levels(cluster: Cluster, ranks: IntArray) -> IntArray:
-    """By boundary, the slowest level that its transfers reach; the outermost of equal ones."""
-    low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
-    speeds = [level.transfer_bytes_per_s for level in cluster.levels]
-    slowest = [min(range(reached, -1, -1), key=speeds.__getitem__) for reached in range(len(speeds))]
-    reached = Bandwidths(cluster).levels(low, high).max(axis=1)
-    return np.asarray([slowest[level] for level in reached.tolist()], dtype=np.int64)
 
 
 def wiring_of(cluster: Cluster, links: Links) -> Wiring:

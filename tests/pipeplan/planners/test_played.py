@@ -19,6 +19,7 @@ from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile
 from tests.pipeplan.graphs import graph
 from tests.pipeplan.planners.on_paper import on_paper
+from tests.pipeplan.planners.test_solve import public_profile
 from tests.properties import examples
 
 CLOSE = 1.005
@@ -128,6 +129,21 @@ def test_a_plan_that_holds_more_than_a_faster_play_is_not_played_for_the_front()
     assert isinstance(answer, Plan)
     assert answer.replicas == (4,)
     assert [each.reason for each in answer.alternatives if each.depth == 4] == []
+
+
+def test_a_partition_whose_turns_are_too_long_is_not_played() -> None:
+    """GNMT in stages of 1, 1, 13 and 1 replicas could play 2,576 samples/s by its compute, but 1,559 by its turns."""
+    gnmt = public_profile("gnmt")
+    problem = PlanningProblem(
+        profile=gnmt,
+        cluster=cluster((16, 1.25e9)),
+        batch_size=gnmt.microbatch_sizes[0],
+        options=Options(synchronisation="parameter-server"),
+    )
+    answer = solve("pipedream", problem)
+    assert isinstance(answer, Plan)
+    assert answer.certificate is not None
+    assert " 3 plans were played." in answer.certificate.claim
 
 
 def test_a_port_that_replicas_share_turns_the_answer() -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import accumulate, combinations
 
 import pytest
 from hypothesis import given
@@ -22,8 +22,11 @@ from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.batches import one_pipeline
 from pipeplan.planners.bound import _stage_times, least_batch_s, most_samples_per_s, played_turns_s
-from pipeplan.planners.complete import play
+from pipeplan.planners.complete import complete, play
 from pipeplan.planners.interleaved.terms import ChunkedTerms
+from pipeplan.planners.pipedream.partition import LevelPart, priced
+from pipeplan.planners.pipedream.planner import cut_model, decided
+from pipeplan.planners.pipedream.terms import search
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.instructions import Backward, Forward
 from pipeplan.schedules.registry import schedule_named
@@ -380,3 +383,55 @@ def test_a_busy_rank_that_falls_behind_for_two_batches_is_priced_at_its_compute(
     simulated = play(plan)
     assert simulated is not None
     assert 12 / simulated.throughput_samples_per_s == pytest.approx(2.5388, rel=1e-4)
+
+
+def on_replicas(problem: PlanningProblem, stages: Sequence[tuple[int, int]]) -> Plan:
+    """A plan of PipeDream whose stages have so many blocks and replicas."""
+    model = cut_model(problem)
+    stops = list(accumulate(blocks for blocks, _ in stages))
+    parts = tuple(
+        LevelPart(start=stop - blocks, stop=stop, units=replicas)
+        for stop, (blocks, replicas) in zip(stops, stages, strict=True)
+    )
+    wanted = search(problem, model.states)
+    return complete(problem, decided(model, wanted, priced(wanted, parts)))
+
+
+def test_the_bound_of_stages_of_unequal_replicas_counts_their_turns() -> None:
+    """Stages of 2 s, the last on two devices in 4 s; 3 s there and 3 s back between the first two.
+
+    The first stage has 4 minibatches in flight, the second one 3: a round trip of 10 s between them is that of two.
+    """
+    blocks = [
+        Cell(forward_s=1.0, backward_s=1.0, output_bytes=3),
+        Cell(forward_s=1.0, backward_s=1.0, output_bytes=0),
+        Cell(forward_s=2.0, backward_s=2.0, output_bytes=0),
+    ]
+    problem = PlanningProblem(profile=profile(blocks), cluster=cluster((4, 1.0)), batch_size=1)
+    plan = on_replicas(problem, [(1, 1), (1, 1), (1, 2)])
+    simulated = play(plan)
+    assert simulated is not None
+    assert most_samples_per_s(plan) == pytest.approx(1 / 5, rel=1e-6)
+    assert simulated.throughput_samples_per_s == pytest.approx(1 / 5, rel=1e-6)
+
+
+@examples(120)
+@given(
+    stages=st.lists(st.tuples(cells(), st.integers(1, 5)), min_size=1, max_size=5),
+    latency_s=st.sampled_from([0.0, 0.01, 0.5]),
+    servers=st.sampled_from([1, 2, 4]),
+)
+def test_no_play_of_stages_of_unequal_replicas_is_faster_than_its_bound(
+    stages: Sequence[tuple[Cell, int]], latency_s: float, servers: int
+) -> None:
+    devices = sum(replicas for _, replicas in stages)
+    inside = (devices // servers, 100.0) if devices % servers == 0 else (1, 100.0)
+    problem = PlanningProblem(
+        profile=profile([cell for cell, _ in stages]),
+        cluster=cluster(inside, (devices // inside[0], 10.0), latency_s=latency_s),
+        batch_size=1,
+    )
+    plan = on_replicas(problem, [(1, replicas) for _, replicas in stages])
+    simulated = play(plan)
+    if simulated is not None:
+        assert simulated.throughput_samples_per_s <= most_samples_per_s(plan) * ROUNDING
