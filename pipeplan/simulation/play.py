@@ -16,6 +16,7 @@ time advances to its next event; no later send can start before that event. A wo
 it sends: a brief transfer that has its ports to itself arrives before that, and is no event.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
@@ -38,7 +39,7 @@ from pipeplan.simulation.network import Network
 class Engine:
     """Plays a program. Streams may leave their transfers to be `implied`.
 
-    `start_s` and `end_s` have a list for every rank, with an entry for every step of its column: when it has received
+    `start_s` and `end_s` have an array for every rank, with an entry for every step of its column: when it has received
     the tensor that it waits for, and when its own seconds are over. `over_s` is when each rank has ended all of its
     steps.
     """
@@ -65,8 +66,8 @@ class Engine:
         # The last is never reached.
         self._requests: list[tuple[float, Group, int, Edge | None]] = [(inf, (0, Handed.PART), -1, None)]
         self._ready = deque(ranks)
-        self.start_s: list[list[float]] = [[] for _ in ranks]
-        self.end_s: list[list[float]] = [[] for _ in ranks]
+        self.start_s = [array("d") for _ in ranks]
+        self.end_s = [array("d") for _ in ranks]
         self.over_s = [0.0 for _ in ranks]
 
     def play(self) -> None:

@@ -7,7 +7,9 @@ needed: streams may leave out their transfers, which their compute implies. That
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
-from operator import attrgetter, sub
+from operator import attrgetter
+
+import numpy as np
 
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import COMPUTE, NUMBERS, BackwardWeight, Update, marking, numbered
@@ -48,7 +50,8 @@ def total(
     ):
         instructions = stream.instructions
         kinds = column.kinds or numbered(instructions)
-        busy_s.append(sum(compress(map(sub, end_s, start_s), kinds.translate(_COMPUTES)), 0.0))
+        ends_s, is_compute = np.asarray(end_s), np.frombuffer(kinds.translate(_COMPUTES), dtype=np.bool_)
+        busy_s.append(sum((ends_s - np.asarray(start_s))[is_compute].tolist(), 0.0))
         held: object = stream.rank
         if implied and program.pipeline.replicas[stream.stage] > 1 and NUMBERS[BackwardWeight] not in kinds:
             # Replicas of a stage mostly differ only in the numbers of their microbatches, and hold equal bytes.
