@@ -50,6 +50,8 @@ def overlap_exchanges(program: Program) -> Program:
 
 def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instruction, ...]:
     """One worker's stream, built from its last exchange to its first: the next update limits the place of each."""
+    if ReduceGradients not in map(type, instructions):
+        return tuple(instructions)
     starts: dict[int, list[Instruction]] = defaultdict(list)
     updates: dict[int, list[Instruction]] = defaultdict(list)
     moved: set[int] = set()

@@ -43,9 +43,9 @@ class Edge:
     """The tensors that one worker sends to another in one direction: first in, first out.
 
     Each takes `seconds` at full speed, and `alone_s` if it has the ports of its route to itself. `around` is the set of
-    routes through these ports, its own among them. `beside` lists their edges if this edge is brief: a worker that
-    waits when a tensor starts sends another one only after this tensor has arrived. If the edge is `watched` for brief
-    ones, `asked_s` lists the start times of the tensors that are yet to start.
+    routes through these ports, its own among them. `beside` has the `asked_s` of their edges if this edge is brief: a
+    worker that waits when a tensor starts sends another one only after this tensor has arrived. If the edge is
+    `watched` for brief ones, `asked_s` lists the start times of the tensors that are yet to start.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Edge:
     route: Route | None
     alone_s: float = 0.0
     around: int = 0
-    beside: tuple["Edge", ...] = ()
+    beside: tuple[deque[float], ...] = ()
     watched: bool = False
     asked_s: deque[float] = field(default_factory=deque)
     free_s: float = 0.0
@@ -80,7 +80,7 @@ class Edge:
             numbers = [number for number in range(self.around.bit_length()) if self.around >> number & 1]
             beside = [routed[number] for number in numbers if number in routed]  # no exchanges
             if len(beside) == len(numbers) and all(self.alone_s <= least_s[edge.sender] for edge in beside):
-                self.beside = tuple(beside)
+                self.beside = tuple(edge.asked_s for edge in beside)
                 for edge in beside:
                     edge.watched = True
 
@@ -93,8 +93,8 @@ class Edge:
         if not self.beside or busy & self.around:
             return False
         end_s = now_s + self.alone_s
-        for edge in self.beside:
-            if edge.asked_s and edge.asked_s[0] < end_s:
+        for asked_s in self.beside:
+            if asked_s and asked_s[0] < end_s:
                 return False
         self.arrival_s.append(end_s + self.latency_s)
         if self.awaited:
