@@ -8,8 +8,8 @@ its tensors.
 A notice announces every message, from host to host. It has 16 bytes, with the number of the message's layout. A layout
 lists how many tensors there are, with their shapes and types. A layout that is new on the edge follows its notice, so
 each message may differ from the one before in any way. Small tensors travel in the notice, after its 16 bytes, until
-the edge has had a message that is too large for that. This bounds the memory of the receives that are posted ahead
-(`Ahead`).
+the edge has had a message that is too large for that: from then on notices have no room for tensors. This bounds the
+memory of the receives that are posted ahead (`Ahead`).
 
 Receives of notices and of tensors are posted ahead, into memory that is allocated once and reused. The memory for
 tensors is as large as the largest message so far. Before a larger message, the sender completes each receive that is
@@ -171,6 +171,11 @@ class Ahead:
         self._left -= 1
         return True
 
+    @property
+    def notice_bytes(self) -> int:
+        """The room that the notice of a later message needs for tensors that may ride in it."""
+        return max(self._riding_bytes, 0)
+
     def fits(self, sizes: Sizes) -> bool:
         """Whether a message's tensors fit into the receive that is posted next."""
         return self.posted > 0 and len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
@@ -196,7 +201,8 @@ class Outbox:
 
     gloo cannot report whether a send is done; one can only wait for it. But at most `window` messages between two
     stages can be in transit in either direction: the most microbatches that the upstream stage ever has in flight.
-    All earlier messages have arrived, and waiting for them takes no time.
+    All earlier messages have arrived, and waiting for them takes no time. An answer to a message says so sooner
+    (`arrived`).
     """
 
     def __init__(self, edge: ChannelEdge, lines: ChannelLines, *, messages: int, window: int) -> None:
@@ -206,10 +212,11 @@ class Outbox:
         self._known: dict[tuple[tuple[torch.Size, torch.dtype], ...], Known] = {}
         self._ahead = Ahead(messages, lines)
         self._pending: deque[tuple[Notice, list[Posted]]] = deque()
+        self._finished = 0
         self._free: list[Notice] = []
 
-    def send(self, tensors: Sequence[Tensor]) -> None:
-        """Passes the tensors on, in order."""
+    def send(self, tensors: Sequence[Tensor]) -> int:
+        """Passes the tensors on, in order. Returns the message's number on the edge."""
         kind = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
         known, text = self._known.get(kind), None
         if known is None:
@@ -232,7 +239,14 @@ class Outbox:
         if not rides:
             message += self._payload(tensors, known.sizes)
         self._pending.append((notice, message))
+        number = self._finished + len(self._pending) - 1
         while len(self._pending) > self._window:
+            self._finish_oldest()
+        return number
+
+    def arrived(self, number: int) -> None:
+        """A message is known to have arrived, and with it all before it: their tensors are not held any longer."""
+        while self._finished <= number:
             self._finish_oldest()
 
     def _payload(self, tensors: Sequence[Tensor], sizes: Sizes) -> list[Posted]:
@@ -262,9 +276,10 @@ class Outbox:
             self._finish_oldest()
 
     def _notice(self, riding_bytes: int) -> Notice:
-        """A notice with room for so many bytes of tensors: a free one that is large enough, or a new one."""
+        """A notice with room for so many bytes: a free one, with no more than later messages may need, or a new one."""
         notice = self._free.pop() if self._free else None
-        return notice if notice and notice.capacity_bytes >= riding_bytes else Notice(riding_bytes)
+        fits = notice is not None and riding_bytes <= notice.riding_bytes <= self._ahead.notice_bytes
+        return notice if notice and fits else Notice(riding_bytes)
 
     def _say(self, tensor: Tensor, part: int) -> Posted:
         return self._lines.notices.send(tensor, self._edge.target, self._edge.tag(part)), tensor
@@ -284,6 +299,7 @@ class Outbox:
         for work, _ in message:
             if work is not None:
                 work.wait()
+        self._finished += 1
         self._free.append(notice)
 
 
@@ -356,9 +372,11 @@ class Inbox:
         return tensors
 
     def _listen(self, read: Notice | None = None) -> None:
-        """Posts the receives of notices ahead. Reuses the memory of a notice that was read."""
+        """Posts the receives of notices ahead. Reuses a notice that was read, unless it is larger than needed now."""
+        if read is not None and read.riding_bytes > self._ahead.notice_bytes:
+            read = None
         while self._unannounced and len(self._notices) < RECEIVES_AHEAD:
-            notice, read = read or Notice(self._lines.riding_bytes), None
+            notice, read = read or Notice(self._ahead.notice_bytes), None
             work = self._lines.notices.receive(notice.memory, self._edge.source, self._edge.tag(NOTICE))
             self._notices.append((work, notice))
             self._unannounced -= 1

@@ -64,12 +64,12 @@ def _aligned(size: int) -> int:
 
 class Notice:
     """A notice's memory, used for one message after the other: the layout's number and the bytes of its description,
-    then the tensors that ride in it.
+    then room of `riding_bytes` for the tensors that ride in it.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self.memory = torch.empty(HEAD_BYTES + capacity_bytes, dtype=torch.uint8)
+    def __init__(self, riding_bytes: int) -> None:
+        self.riding_bytes = riding_bytes
+        self.memory = torch.empty(HEAD_BYTES + riding_bytes, dtype=torch.uint8)
         self.head = memoryview(self.memory[:HEAD_BYTES].numpy().data).cast("q")
         self._places: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
 

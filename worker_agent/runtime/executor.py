@@ -130,7 +130,7 @@ class Executor:
                 self._weights.grade(version)
                 self._backward_weight(numbers)
             case SendActivation(microbatch=k, peer=peer):
-                self._mail.send_activation(peer, self._outgoing.pop(k))
+                self._mail.send_activation(k, peer, self._outgoing.pop(k))
             case RecvActivation(microbatch=k, peer=peer):
                 self._received[k] = self._mail.receive_activation(k, peer)
             case SendGradient(microbatch=k, peer=peer):

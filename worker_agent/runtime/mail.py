@@ -46,6 +46,7 @@ class Mail:
         self._outboxes: dict[tuple[int, bool], Outbox] = {}
         self._inboxes: dict[tuple[int, bool], Inbox] = {}
         self._borrowed: dict[int, list[tuple[Inbox, Message]]] = {}
+        self._sent: dict[int, tuple[Outbox, int]] = {}
         for edge, messages in edges_of(stream).items():
             if edge.source != stream.rank:
                 self._inboxes[edge.source, edge.gradients] = Inbox(edge, lines[edge], messages=messages, device=device)
@@ -60,9 +61,10 @@ class Mail:
             window = max(h.in_flight for h in held)
             self._outboxes[edge.target, edge.gradients] = Outbox(edge, lines[edge], messages=messages, window=window)
 
-    def send_activation(self, peer: int, tensors: Sequence[Tensor]) -> None:
-        """Sends a stage's outputs on."""
-        self._outboxes[peer, False].send(tensors)
+    def send_activation(self, microbatch: int, peer: int, tensors: Sequence[Tensor]) -> None:
+        """Sends a stage's outputs on; they are held until the microbatch's gradient says that they have arrived."""
+        outbox = self._outboxes[peer, False]
+        self._sent[microbatch] = outbox, outbox.send(tensors)
 
     def send_gradient(self, peer: int, tensors: Sequence[Tensor]) -> None:
         """Sends the gradients of a stage's inputs back."""
@@ -74,7 +76,10 @@ class Mail:
 
     def receive_gradient(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:
         """Waits for the gradients of a stage's outputs; they stay valid until the microbatch is released."""
-        return self._receive(microbatch, self._inboxes[peer, True])
+        gradients = self._receive(microbatch, self._inboxes[peer, True])
+        outbox, number = self._sent.pop(microbatch)
+        outbox.arrived(number)
+        return gradients
 
     def release(self, microbatch: int, *, kept: Set[int] = frozenset()) -> None:
         """Releases the microbatch's memory for other messages, except memory that is `kept`."""

@@ -15,7 +15,6 @@ from pipeplan.simulation.predict import program_of
 from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.channel import NOTICE, PAYLOAD, ChannelEdge, ChannelLines, Inbox, Outbox, meet
-from worker_agent.engine.notice import HEAD_BYTES
 from worker_agent.runtime.mail import Mail, edges_of
 
 CPU = torch.device("cpu")
@@ -119,7 +118,7 @@ def execute(instruction: Instruction, mail: Mail) -> None:
     """The transfers of a stream; a message says which microbatch it is of."""
     match instruction:
         case SendActivation(microbatch=k, peer=peer):
-            mail.send_activation(peer, [torch.full((k % 3 + 1,), float(k))])
+            mail.send_activation(k, peer, [torch.full((k % 3 + 1,), float(k))])
         case SendGradient(microbatch=k, peer=peer):
             mail.send_gradient(peer, [torch.full((k % 3 + 1,), float(-k))])
         case RecvActivation(microbatch=k, peer=peer):
@@ -129,6 +128,8 @@ def execute(instruction: Instruction, mail: Mail) -> None:
             (got,) = mail.receive_gradient(k, peer)
             assert torch.equal(got, torch.full((k % 3 + 1,), float(-k)))
             mail.release(k)
+            held = [len(outbox._pending) for (_, gradients), outbox in mail._outboxes.items() if not gradients]
+            assert sum(held) <= len(mail._sent), "an output is held though its gradient has come"
 
 
 def play(
@@ -253,6 +254,16 @@ def test_messages_of_any_kind_follow_each_other(ahead: int, riding_bytes: int) -
     assert not any(board.sent.values())
 
 
+def test_what_is_known_to_have_arrived_is_not_held() -> None:
+    outbox, _, _ = channel(2, 4)
+    numbers = [outbox.send([torch.zeros(3)]) for _ in range(3)]
+    outbox.arrived(numbers[1])
+    assert len(outbox._pending) == 1
+    outbox.arrived(numbers[0])  # no news
+    assert len(outbox._pending) == 1
+    assert outbox.send([torch.zeros(3)]) == numbers[2] + 1
+
+
 def test_what_is_posted_ahead_is_used_again_for_messages_that_are_shorter() -> None:
     outbox, inbox, _ = channel(2, 6)
     places = set()
@@ -293,6 +304,26 @@ def test_small_tensors_ride_in_their_notice_until_one_is_large() -> None:
     assert not any(board.sent.values())
 
 
+def test_after_a_large_message_notices_have_no_room_for_tensors() -> None:
+    """Room that nothing can use any more would be kept for every message under way."""
+    outbox, inbox, _ = channel(2, 9, riding_bytes=64)
+    rooms = []
+    for length in (1, 16, 17, 2, 3, 1):
+        outbox.send([torch.arange(float(length))])
+        inbox.release(inbox.receive())
+        outbox.flush()
+        rooms.append(([notice.riding_bytes for _, notice in inbox._notices], outbox._free[-1].riding_bytes))
+    #                 two that are posted, and the one that was sent
+    assert rooms == [
+        ([64, 64], 16),
+        ([64, 64], 64),
+        ([64, 0], 0),
+        ([0, 0], 0),
+        ([0, 0], 0),
+        ([0, 0], 0),
+    ]
+
+
 def test_what_rode_in_a_notice_stays_what_it_was_when_the_notice_is_used_again() -> None:
     outbox, inbox, _ = channel(2, 9, riding_bytes=4096)
     kept = []
@@ -310,20 +341,3 @@ def test_a_sender_may_be_ahead_of_the_receiver_by_all_its_messages() -> None:
     for length in (1, 16, 17, 2, 90, 5):
         outbox.send([torch.arange(float(length))])
     assert [len(inbox.receive().tensors[0]) for _ in range(6)] == [1, 16, 17, 2, 90, 5]
-
-
-def test_a_sender_s_notice_has_room_for_what_rides_in_it_and_is_used_again() -> None:
-    rooms: list[int] = []
-
-    class Rooms(FakeWire):
-        def send(self, tensor: Tensor, target: int, tag: int) -> None:
-            if tag == EDGE.tag(NOTICE):
-                rooms.append(tensor.untyped_storage().nbytes() - HEAD_BYTES)
-            super().send(tensor, target, tag)
-
-    board = Switchboard(greets=False)
-    lines = ChannelLines(FakeWire(board, EDGE, 0), Rooms(board, "world", 0), riding_bytes=2**20)
-    outbox = Outbox(EDGE, lines, messages=5, window=1)
-    for length in (4, 16, 4, 2**19, 4):
-        outbox.send([torch.zeros(length)])
-    assert rooms == [16, 64, 16, 64, 16]

@@ -66,7 +66,7 @@ class Post:
         """A new tensor."""
         return self._received("output's gradient")
 
-    def send_activation(self, peer: int, tensors: tuple[Tensor, ...]) -> None:
+    def send_activation(self, microbatch: int, peer: int, tensors: tuple[Tensor, ...]) -> None:
         """Keeps it: no address is used twice."""
         self._sent("output", tensors)
 
