@@ -212,6 +212,7 @@ def closures(graph: Graph) -> tuple[list[int], list[int]]:
 class Boundary:
     """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
 
+    `kept_output_bytes` is the part of what it sends on that is among its activations.
     A stage that recomputes by block keeps the inputs of all its blocks.
     The first stage receives nothing and the last one sends nothing; nobody reads their values.
     """
@@ -219,6 +220,7 @@ class Boundary:
     input_bytes: int
     received_bytes: int
     sent_bytes: int
+    kept_output_bytes: int
 
 
 def in_order(profile: Profile, order: Sequence[int]) -> Profile:
@@ -239,15 +241,17 @@ def boundaries(
     if order is None or profile.edges is None:
         inputs = [block.input_bytes for block in measured]
         received = [0, *(block.output_bytes for block in measured)]
+        kept = [0, *(block.kept_output_bytes for block in measured)]
     else:
         graph = graph_of(len(measured), profile.edges)
         received = [int(size) for size in crossing_bytes(graph, order, [block.output_bytes for block in measured])]
-        inputs = [loaded_bytes(graph, measured), *received[1:-1]]
+        inputs, kept = [loaded_bytes(graph, measured), *received[1:-1]], [0] * len(received)
     return [
         Boundary(
             input_bytes=sum(inputs[stage.start : stage.stop if stage.recompute_unit == "block" else stage.start + 1]),
             received_bytes=received[stage.start],
             sent_bytes=received[stage.stop],
+            kept_output_bytes=kept[stage.stop],
         )
         for stage in stages
     ]

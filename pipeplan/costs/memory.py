@@ -9,6 +9,7 @@ the buffers of sends and receives.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeig
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
+
+Size = TypeVar("Size", int, float, FloatArray)
+"""Bytes, or an array of them."""
 
 OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""
@@ -83,6 +87,9 @@ class Copies:
     output_buffers: int = 0
     """Messages under way that are as large as the stage's output."""
 
+    kept_outputs: int = 0
+    """Those of them that are outputs of microbatches kept whole, whose activations have a part of the output anyway."""
+
     block_inputs: int = 0
     """The inputs of all blocks of the stage together."""
 
@@ -101,6 +108,15 @@ class Copies:
     def weights(self) -> float:
         """All copies of the weights' size."""
         return self.stored + self.gradients + self.master_weights + self.optimizer_states
+
+    def buffer_bytes(self, input_bytes: Size, output_bytes: Size, kept_output_bytes: Size) -> Size:
+        """The bytes of all buffers beside what microbatches keep: what a message costs is said here alone.
+
+        A stage's input and output, and the part of its output that its activations have
+        (`Measurement.kept_output_bytes`). Each is 0 where nothing is received or sent.
+        """
+        outputs = self.output_buffers * output_bytes - self.kept_outputs * kept_output_bytes
+        return self.input_buffers * input_bytes + outputs
 
 
 def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
@@ -200,8 +216,9 @@ def training_copies(
 
     `held_before` are the microbatches in flight on the stage before; None on the first stage. `sends_on` says that a
     stage follows. Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many
-    later messages as the edge's earlier stage has microbatches in flight. Buffers also hold receives that are posted
-    ahead, and a received gradient while its backward runs. A received input counts as one of the stage's own inputs.
+    later messages as the edge's earlier stage has microbatches in flight, and an output no longer than until its
+    gradient comes. Buffers also hold receives that are posted ahead, and a received gradient while its backward runs. A
+    received input counts as one of the stage's own inputs.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
@@ -219,6 +236,7 @@ def training_copies(
         transients=1,
         input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before,
         output_buffers=RECEIVES_AHEAD + 1 + held if sends_on else 0,
+        kept_outputs=held if sends_on and not recompute else 0,
     )
 
 

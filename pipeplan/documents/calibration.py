@@ -197,6 +197,7 @@ def corrected_profile(calibration: Calibration, profile: Profile) -> Profile:
                 backward_weight_s=_scaled(measured.backward_weight_s, backward_weight),
                 activation_bytes=round(measured.activation_bytes * kept),
                 shared_bytes=None if measured.shared_bytes is None else round(measured.shared_bytes * kept),
+                kept_output_bytes=min(measured.kept_output_bytes, round(measured.activation_bytes * kept)),
             )
             for measured in block.measurements
         )

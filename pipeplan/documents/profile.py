@@ -105,6 +105,8 @@ class Measurement:
     - `shared_bytes` is what of it is there already, or is not kept, on a stage that has the block before it as well:
       most often the tensor between the two. Where it is given, 0 included, the block's input is among its activations,
       whether the block needs it or not (None: neither is known, and nothing is taken to be shared).
+    - `kept_output_bytes` is what of `output_bytes` is among the activations: until the backward, an output that is sent
+      takes only the rest in addition (0: not known, or nothing).
     - `workspace_bytes` is the transient peak above what is kept.
     - `forward_spread_s` and `backward_spread_s` are interquartile ranges.
     """
@@ -123,6 +125,7 @@ class Measurement:
     weight_gradient_bytes: int | None = None
     deferred_share: float | None = None
     shared_bytes: int | None = None
+    kept_output_bytes: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -139,6 +142,10 @@ class Measurement:
             require_amount("shared_bytes", self.shared_bytes)
             rule = f"must be at most activation_bytes, {self.activation_bytes}, of which it is a part"
             require(self.shared_bytes <= self.activation_bytes, "shared_bytes", rule, self.shared_bytes)
+        require_amount("kept_output_bytes", self.kept_output_bytes)
+        most = min(self.output_bytes, self.activation_bytes)
+        rule = f"must be at most output_bytes and activation_bytes, {most}, of both of which it is a part"
+        require(self.kept_output_bytes <= most, "kept_output_bytes", rule, self.kept_output_bytes)
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
         require(both, "backward_input_s", "must be given together with backward_weight_s", self.backward_input_s)
         share = self.deferred_share
@@ -297,6 +304,9 @@ class Profile:
             rule = "must be left out in a graph (edges), where a block may follow several others"
             shared = [m.shared_bytes for m in block.measurements if m.shared_bytes is not None]
             require(not shared, f"blocks.{i}.measurements.shared_bytes", rule, shared)
+            rule = "must be left out in a graph (edges), where a stage may send several outputs, and others' on"
+            outputs = [m.kept_output_bytes for m in block.measurements if m.kept_output_bytes]
+            require(not outputs, f"blocks.{i}.measurements.kept_output_bytes", rule, outputs)
         require_unique("forms", "must not hold a form twice", [each.form for each in self.forms])
         for i, each in enumerate(self.forms):
             rule = f"must have one entry for each of the {len(self.blocks)} blocks"
@@ -369,6 +379,7 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
         workspace_bytes=round(between("workspace_bytes")),
         weight_gradient_bytes=round(between("weight_gradient_bytes")) if kept else None,
         shared_bytes=round(between("shared_bytes")) if shares else None,
+        kept_output_bytes=round(between("kept_output_bytes")),
     )
 
 

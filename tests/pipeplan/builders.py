@@ -23,6 +23,7 @@ class Cell:
     activation_bytes: int = 0
     workspace_bytes: int = 0
     shared_bytes: int | None = None
+    kept_output_bytes: int = 0
 
 
 def kept_bytes(stage: Sequence[Cell]) -> int:
@@ -60,6 +61,7 @@ def _measurement(cell: Cell, size: int, input_bytes: int) -> Measurement:
         activation_bytes=cell.activation_bytes * size,
         workspace_bytes=cell.workspace_bytes * size,
         shared_bytes=None if cell.shared_bytes is None else cell.shared_bytes * size,
+        kept_output_bytes=cell.kept_output_bytes * size,
     )
 
 
@@ -85,12 +87,19 @@ def cells(*, weights: bool = True) -> st.SearchStrategy[Cell]:
         lambda kept: st.tuples(st.just(kept), st.one_of(st.none(), st.integers(0, kept)))
     )
     return st.builds(
-        lambda kept, **others: Cell(activation_bytes=kept[0], shared_bytes=kept[1], **others),
+        lambda kept, output, sent_anyway, **others: Cell(
+            activation_bytes=kept[0],
+            shared_bytes=kept[1],
+            output_bytes=output,
+            kept_output_bytes=min(sent_anyway, output, kept[0]),
+            **others,
+        ),
         kept=kept_and_shared,
+        output=few_bytes,
+        sent_anyway=few_bytes,
         forward_s=st.integers(0, 3).map(float),
         backward_s=st.integers(1, 4).map(float),
         weight_bytes=few_bytes if weights else st.just(0),
-        output_bytes=few_bytes,
         workspace_bytes=st.integers(0, 2),
     )
 

@@ -14,4 +14,5 @@ def measurement_of(memory: BlockMemory, microbatch_size: int) -> Measurement:
         output_bytes=memory.output_bytes,
         activation_bytes=memory.activation_bytes,
         shared_bytes=memory.shared_bytes,
+        kept_output_bytes=memory.kept_output_bytes,
     )

@@ -157,6 +157,7 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         input_bytes=counts.input_bytes,
         output_bytes=counts.output_bytes,
         activation_bytes=counts.activation_bytes,
+        kept_output_bytes=counts.kept_output_bytes,
         workspace_bytes=counts.workspace_bytes,
     )
 

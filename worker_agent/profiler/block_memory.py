@@ -27,15 +27,17 @@ class BlockMemory:
     """One block's bytes for one microbatch.
 
     `shared_bytes` is the part of `activation_bytes` that this block does not add on a stage that begins before it: the
-    stage has these bytes already, or they are an input that nobody saves. `workspace_bytes` is the peak of the forward
-    or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on a CPU, whose
-    allocator does not count. `cast_bytes` are those of the weights' copies under autocast.
+    stage has these bytes already, or they are an input that nobody saves. `kept_output_bytes` is the part of
+    `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `workspace_bytes` is the
+    peak of the forward or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on
+    a CPU, whose allocator does not count. `cast_bytes` are those of the weights' copies under autocast.
     """
 
     input_bytes: int
     output_bytes: int
     activation_bytes: int
     shared_bytes: int = 0
+    kept_output_bytes: int = 0
     workspace_bytes: int
     cast_bytes: int = 0
 
@@ -70,7 +72,11 @@ def measure_memory(
             workspaces[index] = max(workspaces[index], peak_bytes - settled_bytes)
 
     crossings = pass_forward(blocks, loss, *microbatch, seen, autocast)
-    moved_bytes = [(crossing.input_bytes, crossing.output_bytes) for crossing in crossings]
+    outputs_of = [*(after.inputs for after in crossings[1:]), ()]  # in the same memory
+    moved_bytes = [
+        (crossing.input_bytes, crossing.output_bytes, block.bytes_of(outputs))
+        for block, crossing, outputs in zip(kept, crossings, outputs_of, strict=True)
+    ]
     kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
     casts_bytes = [block.cast_bytes for block in kept]
     for block in kept:
@@ -82,10 +88,11 @@ def measure_memory(
             output_bytes=outputs,
             activation_bytes=activations,
             shared_bytes=shared,
+            kept_output_bytes=min(kept_outputs, activations),  # a tensor may be two outputs
             workspace_bytes=workspace,
             cast_bytes=casts,
         )
-        for (inputs, outputs), (activations, shared), workspace, casts in zip(
+        for (inputs, outputs, kept_outputs), (activations, shared), workspace, casts in zip(
             moved_bytes, kept_bytes, workspaces, casts_bytes, strict=True
         )
     )
@@ -142,6 +149,11 @@ class KeptStorages:
         """The storages of these tensors, without parameters and buffers."""
         pairs = ((storage_identity(tensor), tensor.untyped_storage()) for tensor in tensors)
         return {identity: storage for identity, storage in pairs if identity not in self._owned}
+
+    def bytes_of(self, outputs: Sequence[Tensor]) -> int:
+        """The bytes of those outputs that are in these storages, and are sent from there: a copy is sent of others."""
+        sent = (t for t in outputs if t.is_contiguous() and not (t.is_conj() or t.is_neg()))
+        return sum(t.nbytes for t in sent if storage_identity(t) in self.saved)
 
     def bytes_with(self, other: "KeptStorages") -> int:
         """The bytes of both, a storage of both once."""

@@ -66,6 +66,7 @@ class BlockCounts:
     forward_collectives: tuple[Collective, ...] = ()
     backward_collectives: tuple[Collective, ...] = ()
     selective: SelectiveCounts | None = None
+    kept_output_bytes: int = 0
 
 
 def count_blocks(
@@ -148,6 +149,7 @@ class BlockRun:
         forward_collectives, operations = peers.take(), tuple(self._core_operations)
         selective = SelectiveCounts(operations=operations, activation_bytes=kept.bytes) if operations else None
         activation_bytes = kept.bytes_with(core)
+        kept_output_bytes = min(kept.bytes_of(outputs), activation_bytes)
         kept.forget()
         core.forget()
         gradients = [torch.ones_like(root) for root in roots]
@@ -160,6 +162,7 @@ class BlockRun:
             input_bytes=sum(t.nbytes for t in self.inputs),
             output_bytes=sum(t.nbytes for t in outputs),
             activation_bytes=activation_bytes,
+            kept_output_bytes=kept_output_bytes,
             workspace_bytes=workspace_bytes,
             forward=forward,
             backward=recorder.take(),

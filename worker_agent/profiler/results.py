@@ -38,6 +38,7 @@ class BlockFigures:
     output_bytes: int
     activation_bytes: int
     shared_bytes: int = 0
+    kept_output_bytes: int = 0
     workspace_bytes: int
     cast_bytes: int = 0
 
@@ -230,6 +231,7 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
         output_bytes=max(block.output_bytes for block in figures),
         activation_bytes=max(block.activation_bytes for block in figures),
         shared_bytes=min(block.shared_bytes for block in figures),
+        kept_output_bytes=min(block.kept_output_bytes for block in figures),
         workspace_bytes=max(block.workspace_bytes for block in figures),
         forward_spread_s=spread(forward_s),
         backward_spread_s=spread(backward_s),

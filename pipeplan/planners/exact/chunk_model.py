@@ -136,7 +136,7 @@ class _ChunkModel:
                     held: list[cp_model.LinearExprT] = [transient]
                     for chunk, stage in enumerate(stages):
                         whole, inputs = moment[chunk], moment[shape.chunks + chunk]
-                        table = terms.fixed_bytes(stage)
+                        table = terms.fixed_bytes(stage, recompute=mode)
                         if unit == "block":
                             held.append(whole * largest[chunk])
                             table = table + terms.inputs_of_blocks(whole + inputs)

@@ -35,7 +35,8 @@ class Intervals:
     @cached_property
     def _measured(self) -> dict[str, FloatArray]:
         blocks = self.profile.at(self.microbatch_size)
-        fields = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", "added_bytes")
+        moved, held = ("input_bytes", "output_bytes", "kept_output_bytes"), ("activation_bytes", "added_bytes")
+        fields = (*moved, *held, "workspace_bytes")
         return {name: np.asarray([getattr(block, name) for block in blocks], dtype=np.float64) for name in fields}
 
     @property
@@ -80,6 +81,11 @@ class Intervals:
         return np.append(self._measured["output_bytes"][:-1], 0.0)
 
     @cached_property
+    def kept_output_bytes(self) -> FloatArray:
+        """The part of them that a stage keeps anyway (`Measurement.kept_output_bytes`)."""
+        return np.append(self._measured["kept_output_bytes"][:-1], 0.0)
+
+    @cached_property
     def before_bytes(self) -> FloatArray:
         """The bytes across the boundary before each block, both ways: none before the first."""
         return np.append(0.0, self.after_bytes[:-1])
@@ -98,8 +104,8 @@ class Intervals:
     def memory_bytes(self, held: Copies) -> FloatArray:
         """The bytes that a worker of each stage holds."""
         total = held.weights * self.weight_bytes + held.activations * self.activation_bytes
-        total += ((held.inputs + held.input_buffers) * self.input_bytes)[:, None]
-        total += held.output_buffers * self.output_bytes + held.transients * self.workspace_bytes
+        total += (held.inputs * self.input_bytes)[:, None] + held.transients * self.workspace_bytes
+        total += held.buffer_bytes(self.input_bytes[:, None], self.output_bytes, self.kept_output_bytes)
         if held.block_inputs:
             total += held.block_inputs * self.block_input_bytes + held.block_activations * self.block_activation_bytes
         return np.asarray(total)
@@ -108,7 +114,8 @@ class Intervals:
         """The bytes that a worker of one stage holds, by item."""
         here = start, stop - 1
         weights, activations = int(self.weight_bytes[here]), int(self.activation_bytes[here])
-        inputs, outputs = int(self.input_bytes[start]), int(self.output_bytes[stop - 1])
+        inputs = int(self.input_bytes[start])
+        moved = inputs, int(self.output_bytes[stop - 1]), int(self.kept_output_bytes[stop - 1])
         kept = held.activations * activations + held.inputs * inputs
         kept += held.block_inputs * int(self.block_input_bytes[here])
         kept += held.block_activations * int(self.block_activation_bytes[here])
@@ -119,7 +126,7 @@ class Intervals:
             optimizer_states=held.optimizer_states * weights,
             activations=kept,
             transient=held.transients * int(self.workspace_bytes[here]),
-            buffers=held.input_buffers * inputs + held.output_buffers * outputs,
+            buffers=held.buffer_bytes(*moved),
         )
 
 

@@ -72,28 +72,34 @@ def _fullness(terms: ChunkedTerms) -> RankCost:
     shape, chain, ranks = terms.shape, terms.chain, range(terms.shape.ranks)
     kept_until, kept_before = (sums.tolist() for sums in terms.kept_sums)
     weights = (terms.weight_copies * chain.weight_bytes).tolist()
-    inputs, outputs = chain.input_bytes.tolist(), chain.output_bytes.tolist()
+    inputs, outputs, kept_outputs = (
+        sizes.tolist() for sizes in (chain.input_bytes, chain.output_bytes, chain.kept_output_bytes)
+    )
     workspaces = terms.workspace_bytes.tolist() if chain.has_workspaces else None
     moments = [
-        [(unit == "block", terms.held(rank, recompute=mode).moments.tolist()) for mode, unit in terms.ways]
+        [(mode, unit == "block", terms.held(rank, recompute=mode).moments.tolist()) for mode, unit in terms.ways]
         for rank in ranks
     ]
     every_input, largest = chain.inputs_bytes.tolist(), terms.largest_bytes.tolist()
-    stages_of = [[(stage, *terms.buffers(stage)) for stage in shape.stages_of(rank)] for rank in ranks]
+    stages_of = [[(stage, terms.buffers(stage, recompute=False)) for stage in shape.stages_of(rank)] for rank in ranks]
 
     def fullness(rank: int, stops: Sequence[int]) -> float:
-        fixed = transient = 0.0
+        fixed = transient = kept_anyway = 0.0
         whole, partly, by_block, inputs_of_blocks = [], [], [], []
-        for stage, incoming, outgoing in stages_of[rank]:
+        for stage, buffers in stages_of[rank]:
             start, stop = stops[stage - 1] if stage else 0, stops[stage]
-            fixed += weights[stop] - weights[start] + incoming * inputs[start] + outgoing * outputs[stop]
+            fixed += weights[stop] - weights[start] + buffers.buffer_bytes(inputs[start], outputs[stop], 0.0)
+            kept_anyway += buffers.kept_outputs * kept_outputs[stop]
             transient = max(transient, workspaces[start][stop] if workspaces else 0.0)
             whole.append(kept_until[stop] - kept_before[start])
             partly.append(inputs[start])
             inputs_of_blocks.append(every_input[stop] - every_input[start])
             by_block.append(inputs_of_blocks[-1] + largest[start][stop])
         amounts = (*whole, *partly), (*by_block, *inputs_of_blocks)
-        ways = (max(sum(map(mul, row, amounts[of_blocks])) for row in rows) for of_blocks, rows in moments[rank])
+        ways = (
+            max(sum(map(mul, row, amounts[of_blocks])) for row in rows) - (0.0 if recompute else kept_anyway)
+            for recompute, of_blocks, rows in moments[rank]
+        )
         return float((fixed + transient + min(ways)) / terms.device_bytes)
 
     return fullness

@@ -67,7 +67,7 @@ class Within:
     def _memory(self, rank: int, stages: Sequence[int], recompute: bool, unit: str) -> Iterator[Limit]:
         """A limit for each moment, and each chunk that may have the largest transient then."""
         terms, chunks = self.terms, len(stages)
-        fixed = [terms.fixed_bytes(stage) for stage in stages]
+        fixed = [terms.fixed_bytes(stage, recompute=recompute) for stage in stages]
         for moment in terms.held(rank, recompute=recompute).moments.tolist():
             held = [
                 fixed[chunk] + terms.microbatch_bytes(whole=moment[chunk], inputs=moment[chunks + chunk], unit=unit)

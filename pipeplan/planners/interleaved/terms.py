@@ -19,6 +19,7 @@ import numpy as np
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce
 from pipeplan.costs.memory import (
+    Copies,
     HeldByRank,
     cast_copies,
     fixed_copies,
@@ -45,7 +46,7 @@ class ChunkedTerms:
     links: Links
     chain: ProfileChain
     _held: dict[tuple[int, bool], HeldByRank] = field(default_factory=dict)
-    _buffers: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _buffers: dict[tuple[int, bool], Copies] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -134,11 +135,12 @@ class ChunkedTerms:
         shared = self.chain.shared_bytes
         return kept_sums(np.diff(self.chain.added_bytes) + shared + more, shared)
 
-    def fixed_bytes(self, stage: int) -> FloatArray:
+    def fixed_bytes(self, stage: int, *, recompute: bool) -> FloatArray:
         """The weights of a stage with what belongs to them, and its buffers."""
-        copies, (incoming, outgoing) = self.weight_copies, self.buffers(stage)
-        held = copies * (self.chain.weight_bytes - self.chain.weight_bytes[:, None])
-        return np.asarray(held + incoming * self.chain.input_bytes[:, None] + outgoing * self.chain.output_bytes)
+        chain, buffers = self.chain, self.buffers(stage, recompute=recompute)
+        held = self.weight_copies * (chain.weight_bytes - chain.weight_bytes[:, None])
+        moved = chain.input_bytes[:, None], chain.output_bytes, chain.kept_output_bytes
+        return np.asarray(held + buffers.buffer_bytes(*moved))
 
     @cached_property
     def ways(self) -> tuple[tuple[bool, str], ...]:
@@ -273,7 +275,6 @@ class ChunkedTerms:
         items = []
         for chunk, (stage, (start, stop)) in enumerate(zip(stages, places, strict=True)):
             weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
-            incoming, outgoing = self.buffers(stage)
             gradients, masters, states = self._fixed
             largest = chunk == int(np.argmax(workspaces))  # one block runs at a time
             items.append(
@@ -284,7 +285,7 @@ class ChunkedTerms:
                     optimizer_states=states * weights,
                     activations=int(moment[chunk] * kept[chunk] + moment[chunks + chunk] * inputs[chunk]),
                     transient=int(workspaces[chunk]) if largest else 0,
-                    buffers=int(incoming * chain.input_bytes[start] + outgoing * chain.output_bytes[stop]),
+                    buffers=self.buffers(stage, recompute=recompute).buffer_bytes(*chain.moved_bytes(start, stop)),
                 )
             )
         return tuple(items)
@@ -299,9 +300,12 @@ class ChunkedTerms:
         Places are [chunk, split]. At most `rank_bytes`, which rounds items down, and less by up to eight bytes a stage.
         """
         stages, chain = self.shape.stages_of(rank), self.chain
-        buffers = np.asarray([self.buffers(stage) for stage in stages])
-        weights = self.weight_copies * (chain.weight_bytes[stops] - chain.weight_bytes[starts])
-        fixed = weights + buffers[:, :1] * chain.input_bytes[starts] + buffers[:, 1:] * chain.output_bytes[stops]
+        moved = zip(chain.input_bytes[starts], chain.output_bytes[stops], chain.kept_output_bytes[stops], strict=True)
+        buffers = [
+            self.buffers(stage, recompute=recompute).buffer_bytes(*sizes)
+            for stage, sizes in zip(stages, moved, strict=True)
+        ]
+        fixed = self.weight_copies * (chain.weight_bytes[stops] - chain.weight_bytes[starts]) + np.stack(buffers)
         until, before = self.kept_sums
         moments, amounts = self.held(rank, recompute=recompute).moments, list[FloatArray]()
         for unit in (unit for mode, unit in self.ways if mode == recompute):
@@ -366,17 +370,17 @@ class ChunkedTerms:
     def _casts(self) -> float:
         return cast_copies(self.problem.profile.dtype, self.problem.profile.autocast)
 
-    def buffers(self, stage: int) -> tuple[int, int]:
-        """Buffers of a stage's input size and of its output size (`costs.memory.training_copies`)."""
-        if stage not in self._buffers:
+    def buffers(self, stage: int, *, recompute: bool) -> Copies:
+        """How many buffers a stage has: these fields of `costs.memory.training_copies` alone are the stage's."""
+        key = stage, recompute
+        if key not in self._buffers:
             ends = (None, *self.edges, None)
-            copies = training_copies(
+            self._buffers[key] = training_copies(
                 self.shape.laws,
                 self.problem.options.optimizer_or_default,
-                recompute=False,
+                recompute=recompute,
                 held=self.most_in_flight(stage),
                 held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,
                 sends_on=ends[stage + 1] is not None,
             )
-            self._buffers[stage] = copies.input_buffers, copies.output_buffers
-        return self._buffers[stage]
+        return self._buffers[key]

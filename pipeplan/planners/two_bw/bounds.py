@@ -159,7 +159,10 @@ class RateBounds:
             inner = self.measured.input_bytes[:, 1:], self.measured.output_bytes[:, :-1]
             message = np.minimum(*(moved.min(axis=1, initial=np.inf) for moved in inner))
             message = np.where(np.isfinite(message), message, 0.0)
-            together = together + self._messages(found) * message[found.size]
+            rest = (self.measured.output_bytes - self.measured.kept_output_bytes)[:, :-1]  # where nothing recomputes
+            output = message if self.execution.recompute else np.minimum(message, rest.min(axis=1, initial=np.inf))
+            sent, others = self._messages(found)
+            together = together + sent * output[found.size] + others * message[found.size]
         blocks = (copies_of_weights * weights + activations).max(axis=1)
         return np.asarray(np.maximum(together / shares, blocks[found.size]) * (1 - ROUNDING))
 
@@ -201,17 +204,19 @@ class RateBounds:
         exchanged = np.maximum(weights.sum() / depth, weights.max())
         return np.asarray(np.maximum(np.maximum(busy_s / depth, longest_s + first_edge_s), exchange_s * exchanged))
 
-    def _messages(self, found: Configurations) -> FloatArray:
-        """The messages in buffers on all edges together (`costs.memory.training_copies`)."""
+    def _messages(self, found: Configurations) -> tuple[FloatArray, FloatArray]:
+        """The messages in buffers on all edges together: outputs that were sent, and all others
+        (`costs.memory.training_copies`).
+        """
         if self.problem.options.memory == "paper":
-            return np.zeros(len(found))
+            return np.zeros(len(found)), np.zeros(len(found))
         edges = found.depth - 1
         held = np.ones(len(found))
         if self.execution.laws.keeps_batch:
             held = found.microbatches.astype(np.float64)
         elif self.execution.laws.fills:
             held = np.where(found.microbatches >= found.depth, (found.depth + 2) / 2, 1.0)
-        return edges * (2 * RECEIVES_AHEAD + 1 + 2 * held)
+        return edges * held, edges * (2 * RECEIVES_AHEAD + 1 + held)
 
     def _counts(self, recompute: bool) -> tuple[float, int]:
         """Copies of weights, and of activations on the last stage of a long batch."""

@@ -266,10 +266,10 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
     weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
     kept_until, kept_before = chain.kept_sums
     activations = int(kept_until[stop] - kept_before[start])
-    inputs, outputs = int(chain.input_bytes[start]), int(chain.output_bytes[stop])
+    moved = chain.moved_bytes(start, stop)
     place = slice(start, start + 1), slice(stop, stop + 1)
     workspace = chain.workspace_bytes(*place) if held.transients else None
-    kept = held.activations * activations + held.inputs * inputs
+    kept = held.activations * activations + held.inputs * moved[0]
     if held.block_inputs:
         kept += held.block_inputs * int(chain.inputs_bytes[stop] - chain.inputs_bytes[start])
         kept += held.block_activations * int(chain.block_activation_bytes(*place)[0, 0])
@@ -280,7 +280,7 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
         optimizer_states=held.optimizer_states * weights,
         activations=kept,
         transient=held.transients * int(workspace[0, 0]) if workspace is not None else 0,
-        buffers=held.input_buffers * inputs + held.output_buffers * outputs,
+        buffers=held.buffer_bytes(*moved),
     )
 
 

@@ -21,7 +21,7 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.memory import kept_sums
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
+from pipeplan.errors import LARGEST_AMOUNT, LEAST_AMOUNT, InvalidInputError, require
 from pipeplan.planners.problem import PlanningProblem
 
 MAX_INTERPOLATED = 32
@@ -34,7 +34,7 @@ _MAX_BETWEEN = 2**20
 """Other sizes are at most this far above the smallest measured one."""
 
 _TIMES = ("forward_s", "backward_s")
-_BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", "shared_bytes")
+_BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", "shared_bytes", "kept_output_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,6 +50,7 @@ class MeasuredBlocks:
     activation_bytes: FloatArray
     workspace_bytes: FloatArray
     shared_bytes: FloatArray
+    kept_output_bytes: FloatArray
 
     @property
     def blocks(self) -> int:
@@ -149,9 +150,10 @@ class ProfileChain:
     """The blocks at one microbatch size: entry i of a sum is of the blocks [0, i).
 
     `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: what
-    crosses the boundary before each block, both ways (nothing at the ends), `output_bytes`: one way. `input_bytes`:
-    what a stage that begins there takes in. `inputs_bytes`: the inputs of all blocks, as sums. `kept_sums`
-    are those of activations (`costs.memory`), `added_bytes` the first of the two; `shared_bytes` is by block.
+    crosses the boundary before each block, both ways (nothing at the ends), `output_bytes`: one way, and
+    `kept_output_bytes` the part of it that the stage before keeps anyway. `input_bytes`: what a stage that begins there
+    takes in. `inputs_bytes`: the inputs of all blocks, as sums. `kept_sums` are those of activations (`costs.memory`),
+    `added_bytes` the first of the two; `shared_bytes` is by block.
     """
 
     row: int
@@ -207,9 +209,22 @@ class ProfileChain:
 
     @cached_property
     def output_bytes(self) -> FloatArray:
-        crossing = np.append(0.0, self.source.output_bytes[self.row])
-        crossing[-1] = 0.0
-        return crossing
+        return self._crossing(self.source.output_bytes)
+
+    @cached_property
+    def kept_output_bytes(self) -> FloatArray:
+        return self._crossing(self.source.kept_output_bytes)
+
+    def least_output_buffers(self, outputs: FloatArray, kept: FloatArray) -> FloatArray:
+        """The least bytes of so many buffers of an output between stages; `kept` of them need what is not kept."""
+        if self.blocks == 1:  # no stage sends one
+            return outputs * LARGEST_AMOUNT
+        inner = outputs[:, None] * self.output_bytes[1:-1] - kept[:, None] * self.kept_output_bytes[1:-1]
+        return np.asarray(inner.min(axis=1))
+
+    def moved_bytes(self, start: int, stop: int) -> tuple[int, int, int]:
+        """A stage's input, its output, and what it keeps of the output anyway, as `Copies.buffer_bytes` takes them."""
+        return int(self.input_bytes[start]), int(self.output_bytes[stop]), int(self.kept_output_bytes[stop])
 
     @cached_property
     def boundary_bytes(self) -> FloatArray:
@@ -334,6 +349,11 @@ class ProfileChain:
             moved_s = self._transfers[bandwidth] if bandwidth else 0.0
             self._edges[key] = sums_s + moved_s if ends else sums_s - moved_s
         return self._edges[key]
+
+    def _crossing(self, outputs: FloatArray) -> FloatArray:
+        crossing = np.append(0.0, outputs[self.row])
+        crossing[-1] = 0.0
+        return crossing
 
     def _sums(self, values: FloatArray) -> FloatArray:
         return np.append(0.0, np.cumsum(values))

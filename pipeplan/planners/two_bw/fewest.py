@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
+import numpy as np
+
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.memory import Copies, paper_copies, training_copies
 from pipeplan.errors import LARGEST_AMOUNT
@@ -80,9 +82,9 @@ class FewestStages:
         return [(mode, unit) for mode in self.modes for unit in (units if mode else units[:1])]
 
     def _limit(self, recompute: bool, unit: str, place: int) -> StageLimit:
-        held, (first_input, least_input, least_output) = self._copies(recompute, unit, place), self._messages
-        device_bytes = self.problem.cluster.device.usable_bytes * (1 + 2 * ROUNDING)
-        room = device_bytes - (held.output_buffers * least_output if place > 1 else 0.0)
+        held, (first_input, least_input) = self._copies(recompute, unit, place), self._inputs
+        room = self.problem.cluster.device.usable_bytes * (1 + 2 * ROUNDING)
+        room -= self._least_outputs(held) if place > 1 else 0.0
         room -= held.block_activations * self.chain.least_activations
         inner = room - (held.inputs + held.input_buffers) * least_input
         sums = self.chain.held(held.weights, held.activations, held.block_inputs)
@@ -92,6 +94,11 @@ class FewestStages:
             first_room=room - held.inputs * first_input,
             room=inner,
         )
+
+    def _least_outputs(self, held: Copies) -> float:
+        """The least bytes of a stage's buffers of its output."""
+        outputs, kept = np.asarray([held.output_buffers]), np.asarray([held.kept_outputs])
+        return float(self.chain.least_output_buffers(outputs, kept)[0])
 
     def _copies(self, recompute: bool, unit: str, place: int) -> Copies:
         """What the stage at this place holds at least."""
@@ -117,8 +124,7 @@ class FewestStages:
         return min(place, self.microbatches) if self.laws.fills else 1
 
     @cached_property
-    def _messages(self) -> tuple[float, float, float]:
-        """The first stage's input, and the smallest input and output between stages."""
+    def _inputs(self) -> tuple[float, float]:
+        """The first stage's input, and the smallest input between stages."""
         first, *inner = self.chain.input_bytes[:-1].tolist()
-        outputs = self.chain.output_bytes[1:-1].tolist()
-        return first, min(inner, default=LARGEST_AMOUNT), min(outputs, default=LARGEST_AMOUNT)
+        return first, min(inner, default=LARGEST_AMOUNT)

@@ -36,7 +36,13 @@ class MemoryCounts:
 
     @cached_property
     def outputs(self) -> FloatArray:
+        """Buffers as large as the output."""
         return self._column(lambda held: held.output_buffers)
+
+    @cached_property
+    def kept_outputs(self) -> FloatArray:
+        """Those of them that are outputs of microbatches kept whole."""
+        return self._column(lambda held: held.kept_outputs)
 
     @cached_property
     def transients(self) -> FloatArray:

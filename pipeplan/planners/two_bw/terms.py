@@ -160,6 +160,7 @@ class PipelineTerms:
             before -= inputs * at.starts(chain.input_bytes)
         if outputs.any():
             until += outputs * at.stops(chain.output_bytes)
+            until -= at.of_stages(counts.kept_outputs) * at.stops(chain.kept_output_bytes)
         held = at.between(before, until)
         if by_block.any():
             held += at.of_stages(counts.block_activations)[..., None] * chain.largest_block_activations(*at.ranges)
@@ -364,13 +365,12 @@ class PipelineTerms:
         """
         inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
         inputs[0] = self.chain.input_bytes[0]
-        outputs = self.chain.output_bytes[1:-1].min(initial=LARGEST_AMOUNT)
         held_least = []
         ways = [(again, counts) for again in self.shape.modes for counts in self.counts[again]]
         for mode, counts in ways:
             columns = (counts.weights.tolist(), counts.activations.tolist(), counts.block_inputs.tolist())
             sums: list[Sequence[float]] = [self.chain.listed_bytes(*copies) for copies in zip(*columns, strict=True)]
-            besides = counts.inputs * inputs + counts.outputs * outputs
+            besides = counts.inputs * inputs + self.chain.least_output_buffers(counts.outputs, counts.kept_outputs)
             besides += counts.block_activations * self.chain.least_activations
             held_least.append((mode, sums, besides.tolist()))
         return held_least

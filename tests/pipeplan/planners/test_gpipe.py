@@ -67,10 +67,10 @@ def test_a_partition_that_fits_is_found_wherever_there_is_one(
     every = []
     for stop in range(1, len(blocks)):
         first, second = blocks[:stop], blocks[stop:]
-        crossing = first[-1].output_bytes
+        crossing, kept = first[-1].output_bytes, {"no": 4 * first[-1].kept_output_bytes}
         every.append(
             (
-                {way: held_bytes(first, 0, way) + 7 * crossing for way in ways},
+                {way: held_bytes(first, 0, way) + 7 * crossing - kept.get(way, 0) for way in ways},
                 {way: held_bytes(second, crossing, way) for way in ways},
             )
         )
@@ -90,7 +90,8 @@ def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
 
     They keep their inputs and one of them its activations, or without recomputation all their activations. By block
     they keep the inputs of all blocks, and one of them the activations of the largest. In buffers: four microbatches
-    sent, two received ahead, and on the stage before a gradient in use.
+    sent, two received ahead, and on the stage before a gradient in use. Without recomputation those sent take only what
+    is not kept.
     """
     activations = kept_bytes(stage)
     every_input = inputs + sum(cell.output_bytes for cell in stage[:-1])

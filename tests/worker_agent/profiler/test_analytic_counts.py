@@ -65,8 +65,8 @@ def test_bytes_are_those_that_the_measuring_profiler_finds(family: str, attentio
     chain = build_model(spec, seed=0)
     measured = measure_memory(chain.blocks, default_loss, (TOKENS, TOKENS), torch.device("cpu"))
     found = counted(spec, TOKENS)
-    assert [(c.input_bytes, c.output_bytes, c.activation_bytes) for c in found] == [
-        (m.input_bytes, m.output_bytes, m.activation_bytes) for m in measured
+    assert [(c.input_bytes, c.output_bytes, c.activation_bytes, c.kept_output_bytes) for c in found] == [
+        (m.input_bytes, m.output_bytes, m.activation_bytes, m.kept_output_bytes) for m in measured
     ]
     assert min(c.activation_bytes for c in found) > 0
 
@@ -151,6 +151,15 @@ class Widening(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.double().float()
+
+
+def test_an_output_that_its_block_saves_is_kept_in_any_case() -> None:
+    fake = FakeTensorMode()
+    with fake:
+        blocks = [nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)]
+    pair = (torch.zeros(8, 4), torch.zeros(8))
+    found = count_blocks(fake, blocks, mean_of_squares, pair, floating=torch.float32, gpu=False)
+    assert [block.kept_output_bytes for block in found[:2]] == [0, 8 * 4 * 4]
 
 
 def test_the_workspace_is_what_is_there_only_meanwhile() -> None:

@@ -24,6 +24,7 @@ def test_a_linear_layer_keeps_its_input_and_a_relu_its_output(dtype: str) -> Non
             output_bytes=20 * number,
             activation_bytes=(20 + 20) * number,  # its output; and as a stage of its own its input, which nobody saves
             shared_bytes=20 * number,
+            kept_output_bytes=20 * number,
             workspace_bytes=0,
         ),
         BlockMemory(

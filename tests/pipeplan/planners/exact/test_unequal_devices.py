@@ -179,8 +179,9 @@ def slowest_s(
         fixed += before * own[0].input_bytes + behind * own[-1].output_bytes
         compute_s = sum(b.compute_s for b in own)
         kept = sum(b.activation_bytes for b in own) - sum(b.shared_bytes or 0 for b in own[1:])
+        sent_anyway = held * own[-1].kept_output_bytes if behind else 0
         ways = [
-            (compute_s, fixed + held * kept),
+            (compute_s, fixed + held * kept - sent_anyway),
             (
                 compute_s + sum(b.forward_s for b in own),
                 fixed

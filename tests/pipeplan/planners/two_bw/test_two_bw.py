@@ -143,6 +143,8 @@ class Split:
         if s < self.d - 1:
             buffers += (2 + 1 + kept) * self.stage(s)[-1].output_bytes * self.b
         if not recompute:
+            if s < self.d - 1:  # the outputs that were sent, as far as they are among the activations
+                buffers -= kept * self.stage(s)[-1].kept_output_bytes * self.b
             return always + transient + buffers + kept * activations
         every_input = inputs + sum(cell.output_bytes for cell in self.stage(s)[:-1]) * self.b
         largest = max(cell.activation_bytes for cell in self.stage(s)) * self.b

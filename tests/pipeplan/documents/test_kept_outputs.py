@@ -1,0 +1,41 @@
+"""The part of a block's output that is among its activations."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.documents.identity import canonical_json, content_id
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from tests.pipeplan.builders import Cell, profile
+
+KEPT = Cell(activation_bytes=9, output_bytes=5, kept_output_bytes=5)
+
+
+def test_it_is_a_part_of_both() -> None:
+    for cell in (replace(KEPT, output_bytes=4), replace(KEPT, activation_bytes=4)):
+        with pytest.raises(
+            InvalidInputError, match=r"kept_output_bytes: must be at most output_bytes and activation_byt"
+        ):
+            profile([cell])
+
+
+def test_a_graph_says_nothing_of_it() -> None:
+    alone = profile([KEPT, Cell()])
+    with pytest.raises(
+        InvalidInputError, match=r"blocks\.0\.measurements\.kept_output_bytes: must be left out in a gra"
+    ):
+        replace(alone, edges=((0, 1),))
+
+
+def test_it_lies_between_those_of_the_sizes_that_were_measured() -> None:
+    between = profile([KEPT], sizes=(1, 4)).at(2)
+    assert [(block.output_bytes, block.kept_output_bytes) for block in between] == [(10, 10)]
+
+
+def test_a_profile_without_it_has_the_id_that_it_always_had() -> None:
+    def of(kept: int) -> Profile:
+        return profile([replace(KEPT, kept_output_bytes=kept)])
+
+    assert content_id(of(0)) != content_id(of(5))
+    assert "kept_output_bytes" not in canonical_json(of(0))
