@@ -3,8 +3,8 @@
 A profile of the model (of `MODELS`) is measured; every case is planned from it and run. Predicted: the most that the
 plan's streams hold when they are played (weight versions, gradients, optimizer states, activations), and the buffers of
 messages under way. Measured: what the C library has allocated between instructions, above what was there before the
-model was built; nothing of the runtime's own accounts is in it. A backward that recomputes by block is looked into as
-well.
+model was built and the rank's context (see `memory_rank`), which has a column of its own; nothing of the runtime's own
+accounts is in it. A backward that recomputes by block is looked into as well.
 """
 
 import argparse
@@ -168,13 +168,13 @@ def _buffer_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
             held_before=held[stage - 1] if stage > 0 else None,
             sends_on=stage < plan.depth - 1,
         )
-        sizes[rank] += copies.input_buffers * tensors[stage].received_bytes
-        sizes[rank] += copies.output_buffers * tensors[stage].sent_bytes
+        moved = tensors[stage]
+        sizes[rank] += copies.buffer_bytes(moved.received_bytes, moved.sent_bytes, moved.kept_output_bytes)
     return sizes
 
 
-def measured_bytes(case: Case, trained: Trained, plan: Plan, folder: Path) -> list[int]:
-    """The peak of every rank's heap."""
+def measured_bytes(case: Case, trained: Trained, plan: Plan, folder: Path) -> tuple[list[int], list[int]]:
+    """The peak of every rank's heap, and what is beside it: the rank's context."""
     job = RunJob(
         plan=plan,
         model=trained.model,
@@ -187,24 +187,26 @@ def measured_bytes(case: Case, trained: Trained, plan: Plan, folder: Path) -> li
     )
     path = write_job(job)
     elastic_launch(one_node(plan.workers), sys.executable)("-m", "benchmarks.memory_rank", str(path))
-    return [int(json.loads(path.with_name(f"{rank}.json").read_text())) for rank in range(plan.workers)]
+    found = [json.loads(path.with_name(f"{rank}.json").read_text()) for rank in range(plan.workers)]
+    return [int(peak) for peak, _ in found], [int(context) for _, context in found]
 
 
 def main(model: str = "gpt2", chosen: Sequence[str] = ()) -> None:
-    """Prints a row a case, of all or of some by name; the largest error is that of one rank."""
+    """Prints a row a case, of all or of some by name; an error above 0 is a rank that held more than is predicted."""
     trained = MODELS[model]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         profile, cluster = _profiled(trained, folder)
         print(f"{trained.model}, {len(trained.cuts) - 1} stages, {OPTIMIZER}\n")
-        print("| | predicted MiB, by rank | measured MiB, by rank | largest error |\n|---|---|---|---|")
+        print("| | predicted MiB, by rank | measured MiB, by rank | errors | contexts, MiB |\n|---|---|---|---|---|")
         for case in (case for case in CASES if not chosen or case.name in chosen):
             plan = plan_for(case, trained, profile, cluster)
             predicted = predicted_bytes(plan, profile, case.batches)
-            measured = measured_bytes(case, trained, plan, folder / case.name.replace(" ", "-"))
+            measured, contexts = measured_bytes(case, trained, plan, folder / case.name.replace(" ", "-"))
             errors = [m / p - 1 for p, m in zip(predicted, measured, strict=True)]
-            cells = (" / ".join(f"{size / MIB:.1f}" for size in sizes) for sizes in (predicted, measured))
-            print(f"| {case.name} | {' | '.join(cells)} | {max(errors, key=abs):+.1%} |", flush=True)
+            cells = [" / ".join(f"{size / MIB:.1f}" for size in sizes) for sizes in (predicted, measured, contexts)]
+            cells.insert(2, f"{min(errors):+.1%} to {max(errors):+.1%}")
+            print(f"| {case.name} | {' | '.join(cells)} |", flush=True)
 
 
 def _profiled(trained: Trained, folder: Path) -> tuple[Profile, Cluster]:

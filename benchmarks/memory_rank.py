@@ -1,4 +1,8 @@
-"""One rank of `benchmarks.memory`: executes a job and looks at the heap between instructions."""
+"""One rank of `benchmarks.memory`: executes a job and looks at the heap between instructions.
+
+What the rank holds at its first instruction besides its weights is its context: modules, the data set, notices. Plans
+leave it out, as they do a GPU's context (`Device.context_bytes`).
+"""
 
 import ctypes
 import gc
@@ -44,17 +48,26 @@ class Heap(StatusWriter):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.held_bytes: list[int] = []
+        self.weight_bytes = 0
+        self.context_bytes = 0
+        self.most_bytes = 0
         self._before_bytes = heap_bytes()
 
     def at(self, instruction: int) -> None:
         """The rank starts this instruction of its stream."""
+        if instruction == 0:
+            self.context_bytes = heap_bytes() - self._before_bytes - self.weight_bytes
         self.note()
         super().at(instruction)
 
     def note(self) -> None:
-        """Records the heap now."""
-        self.held_bytes.append(heap_bytes() - self._before_bytes)
+        """Notes the heap now."""
+        self.most_bytes = max(self.most_bytes, heap_bytes() - self._before_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was noted, without the context."""
+        return self.most_bytes - self.context_bytes
 
 
 def warm_up(job: RunJob) -> None:
@@ -69,8 +82,8 @@ def warm_up(job: RunJob) -> None:
     build_optimizer(job.plan.optimizer, list(blocks[-1].parameters()), 1e-3)
 
 
-def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
-    """The rank's bytes before each instruction, and where backwards run blocks again after each block's forward."""
+def measured(job: RunJob, rank: int, device: torch.device) -> Heap:
+    """The rank's heap before each instruction, and where backwards run blocks again after each block's forward."""
     warm_up(job)
     gc.collect()  # its model is in cycles
     heap = Heap(job.directory.status(rank))
@@ -84,17 +97,18 @@ def measured(job: RunJob, rank: int, device: torch.device) -> list[int]:
     for block in () if chain.contents else chain.blocks:  # what a factory has made of other stages' blocks
         if block not in own:
             block.to("meta")
+    heap.weight_bytes = sum(part.weights.live_bytes + part.weights.master_bytes for part in worker.parts)
     worker.execute(heap)
-    return heap.held_bytes
+    return heap
 
 
 def main(path: Path) -> None:
-    """Writes the peak."""
+    """Writes the peak, and the context."""
     job, rank = replace(read_job(path), out=str(path.parent.parent)), int(os.environ["RANK"])
     device = place_process("cpu", rank, job.plan.workers)
     dist.init_process_group("gloo")
-    peak_bytes = max(measured(job, rank, device))
-    path.with_name(f"{rank}.json").write_text(json.dumps(peak_bytes))
+    heap = measured(job, rank, device)
+    path.with_name(f"{rank}.json").write_text(json.dumps([heap.peak_bytes, heap.context_bytes]))
     dist.destroy_process_group()
 
 
