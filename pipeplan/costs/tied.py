@@ -26,6 +26,22 @@ def copied_bytes(every: Sequence[TiedWeights], start: int, stop: int) -> list[in
     return copies_bytes
 
 
+def copies_apart(every: Sequence[TiedWeights], blocks: int, depth: int) -> tuple[int, ...]:
+    """By block, the bytes of the copies that its stage has for it, wherever `depth` stages of so many blocks begin.
+
+    Two blocks are on different stages if all stages but one have a block, and the rest does not reach from one to the
+    other. Stages may have further copies.
+    """
+    longest, copies_bytes = blocks - depth + 1, [0] * blocks
+    for tied in every:
+        apart = [tied.block]
+        for block in tied.also:
+            if all(abs(block - other) >= longest for other in apart):
+                copies_bytes[block] += tied.weight_bytes
+                apart.append(block)
+    return tuple(copies_bytes)
+
+
 def tied_stages(
     profile: Profile,
     cluster: Cluster,

@@ -250,6 +250,7 @@ class Decision:
 
     `devices` are those of the ranks, where devices in between stay idle. `order` lists a graph's blocks in the order in
     which the stages hold them. `chunks`: the stages that a rank holds; the placement then lists their first ones.
+    `copies_bytes`: by stage, the copies of weights of other stages that its memory counts.
     """
 
     planner: str
@@ -268,6 +269,7 @@ class Decision:
     devices: tuple[int, ...] | None = None
     order: tuple[int, ...] | None = None
     chunks: int = 1
+    copies_bytes: tuple[int, ...] = ()
 
 
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
@@ -326,17 +328,17 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
 
 def _with_copies(profile: Profile, decision: Decision) -> tuple[Stage, ...]:
     """The stages with the memory of their copies of weights that other stages have as well. Planners count weights by
-    block, and know none.
+    block, and at most the copies that any stages have (`costs.tied.copies_apart`).
     """
     if not profile.tied:
         return decision.stages
     profile = profile if decision.order is None else in_order(profile, decision.order)
     stages = []
-    for stage in decision.stages:
+    for stage, counted in zip(decision.stages, decision.copies_bytes or (0,) * len(decision.stages), strict=True):
         copies_bytes = sum(copied_bytes(profile.tied, stage.start, stage.stop))
         weight_bytes = sum(block.weight_bytes for block in profile.blocks[stage.start : stage.stop])
-        if (known := stage.memory) is not None and copies_bytes and weight_bytes:
-            more = (weight_bytes + copies_bytes) / weight_bytes
+        if (known := stage.memory) is not None and copies_bytes != counted and weight_bytes + counted:
+            more = (weight_bytes + copies_bytes) / (weight_bytes + counted)
             memory = replace(known, **{name: round(getattr(known, name) * more) for name in BY_WEIGHT})
             stage = replace(stage, memory=memory, memory_bytes=stage.memory_bytes + memory.total - known.total)
         stages.append(stage)

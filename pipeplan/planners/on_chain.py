@@ -26,6 +26,7 @@ from pipeplan.costs.graph import crossing_bytes, graph_of, line_of, loaded_bytes
 from pipeplan.costs.graph_order import least_order
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.documents.profile import Block, Measurement, Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.problem import MAX_BLOCKS, CutGraph, Planner, PlanningProblem
 from pipeplan.planners.through_cuts import order_through_cuts
@@ -182,7 +183,19 @@ def _chain(profile: Profile, order: Sequence[int], places: Sequence[int]) -> Pro
                 measurements=measurements,
             )
         )
-    return replace(profile, blocks=tuple(blocks), edges=None, tied=())  # its plans become plans of the graph
+    return replace(profile, blocks=tuple(blocks), edges=None, tied=_tied(profile, order, places))
+
+
+def _tied(profile: Profile, order: Sequence[int], places: Sequence[int]) -> tuple[TiedWeights, ...]:
+    """The weights that several blocks of the chain use."""
+    within = {order[at]: index for index, (start, stop) in enumerate(pairwise(places)) for at in range(start, stop)}
+    found = []
+    for tied in profile.tied:
+        block = within[tied.block]
+        also = tuple(sorted({within[other] for other in tied.also} - {block}))
+        if also:
+            found.append(TiedWeights(block=block, also=also, weight_bytes=tied.weight_bytes))
+    return tuple(found)
 
 
 def _measurement(blocks: Sequence[Measurement], *, input_bytes: int, output_bytes: int) -> Measurement:

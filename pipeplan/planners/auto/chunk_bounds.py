@@ -36,7 +36,7 @@ class ChunkBounds:
         """The same for each row of stops: `bound`, 1 to 3, 5 and 6, without the rest of the exchanges."""
         shape, m = self.shape, self.shape.microbatches
         sums = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
-        chain = self.model.evaluator.chain(shape.microbatch_size)
+        chain = self.model.evaluator.chain(shape.microbatch_size, shape.depth)
         starts = np.concatenate((np.zeros_like(stops[:, :1]), stops[:, :-1]), axis=1)
         by_rank = np.asarray([shape.stages_of(rank) for rank in range(shape.ranks)])
         computed_s = (sums.compute_s[stops] - sums.compute_s[starts])[:, by_rank].sum(axis=2)

@@ -199,7 +199,7 @@ class ChunkedSpace:
         options = self.problem.options
         for shape in family.shapes:
             wirings = self.model.wirings(shape.width, shape.ranks)
-            chain = self.model.evaluator.chain(shape.microbatch_size)
+            chain = self.model.evaluator.chain(shape.microbatch_size, shape.depth)
             terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
             if not terms.weights_fit():
                 continue
@@ -259,6 +259,7 @@ class ChunkedSpace:
                 ),
                 optimal_in_flight=terms.most_in_flight(0),
                 configurations_considered=1,
+                copies_bytes=terms.chain.copies_of(stops),
             ),
         )
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.costs.memory import copies, exchanged_sets, keeps_master_weights
+from pipeplan.costs.tied import copies_apart
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, Certificate, ClosedForm, Stage
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import InvalidInputError
@@ -56,7 +57,7 @@ class Evaluator:
 
     problem: PlanningProblem
     measured: MeasuredBlocks
-    _chains: dict[int, ProfileChain] = field(default_factory=dict)
+    _chains: dict[tuple[int, tuple[int, ...]], ProfileChain] = field(default_factory=dict)
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, int, bool, int, int], tuple[MemoryCounts, ...]] = field(default_factory=dict)
     _fewest: dict[tuple[str, bool | None, int, int], FewestStages] = field(default_factory=dict)
@@ -68,13 +69,19 @@ class Evaluator:
         """What a stage may hold."""
         return self.problem.cluster.device.usable_bytes
 
-    def chain(self, microbatch_size: int) -> ProfileChain:
-        """The profile at this size."""
-        if microbatch_size not in self._chains:
-            row = self.measured.sizes.index(microbatch_size)
-            factor = self.problem.options.recompute_factor
-            self._chains[microbatch_size] = ProfileChain(row=row, source=self.measured, recompute_factor=factor)
-        return self._chains[microbatch_size]
+    def chain(self, microbatch_size: int, depth: int = 1) -> ProfileChain:
+        """The profile at this size, with the copies of shared weights that so many stages have at least."""
+        tied = self.problem.profile.tied
+        copies_bytes = copies_apart(tied, self.measured.blocks, depth) if tied else ()
+        key = microbatch_size, copies_bytes
+        if key not in self._chains:
+            self._chains[key] = ProfileChain(
+                row=self.measured.sizes.index(microbatch_size),
+                source=self.measured,
+                recompute_factor=self.problem.options.recompute_factor,
+                copies_bytes=copies_bytes,
+            )
+        return self._chains[key]
 
     def links(self, shape: PipelineShape) -> tuple[Links, ...]:
         """The orientations that differ."""
@@ -126,7 +133,7 @@ class Evaluator:
         return PipelineTerms(
             shape=shape,
             links=links,
-            chain=self.chain(shape.microbatch_size),
+            chain=self.chain(shape.microbatch_size, shape.depth),
             counts={mode: self.counts(shape, mode) for mode in shape.modes},
             device_bytes=self.device_bytes,
         )
@@ -314,6 +321,7 @@ def decision(
         configurations_considered=considered,
         alternatives=tuple(alternatives),
         certificate=certificate,
+        copies_bytes=best.terms.chain.copies_of(stops),
     )
 
 

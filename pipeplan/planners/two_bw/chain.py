@@ -154,11 +154,13 @@ class ProfileChain:
     `kept_output_bytes` the part of it that the stage before keeps anyway. `input_bytes`: what a stage that begins there
     takes in. `inputs_bytes`: the inputs of all blocks, as sums. `kept_sums` are those of activations (`costs.memory`),
     `added_bytes` the first of the two; `shared_bytes` is by block.
+    `weight_bytes` counts `copies_bytes`, by block, those of weights that another stage has as well (`costs.tied`).
     """
 
     row: int
     source: MeasuredBlocks
     recompute_factor: float | None = None
+    copies_bytes: tuple[int, ...] = ()
     _lists: dict[bool, list[float]] = field(default_factory=dict)
     _held: dict[tuple[float, float, float], FloatArray] = field(default_factory=dict)
     _held_lists: dict[tuple[float, float, float], list[float]] = field(default_factory=dict)
@@ -185,7 +187,12 @@ class ProfileChain:
 
     @cached_property
     def weight_bytes(self) -> FloatArray:
-        return self._sums(self.source.weight_bytes)
+        own_bytes = self.source.weight_bytes
+        return self._sums(own_bytes + np.asarray(self.copies_bytes) if self.copies_bytes else own_bytes)
+
+    def copies_of(self, stops: Sequence[int]) -> tuple[int, ...]:
+        """By stage, the bytes of the copies that `weight_bytes` counts."""
+        return tuple(sum(self.copies_bytes[start:stop]) for start, stop in zip((0, *stops[:-1]), stops, strict=True))
 
     @cached_property
     def kept_sums(self) -> tuple[FloatArray, FloatArray]:

@@ -12,6 +12,7 @@ from pipeplan.calibration.observed import costs_of
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.on_chain import chain_of
 from pipeplan.planners.pipedream.states import cut_states
@@ -51,6 +52,13 @@ def test_what_lies_between_two_single_tensors_becomes_one_block() -> None:
     assert (first.input_bytes, middle.input_bytes, middle.output_bytes, last.input_bytes) == (14, 8, 8, 8)
     assert middle.activation_bytes == 24
     assert chain.edges is None
+
+
+def test_blocks_of_the_chain_use_the_weights_that_blocks_of_the_graph_use() -> None:
+    """Blocks 1 to 4 become one block, which needs no copy of weights of its own."""
+    shared = tuple(TiedWeights(block=block, also=also, weight_bytes=9) for block, also in ((1, (3, 5)), (2, (4,))))
+    chain = chain_of(replace(graph(CELLS, RESIDUAL), tied=shared))
+    assert chain.tied == (TiedWeights(block=1, also=(2,), weight_bytes=9),)
 
 
 @given(graphs())

@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from pipeplan.costs.memory import rank_bytes
+from pipeplan.costs.tied import copies_apart
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError
+from pipeplan.planners.auto.planner import played_spaces, searched_schedules
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem
@@ -80,6 +83,28 @@ def test_a_plan_whose_copy_does_not_fit_is_no_answer() -> None:
     assert answer(pipelined, tied=False, machines=tight)
     problem = PlanningProblem(profile=TIED, cluster=tight, batch_size=16, options=pipelined)
     assert isinstance(solve("auto", problem), Infeasible)
+
+
+def test_copies_that_any_stages_have_are_told_from_those_that_some_have() -> None:
+    every = (TiedWeights(block=0, also=(2, 5), weight_bytes=3), TiedWeights(block=3, also=(4,), weight_bytes=1))
+    assert copies_apart(every, 6, 1) == (0, 0, 0, 0, 0, 0)
+    assert copies_apart(every, 6, 2) == (0, 0, 0, 0, 0, 3)  # a stage has up to five blocks
+    assert copies_apart(every, 6, 4) == (0, 0, 0, 0, 0, 3)  # up to three: block 0 may have 2 beside it
+    assert copies_apart(every, 6, 5) == (0, 0, 3, 0, 0, 3)
+    assert copies_apart(every, 6, 6) == (0, 0, 3, 0, 1, 3)
+
+
+def test_stages_that_planners_propose_fit_with_their_copies() -> None:
+    """Once a stage had room for its blocks alone, and the copy made it no answer."""
+    adam = Options(optimizer="adam", recompute=False)
+    for memory_bytes in (200, 260, 320, 400, 500):
+        tight = replace(MACHINES, device=replace(MACHINES.device, memory_bytes=memory_bytes))
+        problem = PlanningProblem(profile=TIED, cluster=tight, batch_size=16, options=adam)
+        for space in played_spaces(problem, searched_schedules(adam)):
+            for configuration in space.configurations():
+                stops = configuration.split()
+                plan = configuration.plan(stops) if stops else None
+                assert plan is None or max(rank_bytes(plan)) <= memory_bytes
 
 
 @pytest.mark.parametrize("planner", ["auto", "pipedream"])

@@ -1,10 +1,12 @@
 """Random problems of many kinds, by seed: what small whole numbers and equal blocks do not show."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.planners.problem import Options, PlanningProblem
 
 KINDS = ("uneven", "latency", "huge", "tight", "prime", "one", "many", "branch", "server", "equal", "deep", "split")
@@ -72,6 +74,14 @@ def mid_size_problem(seed: int) -> PlanningProblem:
         cluster=Cluster(device=device, levels=levels),
         batch_size=draw.choice([24, 48, 96]),
     )
+
+
+def with_ties(problem: PlanningProblem, seed: int) -> PlanningProblem:
+    """The same problem, whose last block uses 30 or 90 % of the weights of the first block."""
+    profile, share = problem.profile, random.Random(seed + 13).choice([0.3, 0.9])
+    shared_bytes = max(1, int(profile.blocks[0].weight_bytes * share))
+    tied = TiedWeights(block=0, also=(len(profile.blocks) - 1,), weight_bytes=shared_bytes)
+    return replace(problem, profile=replace(profile, tied=(tied,)))
 
 
 def _profile(draw: random.Random, kind: str) -> Profile:
