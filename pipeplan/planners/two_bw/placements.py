@@ -1,11 +1,14 @@
 """Placements: which devices hold which stages and replicas, and the bandwidths that this leaves.
 
 The two ends are pipelines in a row and stages in a row (`orientations`); between them a unit of devices holds some
-replicas of some consecutive stages (`mixtures`).
+replicas of some consecutive stages (`mixtures`), of a server, of a rack, or of both.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
@@ -69,40 +72,56 @@ def mixtures(cluster: Cluster, width: int, depth: int) -> Iterator[Links]:
     """Some replicas of several stages in each unit: between pipelines in a row (one replica) and stages in a row.
 
     On every level of the cluster, with k replicas of u / k consecutive stages in a unit of u devices, for every k that
-    divides both (2BW 2021, section 3.3, has the two ends alone).
+    divides both (2BW 2021, section 3.3, has the two ends alone). On several levels, each chooses for itself: a server
+    may have one replica of some stages, and its rack several of them.
     """
-    bandwidths, unit = Bandwidths(cluster), 1
-    for level in cluster.levels[:-1]:
-        unit *= level.size
-        for replicas in range(2, min(width, unit)):
-            stages = unit // replicas
-            if unit % replicas or width % replicas or depth % stages:
-                continue
-            place = _Mixed(replicas=replicas, stages=stages)
-            by_unit = np.arange(width * depth).reshape(width // replicas, depth // stages, stages, replicas)
-            ranks = by_unit.transpose(1, 2, 0, 3).reshape(depth, width)
-            low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
-            yield Links(
-                place=place,
-                ranks=ranks,
-                edges=bandwidths.of_levels(bandwidths.levels(low, high).max(axis=1)),
-                groups=bandwidths.spanning(ranks.min(axis=1), ranks.max(axis=1)),
-            )
+    bandwidths, devices = Bandwidths(cluster), np.arange(width * depth)
+    known = {devices.reshape(width, depth).T.tobytes(), devices.reshape(depth, width).tobytes()}
+    for grids in _grids(cluster):
+        replicas, stages = prod(of for of, _ in grids), prod(of for _, of in grids)
+        if width % replicas or depth % stages:
+            continue
+        inside = (count for grid in grids for count in reversed(grid))
+        by_unit = devices.reshape(width // replicas, depth // stages, *inside)
+        axes = range(by_unit.ndim)
+        ranks = by_unit.transpose(*axes[1:2], *axes[2::2], *axes[:1], *axes[3::2]).reshape(depth, width)
+        if ranks.tobytes() in known:
+            continue
+        known.add(ranks.tobytes())
+        low, high = np.minimum(ranks[:-1], ranks[1:]), np.maximum(ranks[:-1], ranks[1:])
+        yield Links(
+            place=_Mixed(ranks=ranks),
+            ranks=ranks,
+            edges=bandwidths.of_levels(bandwidths.levels(low, high).max(axis=1)),
+            groups=bandwidths.spanning(ranks.min(axis=1), ranks.max(axis=1)),
+        )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Grid: TypeAlias = tuple[int, int]
+"""The replicas and the consecutive stages of a unit, by the units inside it: as many as their product."""
+
+
+def _grids(cluster: Cluster) -> Iterator[tuple[Grid, ...]]:
+    """A grid of the devices of a unit, for every level but the outermost. If there are several, also one for each of
+    them at once, the outer ones first.
+    """
+    for unit in Bandwidths(cluster).units.tolist():
+        yield from (((replicas, unit // replicas),) for replicas in range(2, unit) if unit % replicas == 0)
+    sizes = [level.size for level in reversed(cluster.levels[:-1])]
+    if len(sizes) > 1:
+        yield from product(*([(k, size // k) for k in range(1, size + 1) if size % k == 0] for size in sizes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Mixed:
-    """Units of `stages` consecutive stages with `replicas` of each, the units of a pipeline in a row."""
+    """Workers on the devices `ranks[stage, replica]`."""
 
-    replicas: int
-    stages: int
+    ranks: IntArray
 
     def __call__(self, widths: Sequence[int]) -> tuple[Worker, ...]:
         """The placement of stages that all have as many replicas."""
+        stages, replicas = np.divmod(np.argsort(self.ranks, axis=None), widths[0])
         return tuple(
             Worker(stage=stage, replica=replica)
-            for first_replica in range(0, widths[0], self.replicas)
-            for first_stage in range(0, len(widths), self.stages)
-            for stage in range(first_stage, first_stage + self.stages)
-            for replica in range(first_replica, first_replica + self.replicas)
+            for stage, replica in zip(stages.tolist(), replicas.tolist(), strict=True)
         )

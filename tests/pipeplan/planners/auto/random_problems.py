@@ -76,6 +76,21 @@ def mid_size_problem(seed: int) -> PlanningProblem:
     )
 
 
+def on_three_levels(problem: PlanningProblem, seed: int) -> PlanningProblem:
+    """The same problem on 8 to 16 devices in servers in racks, each network slower than the one inside it."""
+    draw = random.Random(seed + 7)
+    sizes = draw.choice([(2, 2, 4), (2, 4, 2), (4, 2, 2), (2, 2, 2), (2, 3, 2), (3, 2, 2), (2, 2, 3)])
+    speeds = [draw.choice(each) for each in ([5e9, 2e10, 1e11], [1e9, 4e9], [1.25e8, 4e8, 1.25e9])]
+    latency_s = draw.choice([0.0, 2e-5, 1e-3, 2e-2])
+    own = draw.choice([None, speeds[2] / sizes[0]])
+    levels = [
+        Level(size=size, bandwidth_bytes_per_s=speed, latency_s=latency_s / slower)
+        for size, speed, slower in zip(sizes, speeds, (10, 2, 1), strict=True)
+    ]
+    levels[2] = replace(levels[2], device_bandwidth_bytes_per_s=own)
+    return replace(problem, cluster=replace(problem.cluster, levels=tuple(levels)))
+
+
 def with_ties(problem: PlanningProblem, seed: int) -> PlanningProblem:
     """The same problem, whose last block uses 30 or 90 % of the weights of the first block."""
     profile, share = problem.profile, random.Random(seed + 13).choice([0.3, 0.9])
