@@ -277,14 +277,22 @@ class HeldByRank:
     most: tuple[int, ...]
 
 
-@lru_cache(maxsize=16_384)
 def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: int, recompute: bool) -> HeldByRank:
     """The microbatches that a rank keeps in the stream of a batch, from a forward to the gradients of the weights.
 
     Its chunks keep microbatches at different times, so the sum over all chunks at one moment counts.
     """
-    few = microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
-    pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=few)
+    return _held_by(laws, ranks, chunks, rank, as_few(microbatches, ranks), recompute)
+
+
+def as_few(microbatches: int, ranks: int) -> int:
+    """The microbatches of the shortest batch in which ranks keep as many as in a batch of so many."""
+    return microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
+
+
+@lru_cache(maxsize=16_384)
+def _held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: int, recompute: bool) -> HeldByRank:
+    pipeline = chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=microbatches)
     now, most, seen = [0] * (2 * chunks), [0] * chunks, set[tuple[int, ...]]()
     kept = chunks if recompute else 0  # the column that a forward counts in: whole, or inputs
     for instruction in laws.compute(pipeline, Worker(stage=rank)):

@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.costs.memory import ROUNDS, chunked_pipeline
+from pipeplan.costs.memory import as_few, chunked_pipeline
 from pipeplan.documents.plan import Worker
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.interleaved.terms import ChunkedTerms
@@ -93,7 +93,8 @@ class ChunkMemory:
         terms, shape = self.terms, self.terms.shape
         weights = terms.weight_copies * np.diff(terms.chain.weight_bytes)
         kept, numbers = np.diff(terms.kept_sums[0]), range(shape.ranks)
-        held = [held_before_backwards(shape.laws, shape.ranks, shape.chunks, r, shape.microbatches) for r in numbers]
+        few = as_few(shape.microbatches, shape.ranks)
+        held = [held_before_backwards(shape.laws, shape.ranks, shape.chunks, r, few) for r in numbers]
         fitting = {n: self._most_s(weights + n * kept) for n in set(held)}
         return np.asarray([fitting[n] for n in held]), self._most_s(weights)
 
@@ -109,10 +110,9 @@ class ChunkMemory:
 @lru_cache(maxsize=16_384)
 def held_before_backwards(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: int) -> int:
     """How many microbatches a rank keeps of each of its stages, at least, when its first backward is due."""
-    few = microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
     held = [0] * chunks
     for instruction in laws.compute(
-        chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=few), Worker(stage=rank)
+        chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=microbatches), Worker(stage=rank)
     ):
         if isinstance(instruction, Backward | BackwardInput):
             break

@@ -35,13 +35,15 @@ CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
 _CUTS = ("forced_cuts", "forbidden_cuts")
 _USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "recompute_factor", *_CUTS)
 
-MOST_COUNTED = 200_000
-"""The most instructions that are read to count what ranks keep: half a second. Ten times as many if the schedule is
+MOST_COUNTED = 500_000
+"""The most instructions that are read to count what ranks keep: a second. Ten times as many if the schedule is
 asked for.
 """
 
-MOST_SQUEEZED = 12
-"""How often the search tries to make stages fit that do not: half a second, usually."""
+MOST_SQUEEZED, SQUEEZED_BLOCKS = 12, 5000
+"""How often the search tries to make stages fit that do not, or the blocks of all of these together if they are more: a
+tenth of a second.
+"""
 
 LISTED = 100_000
 """Up to this number of splits, those that may be faster are listed, so a configuration's bound covers all of them."""
@@ -291,7 +293,7 @@ class ChunkedSpace:
             listed = splits_within(self.model, terms, _step_s(shape, needed))
             if listed is not None:
                 return most_even(self.model, shape, listed) if len(listed) else None
-        if self.squeezed >= MOST_SQUEEZED:
+        if self.squeezed >= max(MOST_SQUEEZED, SQUEEZED_BLOCKS // stops[-1]):
             self._leave(min(memory.most(), most))
             return None
         self.squeezed += 1

@@ -14,7 +14,7 @@ from pipeplan.documents.plan import Answer, Infeasible, Plan, Simulated
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto import ranking
-from pipeplan.planners.auto.chunks import CHUNKED, MOST_SQUEEZED, ChunkedSpace
+from pipeplan.planners.auto.chunks import CHUNKED, SQUEEZED_BLOCKS, ChunkedSpace
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.planner import played_spaces
 from pipeplan.planners.auto.proposals import Proposal, Proposer
@@ -480,7 +480,7 @@ def test_stages_that_time_did_not_allow_to_fit_count_as_possible() -> None:
     assert list(space.members(family))
     assert (space.squeezed, space.beyond) == (1, 0.0)
     hurried = chunked_space(problem, INTERLEAVED)
-    hurried.squeezed = MOST_SQUEEZED
+    hurried.squeezed = SQUEEZED_BLOCKS
     assert list(hurried.members(family)) == []
     assert hurried.beyond == family.most
 
