@@ -68,14 +68,16 @@ def tied_stages(
     if devices is not None:
         ranks = tuple(tuple(devices[rank] for rank in of_stage) for of_stage in ranks)
     return tuple(
-        TiedStages(stages=group, seconds=_seconds(cluster, [ranks[stage] for stage in group], size_bytes))
+        TiedStages(stages=group, seconds=sum_s(cluster, [ranks[stage] for stage in group], size_bytes))
         for group, size_bytes in sorted(sizes_bytes.items())
         if len(group) > 1
     )
 
 
-def _seconds(cluster: Cluster, ranks: Sequence[Sequence[int]], size_bytes: int) -> float:
-    """The all-reduce of the replica with the farthest devices. `ranks` has each stage's devices, by replica."""
+def sum_s(cluster: Cluster, ranks: Sequence[Sequence[int]], size_bytes: int) -> float:
+    """The seconds in which stages sum the gradients of so many bytes of shared weights: the all-reduce of the replica
+    with the farthest devices. `ranks` has each stage's devices, by replica.
+    """
     replicas = np.arange(max(map(len, ranks)))
     devices = np.sort([np.asarray(of_stage)[replicas % len(of_stage)] for of_stage in ranks], axis=0)
     farthest = int(Bandwidths(cluster).levels(devices[0], devices[-1]).argmax())

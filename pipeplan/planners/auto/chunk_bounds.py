@@ -54,17 +54,19 @@ class ChunkBounds:
         before_s = onwards_s[:, :1] - onwards_s
         stage_s = before_s + np.maximum(m * way_s, m * onwards_s / in_flight(shape))
         rank_s = before_s[:, : shape.ranks] + m * way_s[:, by_rank].sum(axis=2)
-        every = (m * computed_s, stage_s, rank_s, ports_s)
+        every = (m * computed_s, stage_s + self._tied_s, rank_s + self._tied_s, ports_s)
         least_s = np.maximum.reduce([each.max(axis=1, initial=0.0) for each in every])
         with np.errstate(divide="ignore"):
             rates = shape.batch_size / (least_s * (1 - _ROUNDING))
         return np.asarray(np.minimum(rates, self.most_by_exchanges()))
 
     def most_by_exchanges(self) -> float:
-        """What no play exceeds, whatever its stages are, by their exchanges."""
+        """What no play exceeds, whatever its stages are, by their exchanges: among replicas, or of shared weights."""
         shape = self.shape
         weight_bytes = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute).exchanged_bytes
-        return samples_per_s(shape, weight_bytes * self.wiring.ring_s_per_byte if shape.width > 1 else 0.0)
+        ring_s = weight_bytes * self.wiring.ring_s_per_byte if shape.width > 1 else 0.0
+        tied_s = self._tied_s
+        return samples_per_s(shape, max(ring_s, mean_window_s(self.model, shape) + tied_s if tied_s else 0.0))
 
     def most_by_transfers(self) -> float:
         """The same by their transfers (`bound`, 2 and 6): stages end at different boundaries, and those of the fewest
@@ -79,24 +81,36 @@ class ChunkBounds:
         sent_s_per_byte = np.sort(ports.sent_s_per_byte[:, edges], axis=1)[:, ::-1]
         hops_s = 2.0 * self.wiring.latencies_s[edges].sum() + few_bytes @ np.sort(ports.hop_s_per_byte[edges])[::-1]
         round_s = m * float(way_s + hops_s) / int(in_flight(shape)[0])
-        return samples_per_s(shape, max(round_s, m * float((sent_s_per_byte @ few_bytes).max(initial=0.0))))
+        return samples_per_s(
+            shape, max(round_s + self._tied_s, m * float((sent_s_per_byte @ few_bytes).max(initial=0.0)))
+        )
+
+    @property
+    def _tied_s(self) -> float:
+        """How long the first and the last stage sum gradients of shared weights, after the last backward of a batch.
+        In a V, both are on one rank.
+        """
+        return 0.0 if self.shape.laws.v_shaped else self.model.tied_s(self.wiring)
+
+
+def mean_window_s(model: SearchedModel, shape: ChunkedShape) -> float:
+    """The least seconds from a batch's first forward to its last backward, as a mean over ranks, whatever the stages
+    are: a rank computes its share of the model, and a microbatch reaches it through a block on each rank before it.
+    """
+    way_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
+    fill_s = float(np.diff(way_s).min()) * (shape.ranks - 1) / 2
+    return shape.microbatches * float(way_s[-1]) / shape.ranks + fill_s
 
 
 def most_anywhere(model: SearchedModel, shape: ChunkedShape) -> float:
-    """Samples a second that no play exceeds on any placement, whatever its stages are and however many each rank has.
-
-    On average a rank computes its share of the model, and a microbatch reaches it through a block on each rank
-    before it.
-    """
-    sums = model.sums(shape.schedule, shape.microbatch_size, shape.recompute)
-    work_s, way_s = sums.compute_s, sums.way_s
+    """Samples a second that no play exceeds on any placement, whatever its stages are and however many a rank has."""
+    work_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).compute_s
     m, ranks = shape.microbatches, shape.ranks
     longest = np.sort(np.diff(work_s))[::-1]
     sums_s = np.append(0.0, np.cumsum(longest))
     many = np.arange(1, len(longest) + 1)
     block_s = float((sums_s[many] - sums_s[many - -(-many // ranks)]).max())
-    fill_s = float(np.diff(way_s).min()) * (ranks - 1) / 2
-    least_s = max(m * work_s[-1] / ranks, m * block_s, m * way_s[-1] / ranks + fill_s)
+    least_s = max(m * work_s[-1] / ranks, m * block_s, mean_window_s(model, shape))
     return samples_per_s(shape, float(least_s))
 
 

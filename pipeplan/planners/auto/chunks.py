@@ -205,31 +205,31 @@ class ChunkedSpace:
             terms = ChunkedTerms(problem=self.problem, shape=shape, links=wirings[0].links, chain=chain)
             if not terms.weights_fit():
                 continue
+            bounds = [ChunkBounds(model=self.model, shape=shape, wiring=wiring) for wiring in wirings]
+            of_any = [min(each.most_by_exchanges(), family.most) for each in bounds]
             memory, enough = ChunkMemory(model=self.model, terms=terms), 1.0 if options.schedule is None else 10.0
             enough *= 1.0 if self.counted_on else BESIDE
             self.begun += memory.counted
             if self.begun > MOST_COUNTED * enough:
-                self._leave(family.most)
+                self._leave(max(of_any))
                 continue
             if not memory.may_exceed(needed):
                 continue
             self.counted += 4 * ROUNDS * shape.ranks**2 * shape.chunks
             if self.counted > MOST_COUNTED * enough:
-                self._leave(min(memory.most(), family.most))
+                self._leave(min(memory.most(), max(of_any)))
                 continue
-            stops = self._stages(memory, family.most, needed)
+            stops = self._stages(memory, max(of_any), needed)
             if stops is None:
                 continue
-            for wiring in wirings:
-                bounds = ChunkBounds(model=self.model, shape=shape, wiring=wiring)
-                of_any = min(bounds.most_by_exchanges(), family.most)
+            for own, most in zip(bounds, of_any, strict=True):
                 yield ChunkedConfiguration(
                     space=self,
-                    terms=replace(terms, links=wiring.links),
-                    bounds=bounds,
+                    terms=replace(terms, links=own.wiring.links),
+                    bounds=own,
                     stops=stops,
-                    most=of_any if _may_be_listed(shape, blocks=stops[-1]) else min(bounds.most(stops), of_any),
-                    most_of_any_split=of_any,
+                    most=most if _may_be_listed(shape, blocks=stops[-1]) else min(own.most(stops), most),
+                    most_of_any_split=most,
                 )
 
     def plan(self, terms: ChunkedTerms, stops: tuple[int, ...]) -> Plan | None:

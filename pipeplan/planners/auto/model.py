@@ -7,6 +7,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.collectives import all_reduces_among
+from pipeplan.costs.tied import sum_s
 from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.wiring import Wiring, wiring_of
 from pipeplan.planners.problem import PlanningProblem
@@ -41,6 +42,7 @@ class SearchedModel:
     problem: PlanningProblem
     _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
     _sums: dict[tuple[str, int, bool | None], Sums] = field(default_factory=dict)
+    _tied_s: dict[int, float] = field(default_factory=dict)
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -60,6 +62,19 @@ class SearchedModel:
     def exchange_factor(self) -> float:
         """The factor by which an exchange's bytes take longer than on the links alone."""
         return self.problem.profile.overheads.exchange_factor
+
+    def tied_s(self, wiring: Wiring) -> float:
+        """The least seconds in which the first and the last rank sum gradients of weights that they share, wherever
+        stages end. They do if the first and the last block, and no other, use the weights.
+        """
+        tied, ends = self.problem.profile.tied, {0, self.evaluator.measured.blocks - 1}
+        size_bytes = sum(each.weight_bytes for each in tied if set(each.blocks) == ends)
+        ranks = wiring.links.ranks.tolist()
+        if not size_bytes or len(ranks) == 1:
+            return 0.0
+        if id(wiring) not in self._tied_s:  # wirings live as long as the model
+            self._tied_s[id(wiring)] = sum_s(self.problem.cluster, (ranks[0], ranks[-1]), size_bytes)
+        return self._tied_s[id(wiring)]
 
     def exchanged_s_per_byte(self, links: Links) -> FloatArray:
         """By stage, the least seconds of its replicas' exchange for a byte of weights: by rings, without hops."""

@@ -17,7 +17,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.model import SearchedModel
-from pipeplan.planners.auto.splits import SplitsWithin, WholeSplits, splits_above
+from pipeplan.planners.auto.splits import SplitsWithin, splits_above, whole_splits
 from pipeplan.planners.auto.wiring import Wiring
 from pipeplan.planners.auto.within_memory import MemoryBounds
 from pipeplan.planners.complete import complete
@@ -175,7 +175,7 @@ class PlayedSpace:
             if shape.laws.pipelined:
                 busy_s[0, index] = shape.microbatches * (own.compute_s[stage.stop] - own.compute_s[stage.start])
             ways_s[0, index] = own.way_s[stage.stop] - own.way_s[stage.start]
-        whole = WholeSplits(terms=terms, wiring=configuration.wiring, exchange_factor=self.model.exchange_factor)
+        whole = whole_splits(self.model, terms, configuration.wiring)
         least_s = float(whole.least_s(np.asarray([stops]), busy_s, ways_s)[0])
         return min(configuration.most, shape.batch_size / (least_s * (1 - _ROUNDING))) if least_s > 0 else inf
 
@@ -270,6 +270,9 @@ class PlayedSpace:
 
         moved_s = wiring.edge_latency_s + sums.least_boundary_bytes * wiring.edge_s_per_byte
         least_s = m * (float(sums.way_s[-1]) + moved_s) / held
+        if laws.pipelined and laws.flushes:  # the shared weights' sum is after the last backward of the first stage
+            filled_s = float(sums.way_s[-1]) / (1.0 - (1.0 - 1.0 / m) ** depth)
+            least_s = max(least_s, filled_s) + self.model.tied_s(wiring)
         ring = wiring.exchange.slowest
         if shape.width > 1 and ring is not None:
             least_s = max(least_s, weights * wiring.ring_s_per_byte)

@@ -150,14 +150,17 @@ class SplitsWithin:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeSplits:
-    """Bounds of whole splits of a shape on a placement."""
+    """Bounds of whole splits of a shape on a placement. `tied_s`: how long its first and last stage sum gradients of
+    shared weights; with a flush, a batch ends with that.
+    """
 
     terms: PipelineTerms
     wiring: Wiring
     exchange_factor: float
+    tied_s: float
 
     def least_s(self, stops: IntArray, busy_s: FloatArray, way_s: FloatArray) -> FloatArray:
-        """The least seconds a batch of each row of stops (`bound`, 1 to 4 and 6).
+        """The least seconds a batch of each row of stops (`bound`, 1 to 4, 6 and 10).
 
         busy_s[row, stage] are the least seconds of a stage, way_s[row, stage] the part of its compute for which a
         microbatch waits.
@@ -175,7 +178,9 @@ class WholeSplits:
         held = [shape.laws.in_flight(depth=depth, stage=stage, microbatches=m) for stage in range(depth)]
         window_s = m * onwards_s / np.asarray(held)
         if shape.laws.flushes:
-            window_s = np.maximum(window_s, m * way_s) + onwards_s[:, :1] - onwards_s
+            window_s = np.maximum(window_s, m * way_s) + onwards_s[:, :1] - onwards_s + self.tied_s
+        elif held[-1] == 1:  # the last stage computes a batch between two sums of shared weights (`bound`, 10)
+            window_s = np.maximum(window_s, m * way_s[:, -1:] + self.tied_s)
         ports_s = m * (sent_bytes @ wiring.ports.sent_s_per_byte.T)
         if shape.width > 1:
             starts = np.concatenate((np.zeros_like(stops[:, :1]), stops[:, :-1]), axis=1)
@@ -186,12 +191,17 @@ class WholeSplits:
         )
 
 
+def whole_splits(model: SearchedModel, terms: PipelineTerms, wiring: Wiring) -> WholeSplits:
+    """The bounds of a shape's splits."""
+    return WholeSplits(terms=terms, wiring=wiring, exchange_factor=model.exchange_factor, tied_s=model.tied_s(wiring))
+
+
 def splits_above(rate: float, model: SearchedModel, terms: PipelineTerms, wiring: Wiring) -> SplitsWithin:
     """The splits of a shape that may play more than so many samples a second."""
     shape = terms.shape
     limit_s = LONGEST_S if rate <= 0 else shape.batch_size / (rate * (1 - _ROUNDING))
-    least_s, way_s = _tables(model, terms)
-    whole = WholeSplits(terms=terms, wiring=wiring, exchange_factor=model.exchange_factor)
+    least_s, way_s = _tables(model, terms, model.tied_s(wiring))
+    whole = whole_splits(model, terms, wiring)
 
     def whole_s(stops: IntArray) -> FloatArray:
         starts = np.concatenate((np.zeros_like(stops[:, :1]), stops[:, :-1]), axis=1)
@@ -204,12 +214,13 @@ def splits_above(rate: float, model: SearchedModel, terms: PipelineTerms, wiring
     return SplitsWithin(least_s=least_s, limit_s=limit_s, whole_s=whole_s, sent_s=sent_s, batch_size=shape.batch_size)
 
 
-def _tables(model: SearchedModel, terms: PipelineTerms) -> tuple[FloatArray, FloatArray]:
+def _tables(model: SearchedModel, terms: PipelineTerms, tied_s: float) -> tuple[FloatArray, FloatArray]:
     """[stage, start, length - 1]: the least seconds a batch of a stage, in the mode that the closed form chooses, and
     the part of its compute that a microbatch waits for.
 
-    They are the largest of its compute (with a flush, after the time to reach it: `bound`, 1 and 3), its exchange, and
-    its sends. They are infinite if the stage does not fit, or ends beyond the last block.
+    They are the largest of its compute (with a flush, after the time to reach it and before the sum of shared weights:
+    `bound`, 1 and 3), its exchange, and its sends. They are infinite if the stage does not fit, or ends beyond the last
+    block.
     """
     shape, blocks, chain = terms.shape, terms.chain.blocks, terms.chain
     reach, depth, m = blocks - shape.depth + 1, shape.depth, shape.microbatches
@@ -227,7 +238,7 @@ def _tables(model: SearchedModel, terms: PipelineTerms) -> tuple[FloatArray, Flo
         if not shape.laws.pipelined:
             least_s = np.zeros_like(own_s)
         elif shape.laws.flushes:
-            least_s = np.maximum(least_s, way_s[starts] + m * own_s)
+            least_s = np.maximum(least_s, way_s[starts] + m * own_s + tied_s)
         shorter = time_s < chosen_s
         found, ways_s = np.where(shorter, least_s, found), np.where(shorter, own_s, ways_s)
         chosen_s = np.minimum(chosen_s, time_s)

@@ -61,6 +61,22 @@ def test_under_2bw_the_stages_wait_for_each_other_in_every_batch() -> None:
     assert least_batch_s(with_ties) == pytest.approx(16 / with_ties.throughput_samples_per_s, rel=0.005)  # bound 10
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "1f1b-interleaved"])
+def test_bounds_of_splits_count_the_sum(schedule: str) -> None:
+    """The first and the last stage sum 20 bytes, whatever the stages are: no update begins before that."""
+    asked = Options(schedule=schedule, stages=4, microbatch_size=1, recompute=False)
+    most, most_of_any = [], []
+    for model in (TIED, MODEL):
+        problem = PlanningProblem(profile=model, cluster=MACHINES, batch_size=16, options=asked)
+        configuration = next(iter(played_spaces(problem, [schedule])[0].configurations()))
+        stops = configuration.split()
+        assert stops
+        most.append(configuration.most_of(stops))
+        most_of_any.append(configuration.most_of_any())
+    assert 16 / most[0] - 16 / most[1] == pytest.approx(0.2)
+    assert most_of_any[0] < most_of_any[1]
+
+
 def test_the_price_is_that_of_the_streams_that_are_run() -> None:
     plan = answer(Options(schedule="1f1b", stages=2, microbatch_size=2))
     program = program_of(plan, batches=1)

@@ -162,7 +162,7 @@ def test_no_play_of_ranks_with_several_stages_is_faster_than_its_bounds(
     data: st.DataObject,
 ) -> None:
     levels = tuple(replace(level, latency_s=latency_s) for level in machines.levels)
-    model = profile(blocks)
+    model = replace(profile(blocks), tied=data.draw(ties(blocks)))
     problem = PlanningProblem(
         profile=split(model) if is_split else model,
         cluster=replace(machines, levels=levels),

@@ -17,7 +17,7 @@ from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.spaces import EverySplit
-from tests.pipeplan.planners.auto.random_problems import random_problem
+from tests.pipeplan.planners.auto.random_problems import random_problem, with_ties
 from tests.properties import examples
 
 
@@ -39,10 +39,14 @@ def test_every_split_counts_all_and_lists_those_that_may_be_fast() -> None:
 
 
 @examples(60)
-@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6), share=st.floats(0.3, 1.0))
-def test_listed_are_the_splits_that_fit_and_may_be_fast_enough(seed: int, chosen: int, share: float) -> None:
+@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6), share=st.floats(0.3, 1.0), is_tied=st.booleans())
+def test_listed_are_the_splits_that_fit_and_may_be_fast_enough(
+    seed: int, chosen: int, share: float, is_tied: bool
+) -> None:
     kind, problem = random_problem(seed)
     assume(kind not in ("deep", "server"))
+    if is_tied and len(problem.profile.blocks) > 1:
+        problem = with_ties(problem, seed)
     found = configurations(problem)
     assume(found)
     one = found[chosen % len(found)]
@@ -65,12 +69,14 @@ def test_listed_are_the_splits_that_fit_and_may_be_fast_enough(seed: int, chosen
 
 
 @examples(60)
-@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6), share=st.floats(0.3, 1.0))
+@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6), share=st.floats(0.3, 1.0), is_tied=st.booleans())
 def test_of_ranks_with_several_stages_those_are_listed_that_fit_and_may_be_fast_enough(
-    seed: int, chosen: int, share: float
+    seed: int, chosen: int, share: float, is_tied: bool
 ) -> None:
     kind, problem = random_problem(seed)
     assume(kind not in ("deep", "server"))
+    if is_tied and len(problem.profile.blocks) > 1:
+        problem = with_ties(problem, seed)
     spaces = [space for space in played_spaces(problem, CHUNKED) if isinstance(space, ChunkedSpace)]
     found = [each for space in spaces for each in space.configurations()]
     assume(found)
