@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.costs.memory import Copies, copies
+from pipeplan.costs.memory import Copies, copies, held_by
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
@@ -140,3 +140,10 @@ def test_pipedreams_memory_is_what_its_streams_hold() -> None:
         plan.stages[0].memory_bytes,
         plan.stages[1].memory_bytes,
     )
+
+
+def test_what_ranks_keep_is_counted_once_for_batches_that_are_alike() -> None:
+    """After a few rounds, only the rest of the microbatches over the ranks matters."""
+    laws = schedule_named("zb-v")
+    short, long, other = (held_by(laws, 4, 2, 1, microbatches, False) for microbatches in (16, 400, 402))
+    assert short is long is not other
