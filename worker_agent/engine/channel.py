@@ -225,7 +225,8 @@ class Outbox:
             described = json.dumps([[layout.shape, str(layout.dtype).removeprefix("torch.")] for layout in layouts])
             text = torch.frombuffer(bytearray(described.encode()), dtype=torch.uint8)
         rides = self._ahead.rides(known.riding_bytes)
-        notice = self._notice(known.riding_bytes if rides else 0)
+        room, free = known.riding_bytes if rides else 0, self._free.pop() if self._free else None
+        notice = free if free and room <= free.riding_bytes <= self._ahead.notice_bytes else Notice(room)
         notice.head[0], notice.head[1] = known.number, 0 if text is None else text.numel()
         said = notice.memory[:HEAD_BYTES]
         if rides:
@@ -274,12 +275,6 @@ class Outbox:
         """Waits until everything sent has arrived."""
         while self._pending:
             self._finish_oldest()
-
-    def _notice(self, riding_bytes: int) -> Notice:
-        """A notice with room for so many bytes: a free one, with no more than later messages may need, or a new one."""
-        notice = self._free.pop() if self._free else None
-        fits = notice is not None and riding_bytes <= notice.riding_bytes <= self._ahead.notice_bytes
-        return notice if notice and fits else Notice(riding_bytes)
 
     def _say(self, tensor: Tensor, part: int) -> Posted:
         return self._lines.notices.send(tensor, self._edge.target, self._edge.tag(part)), tensor

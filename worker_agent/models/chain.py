@@ -184,7 +184,8 @@ def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
     made = isinstance(load_factory(spec, field="model"), nn.Module)
     require(not made, "model", "must be a class or a factory: the seed gives no weights to a module that is", spec.text)
     returned = call_factory(spec, field="model")
-    whole = isinstance(returned, nn.Module) and not _is_list(returned)
+    in_a_row = isinstance(returned, nn.ModuleList) or getattr(type(returned), "forward", None) is nn.Sequential.forward
+    whole = isinstance(returned, nn.Module) and not in_a_row
     blocks = (returned,) if whole else _listed(returned, spec)
     root = blocks[0] if whole else nn.Sequential(*blocks)
     _require_trainable(root)
@@ -213,11 +214,6 @@ def _listed(returned: Any, spec: Spec) -> tuple[nn.Module, ...]:
     require(len(blocks) > 0, "model", f"must have at least one block, but {spec.target} returned none", blocks)
     require(len(set(blocks)) == len(blocks), "model", "must not hold the same module as two blocks", spec.target)
     return blocks
-
-
-def _is_list(module: nn.Module) -> bool:
-    """Whether a module only calls its parts in a row."""
-    return isinstance(module, nn.ModuleList) or getattr(type(module), "forward", None) is nn.Sequential.forward
 
 
 def _require_trainable(root: nn.Module) -> None:

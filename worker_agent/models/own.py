@@ -74,7 +74,7 @@ def cut(
     sections = tapes.add(tape, form_of(inputs), inputs[0].device)
     parts = tuple(OwnPart(tapes, number, section) for number, section in enumerate(sections))
     _adopt(root, parts)
-    return parts, _names(begins)
+    return parts, tuple(name if call == 0 else f"{name}:{call + 1}" for name, call in begins)
 
 
 def units_of(root: nn.Module, opaque: Iterable[nn.Module] = ()) -> dict[nn.Module, str]:
@@ -154,11 +154,6 @@ def _meant(name: str, call: Begin) -> bool:
     """Whether a call is of the named module, or of a module in it; `name:2` is the second call of a unit."""
     module, _, number = name.partition(":")
     return f"{call[0]}.".startswith(f"{module}.") and number in ("", str(call[1] + 1))
-
-
-def _names(begins: Sequence[Begin]) -> tuple[str, ...]:
-    """The units' names; of later calls of the same unit with a number."""
-    return tuple(name if call == 0 else f"{name}:{call + 1}" for name, call in begins)
 
 
 def _adopt(root: nn.Module, parts: Sequence["OwnPart"]) -> None:

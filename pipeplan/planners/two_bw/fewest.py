@@ -84,7 +84,9 @@ class FewestStages:
     def _limit(self, recompute: bool, unit: str, place: int) -> StageLimit:
         held, (first_input, least_input) = self._copies(recompute, unit, place), self._inputs
         room = self.problem.cluster.device.usable_bytes * (1 + 2 * ROUNDING)
-        room -= self._least_outputs(held) if place > 1 else 0.0
+        if place > 1:
+            outputs, kept = np.asarray([held.output_buffers]), np.asarray([held.kept_outputs])
+            room -= float(self.chain.least_output_buffers(outputs, kept)[0])
         room -= held.block_activations * self.chain.least_activations
         inner = room - (held.inputs + held.input_buffers) * least_input
         sums = self.chain.held(held.weights, held.activations, held.block_inputs)
@@ -94,11 +96,6 @@ class FewestStages:
             first_room=room - held.inputs * first_input,
             room=inner,
         )
-
-    def _least_outputs(self, held: Copies) -> float:
-        """The least bytes of a stage's buffers of its output."""
-        outputs, kept = np.asarray([held.output_buffers]), np.asarray([held.kept_outputs])
-        return float(self.chain.least_output_buffers(outputs, kept)[0])
 
     def _copies(self, recompute: bool, unit: str, place: int) -> Copies:
         """What the stage at this place holds at least."""
