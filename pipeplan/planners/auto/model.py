@@ -42,7 +42,7 @@ class SearchedModel:
     problem: PlanningProblem
     _wirings: dict[tuple[int, int], tuple[Wiring, ...]] = field(default_factory=dict)
     _sums: dict[tuple[str, int, bool | None], Sums] = field(default_factory=dict)
-    _tied_s: dict[int, float] = field(default_factory=dict)
+    _tied_s: dict[Wiring, float] = field(default_factory=dict)
 
     @cached_property
     def evaluator(self) -> Evaluator:
@@ -72,9 +72,9 @@ class SearchedModel:
         ranks = wiring.links.ranks.tolist()
         if not size_bytes or len(ranks) == 1:
             return 0.0
-        if id(wiring) not in self._tied_s:  # wirings live as long as the model
-            self._tied_s[id(wiring)] = sum_s(self.problem.cluster, (ranks[0], ranks[-1]), size_bytes)
-        return self._tied_s[id(wiring)]
+        if wiring not in self._tied_s:
+            self._tied_s[wiring] = sum_s(self.problem.cluster, (ranks[0], ranks[-1]), size_bytes)
+        return self._tied_s[wiring]
 
     def exchanged_s_per_byte(self, links: Links) -> FloatArray:
         """By stage, the least seconds of its replicas' exchange for a byte of weights: by rings, without hops."""
