@@ -106,8 +106,8 @@ class StageBlocks:
         self._titles = tuple(f"block {number} ({name})" for number, name in zip(numbers, names, strict=True))
         self._places = [(m._parameters, name) for block in blocks for m in block.modules() for name in m._parameters]
         self._parametrizations = parametrizations_of(self.blocks)
-        self._first_block = first_block
         self._seed = seed
+        self._block_seeds = tuple(block_seed(number) for number in numbers)
         on_gpu = device.type == "cuda"
         self._generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
 
@@ -312,10 +312,10 @@ class StageBlocks:
             # A block may change its input in place, but no leaf of a graph: it gets a view in the same memory.
             values = tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in kept.inputs)
 
-        i = 0
+        i, of_microbatch = 0, microbatch_seed(self._seed, microbatch)
         try:
-            for i, block in enumerate(self.blocks):
-                self._generator.manual_seed(random_seed(self._seed, microbatch, self._first_block + i))
+            for i, (block, of_block) in enumerate(zip(self.blocks, self._block_seeds, strict=True)):
+                self._generator.manual_seed(of_microbatch ^ of_block)
                 values = as_values(block(*values))
                 if self._come_to is not None:
                     self._follow(i, values, self._come_to)
@@ -386,5 +386,18 @@ def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor | None:
 
 def random_seed(seed: int, microbatch: int, block: int) -> int:
     """A 63-bit seed for one block's work on one microbatch: the same under every Python."""
-    digest = blake2b(f"{seed} {microbatch} {block}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return microbatch_seed(seed, microbatch) ^ block_seed(block)
+
+
+def microbatch_seed(seed: int, microbatch: int) -> int:
+    """A microbatch's part of its blocks' seeds."""
+    return _hashed(f"{seed} {microbatch}")
+
+
+def block_seed(block: int) -> int:
+    """A block's part of its seed in every microbatch."""
+    return _hashed(f"{block}")
+
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
