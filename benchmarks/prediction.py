@@ -5,11 +5,13 @@ of the runs, and from all but one in turn, and predicts the others.
 
 With models (of `MODELS`, or `all`) each of these is profiled, and some plans are predicted from that alone.
 
-A run during which other programs took more than a tenth of a core is repeated, a few times at most; what was taken in
-the end stands in the table.
+A run during which other programs took more than a tenth of a core, or in which the compute of a batch took a tenth
+longer in one eighth than in another, is repeated, a few times at most. What was taken of the steadiest stands in the
+table.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -28,12 +30,13 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, plan_document, read
 from pipeplan.documents.plan import ClosedForm, Plan, Stage
 from pipeplan.documents.profile import Profile
+from pipeplan.formats import UNSTEADY
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.program import pipelines_in_a_row
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
 from pipeplan.programs.timeline_document import TimelineDocument
-from pipeplan.protocol.runs import PLAN, TIMELINE, read_run
+from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE, read_run
 from planner_service.demo.main_job import SMALL_GPT2
 
 BATCHES, RUN_S = 15, 16.0
@@ -99,11 +102,21 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A run of a plan; its folder holds what a calibration reads."""
+    """A run of a plan; its folder holds what a calibration reads.
+
+    `others` are the cores that other programs used meanwhile, `spread` is the largest of its ranks' compute.
+    """
 
     plan: Plan
     timeline: Timeline
     folder: Path
+    others: float
+    spread: float
+
+    @property
+    def disturbance(self) -> float:
+        """How far it was from quiet and steady: 1 is the limit of either."""
+        return max(self.others / QUIET_CORES, self.spread / UNSTEADY)
 
     @property
     def samples_per_s(self) -> float:
@@ -152,29 +165,26 @@ def _measure_and_print(models: Sequence[str], folder: Path) -> None:
         _print_tables(*_measure_all(DEMO, CASES, folder))
         return
     few = [case for case in CASES if case.name in FEW]
-    print(f"\n| | {' | '.join(FEW)} | mean | worst | regret | others' cores |")
-    print(f"|---|{'---|' * (len(FEW) + 4)}")
+    print(f"\n| | {' | '.join(FEW)} | mean | worst | regret | others' cores | spread |")
+    print(f"|---|{'---|' * (len(FEW) + 5)}")
     every = []
     for name in models:
-        profile, cluster, runs, others = _measure_all(MODELS[name], few, folder / name)
+        profile, cluster, runs = _measure_all(MODELS[name], few, folder / name)
         errors = _errors(runs, profile, cluster)
         sizes = [abs(error) for error in errors.values()]
         figures = (f"{fmean(sizes):.1%}", f"{max(sizes):.1%}", f"{_regret(runs, errors):.1%}")
-        cells = (*(f"{errors[case]:+.1%}" for case in FEW), *figures, f"{max(others.values()):.2f}")
+        disturbed = (f"{max(r.others for r in runs.values()):.2f}", f"{max(r.spread for r in runs.values()):.0%}")
+        cells = (*(f"{errors[case]:+.1%}" for case in FEW), *figures, *disturbed)
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
         every += sizes
     print(f"mean {fmean(every):.1%}, worst {max(every):.1%}")
 
 
-def _measure_all(
-    trained: Trained, cases: Sequence[Case], folder: Path
-) -> tuple[Profile, Cluster, dict[str, Timed], dict[str, float]]:
-    """Profile, cluster, and by case its run and how many cores others used meanwhile."""
+def _measure_all(trained: Trained, cases: Sequence[Case], folder: Path) -> tuple[Profile, Cluster, dict[str, Timed]]:
+    """Profile, cluster, and by case its run."""
     folder.mkdir(parents=True, exist_ok=True)
     profile, cluster = _profiled(trained, folder)
-    found = {case.name: _measured(case, trained, profile, cluster, folder) for case in cases}
-    runs = {name: run for name, (run, _) in found.items()}
-    return profile, cluster, runs, {name: busy for name, (_, busy) in found.items()}
+    return profile, cluster, {case.name: _measured(case, trained, profile, cluster, folder) for case in cases}
 
 
 def _profiled(trained: Trained, folder: Path) -> tuple[Profile, Cluster]:
@@ -187,14 +197,14 @@ def _profiled(trained: Trained, folder: Path) -> tuple[Profile, Cluster]:
     return read(Profile, profile), read(Cluster, cluster)
 
 
-def _measured(case: Case, trained: Trained, profile: Profile, cluster: Cluster, folder: Path) -> tuple[Timed, float]:
-    """The run that was disturbed the least, and how many cores others used meanwhile."""
+def _measured(case: Case, trained: Trained, profile: Profile, cluster: Cluster, folder: Path) -> Timed:
+    """The run that was disturbed the least."""
     plan = plan_for(case, trained.microbatch_size, profile, cluster)
     predicted = predicted_samples_per_s(plan, profile, cluster, batches=BATCHES)
     steps = max(BATCHES, round(RUN_S * predicted / plan.batch_size))
     out = folder / case.name.replace(", ", "-").replace(" ", "-")
-    found: list[tuple[float, Timed]] = []
-    while len(found) < TRIES and not any(busy <= QUIET_CORES for busy, _ in found):
+    found: list[Timed] = []
+    while len(found) < TRIES and not any(run.disturbance <= 1 for run in found):
         attempt = out.with_name(f"{out.name}-{len(found)}")
         if not (attempt / "run.json").exists():
             asked = out.with_suffix(".plan.json")
@@ -205,10 +215,16 @@ def _measured(case: Case, trained: Trained, profile: Profile, cluster: Cluster, 
                 _call("run", *work, "--lr", "0.001", "--checkpoint-every", "0", "--out", str(attempt), "--json")
             (attempt / "others.txt").write_text(str(others[0]))
         timeline = read(TimelineDocument, attempt / TIMELINE).timeline()
-        timed = Timed(plan=read(Plan, attempt / PLAN), timeline=timeline, folder=attempt)
-        found.append((float((attempt / "others.txt").read_text()), timed))
-    busy, run = min(found, key=lambda pair: pair[0])
-    return run, busy
+        ranks = json.loads((attempt / REPORT).read_text())["ranks"]
+        timed = Timed(
+            plan=read(Plan, attempt / PLAN),
+            timeline=timeline,
+            folder=attempt,
+            others=float((attempt / "others.txt").read_text()),
+            spread=max(rank["compute_spread"] or 0.0 for rank in ranks),
+        )
+        found.append(timed)
+    return min(found, key=lambda run: run.disturbance)
 
 
 def plan_for(case: Case, microbatch_size: int, profile: Profile, cluster: Cluster) -> Plan:
@@ -248,7 +264,7 @@ def _even_stops(profile: Profile, microbatch_size: int, stages: int) -> tuple[in
     return min(cuts, key=lambda stops: max(sum(seconds[i:j]) for i, j in pairwise((0, *stops))))
 
 
-def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed], others: Mapping[str, float]) -> None:
+def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed]) -> None:
     """One row for each case; errors of a calibration's own cases are in brackets and do not count."""
     columns: dict[str, Errors] = {"profile alone": _errors(runs, profile, cluster)}
     taught: dict[str, Sequence[str]] = {"profile alone": ()}
@@ -263,18 +279,18 @@ def _print_tables(profile: Profile, cluster: Cluster, runs: Mapping[str, Timed],
         for name, run in runs.items()
     }
     taught["on all but this one"] = ()
-    print(f"\n| | measured samples/s | others' cores | {' | '.join(columns)} |")
-    print(f"|---|---|---|{'---|' * len(columns)}")
+    print(f"\n| | measured samples/s | others' cores | spread | {' | '.join(columns)} |")
+    print(f"|---|---|---|---|{'---|' * len(columns)}")
     for name, run in runs.items():
         cells = [_cell(errors[name], known=name in taught[title]) for title, errors in columns.items()]
-        print(f"| {name} | {run.samples_per_s:.1f} | {others[name]:.2f} | {' | '.join(cells)} |")
+        print(f"| {name} | {run.samples_per_s:.1f} | {run.others:.2f} | {run.spread:.0%} | {' | '.join(cells)} |")
     means, regrets = [], []
     for title, errors in columns.items():
         held = {name: error for name, error in errors.items() if name not in taught[title]}
         means.append(f"{fmean(abs(error) for error in held.values()):.1%}")
         regrets.append(f"{_regret(runs, errors):.1%}")
-    print(f"| mean absolute error | | | {' | '.join(means)} |")
-    print(f"| regret | | | {' | '.join(regrets)} |")
+    print(f"| mean absolute error | | | | {' | '.join(means)} |")
+    print(f"| regret | | | | {' | '.join(regrets)} |")
 
 
 def _cell(error: float, *, known: bool) -> str:

@@ -14,7 +14,7 @@ from pipeplan.documents.plan import Alternative, Certificate, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import Options
-from pipeplan.simulation.report import Compared, Missed
+from pipeplan.simulation.report import Compared, Missed, RankReport
 
 NONE = "–"
 
@@ -113,8 +113,15 @@ def in_order(choices: Sequence[DegreeChoice]) -> list[DegreeChoice]:
     return sorted(choices, key=key)
 
 
-def why_missed(throughput: Compared, found: Missed) -> str:
-    """How far a run was from its prediction, and what each cause adds, which sums to the difference."""
+UNSTEADY = 0.1
+"""The spread of a rank's compute (`RankReport.compute_spread`) from which on a run is said to be unsteady."""
+
+
+def why_missed(throughput: Compared, found: Missed, ranks: Sequence[RankReport] = ()) -> str:
+    """How far a run was from its prediction, and what each cause adds, which sums to the difference.
+
+    Of unsteady ranks the worst is named.
+    """
     causes = [("compute", found.compute), ("link", found.link), ("bubble", found.waiting)]
     if found.other_programs is not None:
         causes.append(("other programs", found.other_programs))
@@ -136,6 +143,12 @@ def why_missed(throughput: Compared, found: Missed) -> str:
         sentences.append("These parts include the time that other programs took.")
     elif found.other_programs == min(part for _, part in causes) < 0:
         sentences.append("Before you calibrate, run it again without the other programs.")
+    spread, rank = max(((each.compute_spread or 0.0, each.rank) for each in ranks), default=(0.0, 0))
+    if spread >= UNSTEADY:
+        sentences.append(
+            f"The run was not steady: on rank {rank} the compute of a batch took {percent(spread)} longer in the "
+            "slowest eighth than in the fastest."
+        )
     return " ".join(sentences)
 
 

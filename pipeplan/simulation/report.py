@@ -55,6 +55,8 @@ class RankReport:
     were; None of a GPU, and of a process that computes with several threads.
     `deferred_share`: how much of the time of its split backwards was p2's, 0 where nothing could be deferred; None
     where no backward was split.
+    `compute_spread`: how much longer the compute of a batch took in the slowest eighth of the run than in the fastest,
+    by their medians (0.1: a tenth); None of a run that was too short for this.
     """
 
     rank: int
@@ -65,6 +67,7 @@ class RankReport:
     device_memory: DeviceMemory | None = None
     off_processor_fraction: float | None = None
     deferred_share: float | None = None
+    compute_spread: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -79,7 +79,8 @@ def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:
         _compared_row(table, f"stage {stage.stage}: peak memory, MiB", stage.peak_memory_bytes, 1 / MIB)
     console.print(table)
     if report.missed is not None:
-        console.print(why_missed(report.throughput_samples_per_s, report.missed), soft_wrap=True, highlight=False)
+        sentence = why_missed(report.throughput_samples_per_s, report.missed, report.ranks)
+        console.print(sentence, soft_wrap=True, highlight=False)
     console.print(f"loss  {report.losses[0]:.3f} first, {report.losses[-1]:.3f} last", highlight=False)
     console.print(f"plan  {url}/plans/{outcome.chosen.plan_id}", soft_wrap=True)
     console.print(f"run   {url}/runs/{outcome.run_id}", soft_wrap=True)

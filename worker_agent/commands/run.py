@@ -318,7 +318,8 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     console = Console()
     console.print(table)
     if report.missed is not None:
-        console.print(why_missed(report.throughput_samples_per_s, report.missed), soft_wrap=True, highlight=False)
+        sentence = why_missed(report.throughput_samples_per_s, report.missed, report.ranks)
+        console.print(sentence, soft_wrap=True, highlight=False)
         console.print(f"calibrate: pipeplan calibrate --profile P --cluster C --run {job.out}", soft_wrap=True)
     console.print(f"loss {report.losses[0]:.4f} -> {report.losses[-1]:.4f}; everything in {job.out}")
 

@@ -32,6 +32,10 @@ Rows = NDArray[np.void]
 not compute it), and the most bytes held in it."""
 
 
+PARTS, BATCHES_A_PART = 8, 3
+"""The parts of a run that are compared with each other, and the number of batches that each must have."""
+
+
 class BatchLog:
     """Writes a rank's rows, and reports their sums to its status."""
 
@@ -93,6 +97,17 @@ def deferred_share(lane: Lane, *, defers: bool) -> float | None:
     return weight_s / (input_s + weight_s) if defers else 0.0
 
 
+def compute_spread(busy_s: NDArray[np.float64]) -> float | None:
+    """How much longer a batch's compute took in the slowest part of a run than in the fastest, by their medians.
+
+    None where the run is too short for the parts, or computes nothing.
+    """
+    if len(busy_s) < PARTS * BATCHES_A_PART:
+        return None
+    medians_s = [float(np.median(part)) for part in np.array_split(busy_s, PARTS)]
+    return max(medians_s) / min(medians_s) - 1 if min(medians_s) > 0 else None
+
+
 def read_batches(path: Path) -> Rows:
     """All rows of a rank, read from the file as they are looked at."""
     return np.memmap(path, dtype=_ROW, mode="r")
@@ -119,8 +134,9 @@ class RunMeasurements:
                 device_memory=result.device_memory,
                 off_processor_fraction=result.off_processor_fraction,
                 deferred_share=result.deferred_share,
+                compute_spread=compute_spread(rows["busy_s"]),
             )
-            for result in self._results
+            for result, rows in zip(self._results, self._rows, strict=True)
         )
 
     def ends(self) -> Timeline:

@@ -15,7 +15,7 @@ from pipeplan.programs.instructions import Checkpoint, Update
 from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import predict, program_of
-from pipeplan.simulation.report import Compared, Missed
+from pipeplan.simulation.report import Compared, Missed, RankReport
 from tests.pipeplan.calibration.measured import CLUSTER, PROFILE, batches_of, executed, network, plan_for, scaled
 from tests.properties import examples
 
@@ -132,6 +132,17 @@ def test_checkpoints_after_every_batch_are_the_gap(plan: Plan) -> None:
     assert rows["checkpoint"].measured == pytest.approx(0.2 * plan.chunks)
     sentence = why_missed(throughput, found)
     assert "checkpoints -" in sentence and "link +0" in sentence and "Write checkpoints less often." in sentence
+
+
+def test_an_unsteady_rank_is_named() -> None:
+    plan = PLANS[0]
+    found, throughput = _missed(plan, simulate(program_of(plan, batches=batches_of(plan)), plan.costs))
+    ranks = [
+        RankReport(rank=rank, stage=0, replica=0, peak_memory_bytes=1, peak_resident_bytes=1, compute_spread=spread)
+        for rank, spread in enumerate((None, 0.05, 0.4, 0.2))
+    ]
+    assert "steady" not in why_missed(throughput, found, ranks[:2])
+    assert "on rank 2 the compute of a batch took 40.0 % longer" in why_missed(throughput, found, ranks)
 
 
 def test_a_checkpoint_that_one_of_three_replicas_writes_counts() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeplan.documents.plan import Plan
@@ -18,7 +19,7 @@ from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import train, train_on_replicas
 from tests.worker_agent.runtime.test_executor import DATA, MODEL, RATE, SEED, checkpoint_weights, distance
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.measured import RunMeasurements, read_batches
+from worker_agent.runtime.measured import RunMeasurements, compute_spread, read_batches
 
 STEPS = 20
 
@@ -90,6 +91,17 @@ def test_a_long_run_resumed_amid_its_steps_ends_bit_for_bit_like_the_whole_one(t
     assert distance(whole, resumed) == 0.0
 
 
+def test_the_spread_of_compute_is_that_of_the_parts_medians() -> None:
+    """Single slow batches do not count, a slow eighth does; fewer than three batches a part say too little."""
+    busy_s = np.full(80, 2.0)
+    busy_s[::10] = 9.0
+    assert compute_spread(busy_s) == 0.0
+    busy_s[40:50] = 2.5
+    assert compute_spread(busy_s) == pytest.approx(0.25)
+    assert compute_spread(busy_s[:23]) is None
+    assert compute_spread(np.zeros(80)) is None
+
+
 def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
     """The summary of a run of which little is recorded is that of all of its batches; its timeline is in one piece."""
     plan = make_plan("1f1b", (0, 2, 4))
@@ -107,6 +119,7 @@ def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
     for of_all, recorded in zip(summary.lanes, ends.lanes, strict=True):
         assert of_all.busy_s > recorded.busy_s > 0
         assert of_all.peak_memory_bytes == recorded.peak_memory_bytes
+    assert all(rank.compute_spread is not None for rank in measured.ranks())
     measured.write_steps(tmp_path / "steps.csv", before=tmp_path / "none.csv")
     rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, 41))
