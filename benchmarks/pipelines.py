@@ -36,7 +36,7 @@ def main(
     samples = MICROBATCH_SIZE * WORKLOADS[workload].microbatches_a_round
     busy = busy_cores()
     names = [name for name in (*OURS, *THEIRS, CEILING) if not chosen or name in (*chosen, PEER)]
-    commands = {name: ("benchmarks.pipelines_rank", name, str(microbatches), str(rounds), workload) for name in names}
+    commands = {name: _command(name, workload, microbatches, rounds) for name in names}
     with watched_others() as others:
         found = take_turns(commands, ranks=RANKS, rounds=rounds, starts=starts)
     work = f"{starts} times {rounds} rounds of {samples} samples each, in turn, {microbatches} microbatches a batch"
@@ -49,6 +49,15 @@ def main(
     for name, peer in COMPARED:
         if name in found and peer in found:
             print(f"{name} over {peer}: {_compared(found[name], found[peer])}")
+
+
+def _command(name: str, workload: str, microbatches: int, rounds: int) -> tuple[str, ...]:
+    """A contender's module and its arguments: what one imports is not in another's resident memory."""
+    if name in OURS:
+        return "benchmarks.pipelines_ours", name, workload, str(microbatches), str(rounds)
+    if name in THEIRS:
+        return "benchmarks.pipelines_torch", name, workload, str(microbatches)
+    return "benchmarks.pipelines_alone", workload, str(microbatches)
 
 
 COMPARED = (

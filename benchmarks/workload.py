@@ -61,7 +61,7 @@ WORKLOADS = {
     "conv": Workload(
         model="preset:resnet50?scale=0.25&image_size=64&classes=100",
         data="preset:random_images?size=64&classes=100&samples=256",
-        cuts={1: (0, 7, 18), 2: (0, 4, 7, 12, 18)},
+        cuts={1: (0, 10, 18), 2: (0, 5, 10, 15, 18)},
         microbatches_a_round=96,
     ),
 }
