@@ -6,6 +6,9 @@ keeps two. A schedule with flushes needs one, which is updated in place.
 
 A version is a set of leaf parameters. A forward runs on the leaves of its version, which `Weights.use` puts into the
 modules; its backward finds the same leaves through the graph. A version in use is never written to.
+
+torch's fused optimizers go through memory, not through indices. So a weight fills its memory without gaps, and its
+gradient and its states have its strides: a transposed weight and one in channels_last are updated right.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,6 +72,8 @@ class Weights:
         self.slots = tuple(slots)
         self.version_bytes = sum(slot.parameter.nbytes for slot in slots)
         self._has_master = tuple(master_weights and slot.parameter.dtype in SIXTEEN_BITS for slot in slots)
+        for slot in slots:
+            slot.parameter.data = _laid_out_as(torch.empty_like(slot.parameter, device="meta"), slot.parameter.data)
         first = tuple(self._graded_in_float32(slot.parameter, place) for place, slot in enumerate(slots))
         self._stash: dict[int, tuple[nn.Parameter, ...]] = {version: first}
         self._in_place = version
@@ -209,7 +214,7 @@ class Weights:
                     gradient.copy_(gradient.float().mul_(self._factor))
                 else:
                     gradient.mul_(self._factor)
-            handle.grad = gradient
+            handle.grad = None if gradient is None else _laid_out_as(handle, gradient)
 
         if optimizer:
             optimizer.step()
@@ -271,7 +276,9 @@ class Weights:
             if key == MASTER:
                 handles[name].data.copy_(value)
             elif self.optimizer:
-                self.optimizer.state[handles[name]][key] = value.clone()
+                of_weight = value.shape == handles[name].shape
+                state = _laid_out_as(handles[name], value) if of_weight else value
+                self.optimizer.state[handles[name]][key] = state.clone()
         self._optimizer_bytes = None
 
     def _clone(self, parameter: nn.Parameter, place: int) -> nn.Parameter:
@@ -290,3 +297,10 @@ class Weights:
         if leaves:
             torch._foreach_copy_([leaf.detach() for leaf in leaves], [parameter.detach() for parameter in base])
         return leaves
+
+
+def _laid_out_as(weight: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor with a weight's strides."""
+    if tensor.stride() == weight.stride():
+        return tensor
+    return torch.empty_like(weight, dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -244,3 +244,23 @@ class Moving(nn.Module):
 def moving(*, way: str) -> list[nn.Module]:
     """Four blocks (B, 8) -> (B, 8)."""
     return [Moving(way) for _ in range(4)]
+
+
+class LaidOut(nn.Module):
+    """Weights that are transposed, that are in channels_last, and between whose rows there are gaps."""
+
+    def __init__(self, transposed: nn.Parameter) -> None:
+        super().__init__()
+        self.transposed = transposed
+        self.convolution = nn.Conv2d(2, 2, 3, padding=1).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.gaps = nn.Parameter(torch.randn(WIDTH, 2 * WIDTH)[:, ::2])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.transposed + torch.as_tensor(self.convolution(x.view(-1, 2, 2, 2))).flatten(1)
+        return torch.tanh(y @ self.gaps)
+
+
+def laid_out(*, tied: bool = False) -> list[nn.Module]:
+    """Four blocks (B, 8) -> (B, 8); they may share a weight."""
+    weights = [nn.Parameter(torch.randn(WIDTH, WIDTH).t()) for _ in range(4)]
+    return [LaidOut(weights[0] if tied else weight) for weight in weights]
