@@ -72,8 +72,7 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     hidden = _first_tensor(seen[at[0]])
     before = seen[: at[0]]
     for number in at:
-        takes = inspect.signature(root.get_submodule(seen[number].module).forward).parameters
-        layers.append(_understood(seen[number], hidden, before, frozenset(takes)))
+        layers.append(_understood(seen[number], hidden, before, root.get_submodule(seen[number].module)))
         hidden = tensor_of(seen[number].output)
     rotary = {call.rotary.module for call in layers if call.rotary}
     own = [call for call in before if call.module not in rotary]
@@ -136,11 +135,12 @@ def _watched(root: Any, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> 
     return seen, result
 
 
-def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], takes: frozenset[str]) -> LayerCall:
-    """A layer's call, with what its block makes in the place of tensors. `takes` are the layer's own parameters.
+def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.Module) -> LayerCall:
+    """A layer's call, with what its block makes in the place of tensors.
 
-    Positions that a layer only hands on are for other ways to compute attention.
+    Positions that a layer only hands on, and does without, are for other ways to compute attention.
     """
+    takes = inspect.signature(layer.forward).parameters
     rotary = None
     named: dict[str, Any] = {}
     for key, value in seen.named.items():
@@ -163,7 +163,18 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], takes: fro
     _require(call.uses(Made.HIDDEN), "hand the hidden tensor from layer to layer", seen.module)
     handed_on = {key for key, made in named.items() if made is Made.POSITIONS and (rotary or key not in takes)}
     kept = {key: made for key, made in named.items() if key not in handed_on}
+    if handed_on and not _runs(layer, seen.positional, {key: seen.named[key] for key in kept}):
+        kept = named
     return LayerCall(module=seen.module, positional=positional, named=kept, rotary=rotary)
+
+
+def _runs(layer: nn.Module, positional: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+    try:
+        with torch.no_grad():
+            layer(*_mapped(positional, _to_meta), **_mapped(dict(named), _to_meta))
+    except Exception:  # the library's code may raise anything
+        return False
+    return True
 
 
 def _like(value: Any, hidden: Tensor) -> Tensor:

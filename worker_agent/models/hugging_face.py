@@ -47,6 +47,9 @@ _TASKS: dict[str, Literal["next", "same", "class"]] = {
 Models of masked language can decode as well, and so can parts of those with an encoder.
 """
 
+_UNSHIFTED = frozenset({"cpmant", "trocr", "xlnet"})
+"""Families for the next token whose own loss takes labels as they are, each of the same place."""
+
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 """Keys of configs whose layers see less than longer sequences."""
 
@@ -213,7 +216,7 @@ def _batch_form(name: str, root: Any) -> BatchForm:
         model=name,
         inputs=(main, *(key for key in KNOWN if key in signature(root.forward).parameters)),
         required=(main, "decoder_input_ids") if decodes else (main,),
-        labels=_TASKS[task],
+        labels="same" if name in _UNSHIFTED else _TASKS[task],
         positions=positions,
         start=getattr(config, "decoder_start_token_id", None),
         pad=getattr(config, "pad_token_id", None),
@@ -315,9 +318,10 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
 
     try:
         config = _config(name, found, options)
-        kinds = [kind for task in _TASKS for kind in _kinds(task, type(config))]
+        kinds = [(kind, task) for task in _TASKS for kind in _kinds(task, type(config))]
         require(bool(kinds), "model", f"must be a model for one of {', '.join(_TASKS)}, {FACTORY}", name)
-        kind: Any = kinds[0]
+        kind: Any = kinds[0][0]
+        _require_our_loss(config, classes=_TASKS[kinds[0][1]] == "class")
         usual = "sdpa" if kind._supports_sdpa else "eager"
         return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
     except InvalidInputError:
@@ -367,6 +371,24 @@ def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
         return spec.text
     same = _config(name, keys, {"tie_word_embeddings": False} | keys).to_dict()
     return text if len(text) <= MAX_LENGTH and all(whole[key] == same[key] for key in same) else spec.text
+
+
+def _require_our_loss(config: Any, *, classes: bool) -> None:
+    """Raises InvalidInputError for a config that adds to the library's loss, or makes another one of it."""
+    rules: dict[str, tuple[tuple[object, ...], str]] = {
+        "output_router_logits": ((False, None), "must be false: the loss has no term for the load of experts"),
+        "z_loss_coefficient": ((0, None), "must be 0: the loss has no term for the size of logits"),
+    }
+    if classes:
+        rules["problem_type"] = (
+            ("single_label_classification", None),
+            "must be single_label_classification, or left out",
+        )
+        few = config.num_labels
+        require(few != 1, "model.num_labels", "must be at least 2: the library takes one label for a regression", few)
+    for key, (values, rule) in rules.items():
+        found = getattr(config, key, None)
+        require(found in values, f"model.{key}", rule, found)
 
 
 def _known(config: Any) -> set[str]:

@@ -156,6 +156,9 @@ def test_targets_are_the_labels_at_the_places_that_predict_them() -> None:
     for family, expected in {"gpt2": [[6, 7, -100], [9, -100, -100]], "bert": labels.tolist()}.items():
         form = build_model(SPECS[family], seed=0, empty=True).batches
         assert form is not None and form.pair("data", batch, 2)[1].tolist() == expected
+    unshifted = "hf:xlnet?n_layer=2&d_model=32&n_head=2&d_inner=48&vocab_size=50"  # as the library's own loss
+    form = build_model(unshifted, seed=0, empty=True).batches
+    assert form is not None and form.pair("data", batch, 2)[1] is labels
     form = build_model(PAIRS["bart"], seed=0, empty=True).batches
     assert form is not None
     (_, begun), targets = form.pair("data", batch, 2)

@@ -30,6 +30,7 @@ SPECS = {
     "opt": "hf:opt?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&ffn_dim=48&vocab_size=50"
     "&word_embed_proj_dim=32&max_position_embeddings=16",
     "phi": f"hf:phi?{NARROW}",
+    "ministral3": f"hf:ministral3?{NARROW}&head_dim=16",  # its layers scale queries by positions that they only hand on
     "bert": "hf:bert?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&intermediate_size=48&vocab_size=50"
     "&max_position_embeddings=16",
 }
@@ -102,6 +103,13 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
         ("hf:gpt2?n_layer=two", "model: must be possible for gpt2 (Validation error for field 'n_layer'"),
         ("hf:mllama", "model: must be a model of one part, or be cut by a factory of your own"),
         ("hf:emu3", "model: must be possible for emu3 ('Emu3Config' object has no attribute"),
+        (
+            f"{SPECS['mixtral']}&output_router_logits=true",
+            "model.output_router_logits: must be false: the loss has no term for the load of experts, got True",
+        ),
+        ("hf:bamba?z_loss_coefficient=0.1", "model.z_loss_coefficient: must be 0: the loss has no term for the size"),
+        ("hf:vit?problem_type=regression", "model.problem_type: must be single_label_classification, or left out, got"),
+        ("hf:vit?num_labels=1", "model.num_labels: must be at least 2: the library takes one label for a regression"),
         ("hf:pp_lcnet", "model: must have a whole number as num_channels in its config, or be cut by a factory"),
     ],
 )
