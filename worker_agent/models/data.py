@@ -13,6 +13,7 @@ from worker_agent.models.batches import BatchForm
 from worker_agent.models.chain import Chain
 from worker_agent.models.keywords import KeywordForm
 from worker_agent.models.random_data import RandomData
+from worker_agent.models.randomness import seed_all, seed_of
 from worker_agent.models.spec import call_factory, load_factory, parse_spec, user_code
 from worker_agent.models.values import Value, matching_dtype
 
@@ -32,12 +33,22 @@ class MicrobatchSource:
 
     An object with a length and items is read at i modulo its length. Anything else is iterated up to microbatch i; at
     its end, and for a microbatch before the newest, it starts again. If an iterable cannot start again, as a generator
-    cannot, its factory makes a new one. Items are pairs of inputs
-    and targets, or mappings as `form` takes them; in a pair the inputs alone may be a mapping.
+    cannot, its factory makes a new one. Items are pairs of inputs and targets, or mappings as `form` takes them; in a
+    pair the inputs alone may be a mapping.
+
+    The first and the last stage read the data for themselves, and so does a resumed run. Global random numbers that
+    the data draws for an item therefore follow from (seed, number of the item): augmentations and shuffles are the same
+    everywhere.
     """
 
     def __init__(
-        self, make: Callable[[], Any], *, microbatch_size: int, name: str, form: BatchForm | KeywordForm | None = None
+        self,
+        make: Callable[[], Any],
+        *,
+        microbatch_size: int,
+        name: str,
+        form: BatchForm | KeywordForm | None = None,
+        seed: int = 0,
     ) -> None:
         self.labels_tokens = False
         """Whether the newest microbatch had inputs by name, and a label for every token."""
@@ -47,6 +58,8 @@ class MicrobatchSource:
         self._make = make
         self._microbatch_size = microbatch_size
         self._name = name
+        self._seed = seed
+        self._draw_for("its factory")
         self._data: Any = make()
         require(
             isinstance(self._data, Iterable) or self._indexed, "data", "must give an iterable of microbatches", name
@@ -60,11 +73,13 @@ class MicrobatchSource:
         require_count("microbatch", index, at_least=0)
         if self._indexed:
             require(len(self._data) > 0, "data", "must hold at least one microbatch", self._name)
+            self._draw_for(index)
             return self._checked(index, self._data[index % len(self._data)])
         if self._newest is not None and index == self._next - 1:
             return self._newest
         if index < self._next:
-            self._iterator, self._next = self._restarted(), 0
+            self._next = 0
+            self._iterator = self._restarted()
         while self._next < index:
             self._following()
         self._newest = self._checked(index, self._following())
@@ -74,7 +89,11 @@ class MicrobatchSource:
     def _indexed(self) -> bool:
         return hasattr(self._data, "__getitem__") and hasattr(self._data, "__len__")
 
+    def _draw_for(self, what: object) -> None:
+        seed_all(seed_of(self._seed, "data", what))
+
     def _restarted(self) -> Iterator[Any]:
+        self._draw_for(self._next)
         iterator: Iterator[Any] = iter(self._data)
         if iterator is self._data:
             self._data = self._make()
@@ -83,6 +102,7 @@ class MicrobatchSource:
 
     def _following(self) -> Any:
         """The next item, the first one again after the last."""
+        self._draw_for(self._next)
         if self._iterator is None:
             self._iterator = iter(self._data)
         ended = object()
@@ -155,7 +175,7 @@ def open_data(
             offered["named_inputs"] = form is not None and "attention_mask" in form.inputs
         return call_factory(parsed, field="data", **offered)
 
-    return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec, form=form)
+    return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec, form=form, seed=seed)
 
 
 def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: bool = False) -> Value:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Protocol
 
 import torch
@@ -104,6 +105,12 @@ class MicrobatchFeed:
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._current: _Loaded | None = None
         self._next: _Loaded | None = None
+        self._first_digest = b""
+
+    def begin(self) -> tuple[int, bytes]:
+        """Loads the first microbatch. Returns its number and a digest of its inputs, which other processes compare."""
+        self._current = self._load(next(self._order))
+        return self._current.number, self._first_digest
 
     def inputs(self, number: int) -> Value:
         """A microbatch's inputs."""
@@ -145,12 +152,21 @@ class MicrobatchFeed:
     def _load(self, number: int) -> _Loaded:
         with self._busy.during(Activity.DATA), user_code(f"microbatch {number} of the data {self._name}"):
             inputs, targets = self._source.microbatch(number - 1)
+        self._first_digest = self._first_digest or _digest(inputs)
         with torch.cuda.stream(self._copies):  # which does nothing where there is none
             there = (
                 moved(inputs, self._device, self._dtype, pinned=self._copies is not None) if self._inputs else None,
                 moved(targets, self._device, self._dtype, pinned=self._copies is not None) if self._targets else None,
             )
             return _Loaded(number, *there, None if self._copies is None else self._copies.record_event())
+
+
+def _digest(inputs: Value) -> bytes:
+    parts = blake2b(digest_size=16)
+    for tensor in _tensors(inputs):
+        plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        parts.update(plain.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return parts.digest()
 
 
 def _tensors(value: Value | None) -> tuple[Tensor, ...]:

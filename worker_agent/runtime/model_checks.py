@@ -1,7 +1,8 @@
 """Model checks: a run's model is the plan's, and all copies of its weights begin with the same values.
 
 Each process builds its own copy. If a factory draws random numbers from a source that `build_model` does not seed, the
-copies have different weights. Their gradients would be averaged, and every copy would train another model.
+copies have different weights. Their gradients would be averaged, and every copy would train another model. The first
+and the last stage read the data for themselves, too: of data that differ, targets would be those of other inputs.
 """
 
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ def require_match(job: RunJob, chain: Chain) -> None:
     """
     blocks = job.plan.stages[-1].stop
     require(len(chain.blocks) == blocks, "model", f"must have the plan's {blocks} blocks", len(chain.blocks))
+    trained = any(parameter.requires_grad for parameter in chain.root.parameters())
+    require(trained, "model", "must have a weight that is trained: all are frozen", job.model)
     named = {text.partition("?")[0] for text in (job.model, chain.spec)}
     profiled = (job.plan.model.spec or "").partition("?")[0] in named
     sizes, copies = chain.weight_bytes(), chain.tied_weights() if job.plan.tied else ()  # not every profile has them
@@ -61,6 +64,22 @@ def require_same_start(copies: Sequence[Copy], replicas: dist.ProcessGroup | Non
             homes = zip(_weights_of(copy), copy.among_stages.homes, strict=True)
             named |= {name: weight for (name, weight), home in homes if home == stages}
         _require_same(sorted(named.items()), group)
+
+
+def require_same_data(first: Sequence[tuple[int, bytes]], name: str) -> None:
+    """Raises InvalidInputError, in all processes, if one has read other inputs than another as the same microbatch.
+
+    `first` holds number and digest of the first microbatch of each of this process's feeds.
+    """
+    every: list[Sequence[tuple[int, bytes]]] = [()] * dist.get_world_size()
+    dist.all_gather_object(every, first)
+    rule = (
+        "must give the same inputs in every process (random numbers from torch, numpy.random or random, or from seed)"
+    )
+    known: dict[int, bytes] = {}
+    for number, digest in sorted(pair for pairs in every for pair in pairs):
+        same = known.setdefault(number, digest) == digest
+        require(same, "data", f"{rule}, and microbatch {number} differs", name)
 
 
 def _weights_of(copy: Copy) -> list[tuple[str, Tensor]]:

@@ -53,7 +53,7 @@ from worker_agent.runtime.feed import FeedSource, MicrobatchFeed, TokenMeans
 from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write_job
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.measured import BatchLog, deferred_share
-from worker_agent.runtime.model_checks import require_match, require_same_start
+from worker_agent.runtime.model_checks import require_match, require_same_data, require_same_start
 from worker_agent.runtime.module_state import Noted
 from worker_agent.runtime.own_blocks import OwnBlocks, own_blocks
 from worker_agent.runtime.recorder import Recorder
@@ -160,9 +160,11 @@ class Rank:
         mails = [
             Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
+        first = [feed.begin() for feed in feeds if feed]
         gc.collect()
 
         status.at(MEETING)
+        require_same_data(first, self.job.data)
         gc.freeze()  # a full collection over torch's own objects would stall a step
         log = BatchLog(self.job.directory.batches(self.stream.rank), status, self.job.first_step)
         clock = clock_for(self.device, common_start_s())
