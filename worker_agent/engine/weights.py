@@ -282,6 +282,8 @@ class Weights:
         self._optimizer_bytes = None
 
     def _clone(self, parameter: nn.Parameter, place: int) -> nn.Parameter:
+        rule = "must have no hook (register_hook) where several versions of it are kept: use a schedule that flushes"
+        require(not parameter._backward_hooks, f"model.{self.slots[place].name}", rule, "one with a hook")
         return self._graded_in_float32(nn.Parameter(parameter.detach().clone()), place)
 
     def _graded_in_float32(self, leaf: nn.Parameter, place: int) -> nn.Parameter:

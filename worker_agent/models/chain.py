@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -227,10 +228,34 @@ def _require_trainable(root: nn.Module) -> None:
     rule = "must have no buffer of complex128, which a checkpoint cannot hold: register it with persistent=False"
     for name, tensor in root.state_dict(keep_vars=True).items():
         require(not isinstance(tensor, Tensor) or tensor.dtype is not torch.complex128, "model", rule, name)
-    rule = "must have embeddings with sparse=False: exchanges and updates take no sparse gradients"
     for name, module in root.named_modules():
-        sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        require(not sparse, "model", rule, name)
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            rule = "must have embeddings with sparse=False: exchanges and updates take no sparse gradients"
+            require(not module.sparse, "model", rule, name)
+            rule = (
+                "must have embeddings without max_norm: their forwards change weights, which copies of them do not see"
+            )
+            require(module.max_norm is None, "model", rule, name)
+    rule = "must have no hooks that run after a gradient is added (register_post_accumulate_grad_hook)"
+    for name, parameter in root.named_parameters():
+        require(not parameter._post_accumulate_grad_hooks, "model", rule, name)
+    _require_memory_of_their_own(root)
+
+
+def _require_memory_of_their_own(root: nn.Module) -> None:
+    """Raises InvalidInputError for two weights that lie in the same memory: on two stages they would be two."""
+    places = sorted(
+        (p.untyped_storage().data_ptr(), p.storage_offset() * p.itemsize, name, p)
+        for name, p in root.named_parameters()
+        if p.numel() and p.device.type != "meta" and not isinstance(p, FakeTensor)
+    )
+    rule = "must be one parameter with {}, in whose memory it lies: assign the parameter itself, not its data"
+    for (storage, start, name, weight), (next_storage, next_start, other, _) in pairwise(places):
+        stop = start + weight.itemsize * (
+            1 + sum((n - 1) * step for n, step in zip(weight.shape, weight.stride(), strict=True))
+        )
+        apart = storage != next_storage or next_start >= stop
+        require(apart, f"model.{other}", rule.format(name), "another parameter")
 
 
 def _cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan.errors import InvalidInputError, require
@@ -29,6 +29,9 @@ def build_loss(spec: str | None) -> Loss:
     if misfit(found, **parsed.options) is None:
         built: Loss = found(**parsed.options)
         require(callable(built), "loss", f"must be a loss or a factory of one, but {parsed.target} gave", built)
+        rule = "must have no weights of its own, which nobody would train: give them to the model's last block"
+        for name, parameter in built.named_parameters() if isinstance(built, nn.Module) else ():
+            require(not parameter.requires_grad, "loss", rule, name)
         return built
     reason = misfit(found, None, None, **parsed.options)
     require(reason is None, "loss", f"must be callable as {parsed.target}(outputs, targets) ({reason})", spec)

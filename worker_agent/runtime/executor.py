@@ -122,8 +122,7 @@ class Executor:
                 self._weights.use(version)
                 self._stage.recompute_forward(k)
             case Backward(microbatch=k, version=version) | BackwardInput(microbatch=k, version=version):
-                if self._stage.runs_forward_in_backward:
-                    self._weights.use(version)
+                self._weights.use(version)  # blocks may run forwards again: all of them, or those that checkpoint
                 self._weights.grade(version)
                 self._backward(k)
             case BackwardWeight(microbatches=numbers, version=version):

@@ -56,6 +56,7 @@ from worker_agent.runtime.measured import BatchLog, deferred_share
 from worker_agent.runtime.model_checks import require_match, require_same_data, require_same_start
 from worker_agent.runtime.module_state import Noted
 from worker_agent.runtime.own_blocks import OwnBlocks, own_blocks
+from worker_agent.runtime.own_weights import OwnWeights
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
@@ -103,6 +104,7 @@ class RankPart:
             minibatch_statistics=job.minibatch_statistics,
             autocast=getattr(torch, job.computes_in) if job.computes_in else None,
             block_names=chain.block_names[plan_stage.start : plan_stage.stop],
+            own_weights=OwnWeights(self.blocks, dict(chain.root.named_parameters())),
         )
         self.weights = Weights(
             find_slots(self.blocks, own.names),

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -23,9 +22,11 @@ from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.engine.backward import Added, Computed, Deferred, Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.casts import Casts
 from worker_agent.engine.notice import Layouts, layouts_of
+from worker_agent.models.randomness import others_have_drawn, seed_of, seed_others
 from worker_agent.models.spec import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.module_state import Buffers, MinibatchStatistics, Snapshot
+from worker_agent.runtime.own_weights import OwnWeights
 
 Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]
@@ -58,11 +59,13 @@ class StageBlocks:
 
     The random state is set from (seed, microbatch, block) before every block. A dropout mask belongs to the microbatch
     and the block, whoever computes it and however often: recomputation, resumption and any partition give the same
-    mask.
+    mask. NumPy's and Python's random states are set too if the first forward has drawn from them: setting them takes
+    longer than a small block.
 
     Modules record statistics of the data once a microbatch. With `minibatch_statistics` batch norm's running
     statistics are those of minibatches. With `autocast` blocks and criterion run under torch's autocast to that type.
     An error in a block or the criterion becomes a UserCodeError that names the block by `block_names`.
+    With `own_weights` one that computes with other weights is refused.
     """
 
     runs_forward_in_backward = False
@@ -81,6 +84,7 @@ class StageBlocks:
         minibatch_statistics: bool = False,
         autocast: torch.dtype | None = None,
         block_names: Sequence[str] = (),
+        own_weights: OwnWeights | None = None,
     ) -> None:
         self.blocks = tuple(blocks)
         self.criterion = criterion
@@ -101,13 +105,16 @@ class StageBlocks:
         self._left_out_bytes: dict[Layouts, int] = {}
         self._come_to: list[int] | None = None
         self._gradients_are_dense = False
+        self._draws_elsewhere: bool | None = None
         numbers = range(first_block, first_block + len(self.blocks))
         names = block_names or [type(block).__name__ for block in self.blocks]
         self._titles = tuple(f"block {number} ({name})" for number, name in zip(numbers, names, strict=True))
+        self._title = " to ".join(dict.fromkeys((self._titles[0], self._titles[-1])))
+        self._own_weights = own_weights
         self._places = [(m._parameters, name) for block in blocks for m in block.modules() for name in m._parameters]
         self._parametrizations = parametrizations_of(self.blocks)
         self._seed = seed
-        self._block_seeds = tuple(block_seed(number) for number in numbers)
+        self._block_seeds = tuple(map(seed_of, numbers))
         on_gpu = device.type == "cuda"
         self._generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
 
@@ -173,8 +180,7 @@ class StageBlocks:
 
         The run is ending, so this costs nothing. To follow every backward would take a call into Python for each block.
         """
-        first, last = self._titles[0], self._titles[-1]
-        place = first if first == last else f"{first} to {last}"
+        place = self._title
         self._come_to = [len(self.blocks)]
         try:
             self._run_with_graph(microbatch, kept)
@@ -295,6 +301,8 @@ class StageBlocks:
                 outputs = self._run(microbatch, kept)
             else:
                 outputs, self._kept_bytes[layouts] = self._measure(microbatch, kept)
+        if self._own_weights:
+            self._own_weights.require(outputs, self._title)
         graded = [t for t in outputs if carries_gradient(t)]
         kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in graded]
         kept.held_bytes = self._kept_bytes[layouts] if graded else sum(t.nbytes for t in kept.inputs)
@@ -312,27 +320,35 @@ class StageBlocks:
             # A block may change its input in place, but no leaf of a graph: it gets a view in the same memory.
             values = tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in kept.inputs)
 
-        i, of_microbatch = 0, microbatch_seed(self._seed, microbatch)
+        i, drawn, of_microbatch = 0, self._draws_elsewhere, seed_of(self._seed, microbatch)
         try:
             for i, (block, of_block) in enumerate(zip(self.blocks, self._block_seeds, strict=True)):
-                self._generator.manual_seed(of_microbatch ^ of_block)
+                seed = of_microbatch ^ of_block
+                self._generator.manual_seed(seed)
+                if self._draws_elsewhere is not False:
+                    seed_others(seed)
                 values = as_values(block(*values))
+                if self._draws_elsewhere is None:
+                    drawn = drawn or others_have_drawn(seed)
                 if self._come_to is not None:
                     self._follow(i, values, self._come_to)
         except (Exception, SystemExit) as error:  # user code may raise anything
             with user_code(self._titles[i]):
                 raise error
-        if self.criterion is None:
-            return tuple(values)
+        self._draws_elsewhere = bool(drawn)
+        return tuple(values) if self.criterion is None else (self._loss(self.criterion, values, kept.targets),)
 
+    def _loss(self, criterion: Criterion, values: Tensors, targets: Any) -> Tensor:
         with user_code("the loss"):
-            loss: Any = self.criterion(values if len(values) > 1 else values[0], kept.targets)
+            loss: Any = criterion(values if len(values) > 1 else values[0], targets)
             if not isinstance(loss, Tensor):
                 raise TypeError(f"a loss must be a tensor, and this one is {type(loss).__name__}")
             if loss.numel() != 1 or not loss.is_floating_point():
                 shape = tuple(loss.shape)
                 raise TypeError(f"a loss must be one real number, and this one has shape {shape} of {loss.dtype}")
-            return (loss,)
+            if torch.is_grad_enabled() and not loss.requires_grad:
+                raise TypeError("a loss must follow from what is trained, and this one has no gradient")
+            return loss
 
     def _follow(self, block: int, outputs: Tensors, come_to: list[int]) -> None:
         """Has a backward note when it comes to a block's outputs."""
@@ -385,19 +401,5 @@ def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor | None:
 
 
 def random_seed(seed: int, microbatch: int, block: int) -> int:
-    """A 63-bit seed for one block's work on one microbatch: the same under every Python."""
-    return microbatch_seed(seed, microbatch) ^ block_seed(block)
-
-
-def microbatch_seed(seed: int, microbatch: int) -> int:
-    """A microbatch's part of its blocks' seeds."""
-    return _hashed(f"{seed} {microbatch}")
-
-
-def block_seed(block: int) -> int:
-    """A block's part of its seed in every microbatch."""
-    return _hashed(f"{block}")
-
-
-def _hashed(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    """The seed for one block's work on one microbatch."""
+    return seed_of(seed, microbatch) ^ seed_of(block)

@@ -24,6 +24,7 @@ from worker_agent.engine.backward import Added
 from worker_agent.engine.notice import Layouts, layouts_of
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.module_state import MinibatchStatistics
+from worker_agent.runtime.own_weights import OwnWeights
 from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors, required
 
 
@@ -48,6 +49,7 @@ class StageByBlock:
         minibatch_statistics: bool = False,
         autocast: torch.dtype | None = None,
         block_names: Sequence[str] = (),
+        own_weights: OwnWeights | None = None,
     ) -> None:
         self.criterion = criterion
         self._statistics = MinibatchStatistics(blocks) if minibatch_statistics else None
@@ -62,6 +64,7 @@ class StageByBlock:
                 device=device,
                 autocast=autocast,
                 block_names=(name,),
+                own_weights=own_weights,
             )
             for place, (block, name) in enumerate(zip(blocks, names, strict=True))
         )
