@@ -315,10 +315,10 @@ class StageBlocks:
             return self._run_blocks(microbatch, kept)
 
     def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
-        values: Any = tuple(kept.inputs)
-        if torch.is_grad_enabled():
-            # A block may change its input in place, but no leaf of a graph: it gets a view in the same memory.
-            values = tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in kept.inputs)
+        # A block may change its input in place, but no leaf of a graph: it gets a view in the same memory. Without a
+        # graph it gets one as well, because hooks that it puts on its input belong to this forward alone.
+        view = torch.ops.aten._unsafe_view if torch.is_grad_enabled() else lambda t, _: t.detach()
+        values: Any = tuple(view(t, t.shape) if t.requires_grad else t for t in kept.inputs)
 
         i, drawn, of_microbatch = 0, self._draws_elsewhere, seed_of(self._seed, microbatch)
         try:

@@ -67,6 +67,15 @@ def test_blocks_that_draw_with_numpy_and_python_are_recomputed_with_the_same_num
 
 
 @pytest.mark.each_case
+@pytest.mark.parametrize("unit", ["block", "stage"])
+def test_hooks_on_a_blocks_input_are_those_of_one_forward(unit: str, tmp_path: Path) -> None:
+    """With recomputation, the hook of the first forward once halved the gradient as well."""
+    plan = make_plan("1f1b", (0, 2, 4), recompute=True, recompute_unit=unit)
+    reference = expected(plan, f"{HERE}:watching")
+    assert distance(execute(plan, tmp_path, f"{HERE}:watching"), reference) < 1e-12
+
+
+@pytest.mark.each_case
 @pytest.mark.parametrize("schedule", ["pipedream-2bw", "pipedream"])
 def test_blocks_that_checkpoint_themselves_compute_again_with_the_version_of_their_forward(
     schedule: str, tmp_path: Path

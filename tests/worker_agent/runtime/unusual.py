@@ -104,6 +104,24 @@ def _halve(weight: Tensor) -> None:
     weight.grad *= 0.5
 
 
+class Watching(nn.Module):
+    """A layer that halves the gradient of its input by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]
+        return torch.tanh(self.linear(x))
+
+
+def watching() -> list[nn.Module]:
+    """Four blocks (B, 8) -> (B, 8)."""
+    return [Watching() for _ in range(4)]
+
+
 class Checkpointing(nn.Module):
     """A layer that its own forward computes again in the backward, or not."""
 
