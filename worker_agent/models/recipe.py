@@ -282,6 +282,8 @@ def require_stages(root: nn.Module) -> None:
     for tensor, name in _empty_tensors((root,)).items():
         plain = type(tensor) in (Tensor, nn.Parameter)
         require(plain, "model", "must have plain parameters to be built by stages", f"{name}: {type(tensor).__name__}")
+        rule = "must have no hooks on weights (register_hook) to be built by stages, which makes others in their place"
+        require(not tensor._backward_hooks, "model", rule, name)
         other = owners.setdefault(tensor.untyped_storage()._cdata, name)
         rule = "must have tensors with memory of their own to be built by stages"
         require(other == name, "model", rule, f"{other} and {name}")

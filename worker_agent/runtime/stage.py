@@ -317,8 +317,10 @@ class StageBlocks:
     def _run_blocks(self, microbatch: int, kept: Kept) -> Tensors:
         # A block may change its input in place, but no leaf of a graph: it gets a view in the same memory. Without a
         # graph it gets one as well, because hooks that it puts on its input belong to this forward alone.
-        view = torch.ops.aten._unsafe_view if torch.is_grad_enabled() else lambda t, _: t.detach()
-        values: Any = tuple(view(t, t.shape) if t.requires_grad else t for t in kept.inputs)
+        if torch.is_grad_enabled():
+            values: Any = tuple(torch.ops.aten._unsafe_view(t, t.shape) if t.requires_grad else t for t in kept.inputs)
+        else:
+            values = tuple(t.detach() for t in kept.inputs)
 
         i, drawn, of_microbatch = 0, self._draws_elsewhere, seed_of(self._seed, microbatch)
         try:

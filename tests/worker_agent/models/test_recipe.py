@@ -165,6 +165,15 @@ class Overlapping(nn.Module):
         self.one, self.two = nn.Parameter(both[:2]), nn.Parameter(both[2:])
 
 
+class Hooked(nn.Module):
+    """Made anew, the weight once lost the hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.weight.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]
+
+
 CHANGED = torch.ones(3)
 """A tensor with contents that a constructor changes."""
 
@@ -183,6 +192,7 @@ class Changed(nn.Module):
         (Unfilled, r"model: must be a factory that gives every tensor a value, got 'weight'"),
         (OwnGenerator, r"without a torch.Generator"),
         (Overlapping, r"must have tensors with memory of their own .*'one and two'"),
+        (Hooked, r"must have no hooks on weights \(register_hook\) to be built by stages.*got 'weight'"),
         (Changed, r"must not change a tensor after it gave its values to a weight"),
     ],
 )
