@@ -15,7 +15,7 @@ from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.played import searched
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.planner import remade, whole_space
-from pipeplan.schedules.registry import with_whole_backward
+from pipeplan.schedules.registry import schedule_named, with_whole_backward
 
 _COMPUTED = (
     "dtype",
@@ -66,24 +66,59 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
         "optimizer": (plan.optimizer, problem.options.optimizer_or_default),
         "accounting of memory": (plan.memory_accounting, problem.options.memory),
     }
-    options = problem.options
-    fixed = {
-        "number of stages": (plan.depth // plan.chunks, options.stages),
-        "microbatch size": (plan.microbatch_size, options.microbatch_size),
-    }
     others = [
         f"the plan's {name} is {its or 'none'}, this is {given or 'none'}"
         for name, (its, given) in ids.items()
         if its != given
     ]
     others += [
-        f"the plan's {name} is {its}, the options fix it to {asked}"
-        for name, (its, asked) in fixed.items()
-        if asked not in (None, its)
+        f"the plan's {name} is {_said(its)}, the options fix it to {_said(asked)}"
+        for name, its, asked in _fixed(plan, problem)
+        if asked is not None and its != asked
     ]
     return Finding(
         what="origin", holds=not others, detail="; ".join(others) or "made from this profile and this cluster"
     )
+
+
+def _fixed(plan: Plan, problem: PlanningProblem) -> list[tuple[str, object, object]]:
+    """What options may fix: its name, the plan's value, and the one asked for; None if they leave it open."""
+    options, form = problem.options, plan.form
+    one_minibatch = schedule_named(plan.schedule).update == "minibatch"  # PipeDream's, as large as was measured
+    smaller = options.safe_batch and plan.batch_size < problem.batch_size
+    again = {stage.recompute for stage in plan.stages}
+    units = {stage.recompute_unit for stage in plan.stages if stage.recompute}
+    starts = {stage.start for stage in plan.stages[1:]}
+    return [
+        ("batch size", plan.batch_size, None if one_minibatch or smaller else problem.batch_size),
+        ("engine", plan.engine, options.engine),
+        ("schedule", plan.schedule, options.schedule),
+        ("number of stages", plan.depth // plan.chunks, options.stages),
+        ("number of stages of a rank", plan.chunks, options.chunks),
+        ("microbatch size", plan.microbatch_size, options.microbatch_size),
+        ("recomputation", again.pop() if len(again) == 1 else "of some stages", options.recompute),
+        ("unit of recomputation", ", ".join(sorted(units)), options.recompute_unit if units else None),
+        ("split backward", plan.split_backward, False if options.split_backward is False else None),
+        ("stages of one replica", max(plan.replicas) == 1, True if options.straight else None),
+        ("cuts among the forced ones", starts.intersection(options.forced_cuts), set(options.forced_cuts)),
+        ("cuts among the forbidden ones", starts.intersection(options.forbidden_cuts), set()),
+        ("tensor parallelism", form.tensor, options.tensor),
+        ("sequence parallelism", form.sequence_parallel, options.sequence_parallel if form.tensor > 1 else None),
+        ("context parallelism", form.context, options.context),
+        ("expert parallelism", form.expert, options.expert),
+        ("number of replicas", plan.width, options.data),
+        ("sharding", plan.sharding, options.sharding),
+        ("offloading", plan.offload, None if options.offload == ANY_OFFLOAD else options.offload),
+    ]
+
+
+def _said(value: object) -> str:
+    """A value in the words of a sentence."""
+    if isinstance(value, set):
+        return ", ".join(map(str, sorted(value))) or "none"
+    if value is None:
+        return "unequal"
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
 
 
 def _costs(plan: Plan, problem: PlanningProblem) -> Finding:

@@ -57,13 +57,32 @@ def test_a_plan_as_it_was_made_is_proven(tmp_path: Path, planner: str, options: 
     assert checked.document["proven"] is True
 
 
-def test_options_that_the_plan_contradicts_are_named(tmp_path: Path) -> None:
-    """The space of the options was empty, nothing in it was faster, and the plan was called proven."""
-    solved = Solved(tmp_path, "pipedream-2bw", "--stages", "2")
-    assert failed(solved.checked("--stages", "2")) == {}
-    checked = solved.checked("--stages", "5")
+@pytest.mark.parametrize(
+    ("options", "name", "held", "asked"),
+    [
+        (("--stages", "5"), "number of stages", "2", "5"),
+        (("--schedule", "gpipe"), "schedule", "1f1b", "gpipe"),
+        (("--batch-size", "6"), "batch size", "4", "6"),
+        (("--chunks", "2"), "number of stages of a rank", "1", "2"),
+        (("--recompute",), "recomputation", "off", "on"),
+        (("--straight",), "stages of one replica", "off", "on"),
+        (("--force-cut", "2"), "cuts among the forced ones", "none", "2"),
+        (("--forbid-cut", "1"), "cuts among the forbidden ones", "1", "none"),
+        (("--engine", "megatron"), "engine", "pipeplan", "megatron"),
+        (("--data", "4"), "number of replicas", "2", "4"),
+        (("--tensor", "2"), "tensor parallelism", "1", "2"),
+        (("--sharding", "optimizer"), "sharding", "none", "optimizer"),
+        (("--offload", "optimizer"), "offloading", "none", "optimizer"),
+    ],
+)
+def test_options_that_the_plan_contradicts_are_named(
+    tmp_path: Path, options: tuple[str, ...], name: str, held: str, asked: str
+) -> None:
+    """The space of the options was empty, or slower: nothing in it was faster, and the plan was called proven."""
+    solved = Solved(tmp_path, "auto", "--batch-size", "4", "--stages", "2", "--schedule", "1f1b", "--no-recompute")
+    checked = solved.checked(*options)
     assert checked.status == CHANGED
-    assert failed(checked)["origin"] == "the plan's number of stages is 2, the options fix it to 5"
+    assert f"the plan's {name} is {held}, the options fix it to {asked}" in failed(checked)["origin"]
 
 
 def test_other_documents_are_named(tmp_path: Path) -> None:
