@@ -35,14 +35,14 @@ WORTH_IT = 1e-4
 def order_through_cuts(graph: CutGraph, plan: Plan) -> tuple[int, ...] | None:
     """An order of the blocks whose places include better cuts for the plan's stages than the plan's own.
 
-    None where there are none, by `WORTH_IT`, or where the graph has too many cuts. Blocks of one stage keep their
-    order. Memory and gradient exchanges are ignored.
+    None where there are none, by `WORTH_IT`, where the graph has too many cuts, or where ranks hold several stages, of
+    which not the slowest one counts. Blocks of one stage keep their order. Memory and gradient exchanges are ignored.
     """
     problem = graph.problem
     measured = problem.profile.at(plan.microbatch_size)
     joined = graph_of(len(measured), problem.profile.edges or ())
     at_most = min(CUTS_AT_MOST, int((ENTRIES_AT_MOST / plan.depth) ** 0.5))
-    cuts = ideals(joined, at_most) if plan.depth > 1 else None
+    cuts = ideals(joined, at_most) if plan.depth > 1 == plan.chunks else None
     if cuts is None:
         return None
     inside = membership(cuts, len(measured))

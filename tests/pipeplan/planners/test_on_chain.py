@@ -24,6 +24,7 @@ from tests.pipeplan.graphs import DIAMOND, Edges, crossing, cuts_by_definition, 
 from tests.pipeplan.planners.exact.mixed import Gpu, mixed_problem
 from tests.pipeplan.planners.on_paper import on_paper
 from tests.properties import examples
+from tests.schedules import CHUNKED
 
 RESIDUAL: Edges = ((0, 1), (0, 3), (1, 2), (2, 4), (3, 4), (4, 5))
 """
@@ -300,6 +301,14 @@ def test_a_graph_of_too_many_blocks_for_the_solver_is_cut_where_one_tensor_cross
     assert plan == on_paper("exact", problem_of(model, Options(stages=2, microbatch_size=1, cuts="single-tensor")))
     with pytest.raises(InvalidInputError, match=r"profile\.blocks: must be at most 256 for the planner exact, got 271"):
         on_paper("exact", problem_of(model, Options(stages=2, microbatch_size=1, cuts="any")))
+
+
+@pytest.mark.parametrize("schedule", sorted(CHUNKED))
+def test_ranks_of_several_stages_share_a_graph(schedule: str) -> None:
+    """The planner exact failed: it looked for a better order by as many links as there are stages, not ranks."""
+    plan = solve("exact", problem_of(graph(CELLS, RESIDUAL), Options(schedule=schedule, chunks=2, stages=2)))
+    assert isinstance(plan, Plan)
+    assert (plan.schedule, plan.chunks, plan.depth) == (schedule, 2, 4)
 
 
 def test_a_chain_is_asked_as_it_is() -> None:
