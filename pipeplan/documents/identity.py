@@ -102,7 +102,7 @@ def known_id(document: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Same:
-    """A document by its identity: equal documents may differ in their text, as in 1 and 1.0."""
+    """A document by its identity: comparing large ones takes longer than what they are compared for."""
 
     content: Any
 
@@ -130,6 +130,9 @@ def _fields(content: Any) -> dict[str, Any]:
     kind: Any = type(content)
     names, later = _names_and_later(kind)
     values = {name: getattr(content, name) for name in names}
+    for name in _float_names(kind):
+        if type(values[name]) in (int, tuple):  # a whole number is written as it is read: 1.0
+            values[name] = float(values[name]) if type(values[name]) is int else tuple(map(float, values[name]))
     return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
 
@@ -147,6 +150,13 @@ def _first_shape(content: Any) -> dict[str, Any]:
         if now in values and values[first] is None:
             values[first] = values.pop(now)
     return values
+
+
+@cache
+def _float_names(kind: Any) -> tuple[str, ...]:
+    """The names of a class's fields of floats, for which Python takes whole numbers too."""
+    floats = (float, float | None, tuple[float, ...])
+    return tuple(field.name for field in dataclasses.fields(kind) if field.type in floats)
 
 
 @cache

@@ -9,15 +9,15 @@ import pytest
 
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import parse_plan, plan_document
+from pipeplan.documents.files import parse, parse_plan, plan_document
 from pipeplan.documents.identity import FIRST_FIELDS, canonical_json, content_id, plain
-from pipeplan.documents.plan import Plan
+from pipeplan.documents.plan import Certificate, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import PlanningProblem
 from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.planner_service.answers import halve
 
-PLAN = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
+PLAN: Any = halve("pipedream-2bw", PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16))
 
 
 def classes_of(kind: Any, seen: set[type]) -> Iterator[type]:
@@ -81,3 +81,15 @@ def test_a_play_that_is_added_changes_no_id_and_one_of_the_plans_own_does() -> N
     document = plan_document(added)
     assert (document["id"], parse_plan(document)) == (content_id(unplayed), added)
     assert document["throughput_samples_per_s"] == PLAN.simulated.throughput_samples_per_s
+
+
+def test_whole_numbers_in_fields_of_floats_have_the_id_of_the_document_that_is_read_again() -> None:
+    """`latency_s=0` in Python was another cluster than the file that was written of it: its plans were not proven."""
+    level = dataclasses.replace(CLUSTER.levels[0], bandwidth_bytes_per_s=10**9, latency_s=0)
+    cluster = dataclasses.replace(CLUSTER, levels=(level,))
+    again = parse(Cluster, canonical_json(cluster))
+    assert again == cluster and content_id(again) == content_id(cluster)
+    proof = Certificate(method="method", quantity="seconds", value=2, bound=1, claim="claim", witness=(1, 2.5))
+    proven = dataclasses.replace(PLAN, certificate=proof)
+    again_planned = parse_plan(plan_document(proven))
+    assert again_planned == proven and content_id(again_planned) == content_id(proven)
