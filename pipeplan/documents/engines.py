@@ -2,7 +2,8 @@
 list.
 
     pipeplan    our runtime (worker_agent): every schedule, one device for each replica of a stage
-    megatron    Megatron-LM (core 0.15): Shoeybi et al. 2019, Narayanan et al. 2021, Korthikanti et al. 2022
+    megatron    Megatron-LM (core 0.15): Shoeybi et al. 2019, Narayanan et al. 2021, Korthikanti et al. 2022; its
+                distributed optimizer is Adam alone (distrib_optimizer.py)
     deepspeed   DeepSpeed with Megatron's tensor parallelism; with pipelines ZeRO-1 alone (Rajbhandari 2020)
     fsdp        PyTorch's fully sharded data parallelism, as torchtitan and llm-foundry run it (Zhao et al. 2023)
 
@@ -20,7 +21,7 @@ What goes to the host (`documents.degrees`):
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.documents.degrees import OFFLOADS, offloads_activations, offloads_optimizer
 from pipeplan.documents.forms import Form
@@ -62,6 +63,9 @@ class TrainingEngine:
     pipelined_shardings: tuple[str, ...] = ("none",)
     """What replicas of several stages can share out."""
 
+    sharded_optimizers: tuple[str, ...] | None = None
+    """The optimizers whose states replicas can share out; None: all."""
+
     recomputes: tuple[str, ...] = ("block", "attention")
     """What it can run again at a time: a stage, a block, attention's core."""
 
@@ -98,6 +102,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("none", "optimizer"),
             pipelined_shardings=("none", "optimizer"),
+            sharded_optimizers=("adam", "adamw"),
             offloads_optimizer=True,
             offloads_activations=("none",),
             times=EngineTimes(host_s=1e-5),
@@ -135,6 +140,13 @@ def engine_named(name: str) -> TrainingEngine:
     """The engine of this name. Raises InvalidInputError where there is none."""
     require_one_of(ENGINES, "engine", name)
     return ENGINES[name]
+
+
+def with_optimizer(engine: TrainingEngine, optimizer: str) -> TrainingEngine:
+    """The engine as it trains with this optimizer: without sharding where it cannot share out the states."""
+    if engine.sharded_optimizers is None or optimizer in engine.sharded_optimizers:
+        return engine
+    return replace(engine, shardings=SHARDINGS[:1], pipelined_shardings=SHARDINGS[:1])
 
 
 def require_sharding(engine: TrainingEngine, sharding: str, *, pipelined: bool, field: str = "sharding") -> None:

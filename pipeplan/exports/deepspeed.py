@@ -48,6 +48,7 @@ def write(source: ExportSource) -> str:
     rule = "cannot be deepspeed: experts are shared out by the model's own MoE layers there (ep_size)"
     require(plan.form.expert == 1, "format", rule, f"expert {plan.form.expert}")
     on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads_optimizer(plan.offload) else {}
+    untested = not plan.optimizer.startswith("adam")  # ZeRO asserts Adam unless this is allowed
     zero = {"stage": SHARDINGS.index(plan.sharding)} | on_host
     config = {
         "train_batch_size": plan.microbatch_size * plan.microbatches * width,
@@ -56,6 +57,7 @@ def write(source: ExportSource) -> str:
         "optimizer": _OPTIMIZERS[plan.optimizer],
         **_PRECISIONS.get(plan.dtype, {}),
         **({"zero_optimization": zero} if plan.sharding != "none" else {}),
+        **({"zero_allow_untested_optimizer": True} if plan.sharding != "none" and untested else {}),
         **({"activation_checkpointing": {"cpu_checkpointing": True}} if offloads_activations(plan.offload) else {}),
     }
     notes = [

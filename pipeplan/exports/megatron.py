@@ -9,6 +9,8 @@ Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the
 """
 
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
+from pipeplan.documents.engines import engine_named, with_optimizer
+from pipeplan.errors import require
 from pipeplan.exports.nodes import commented
 from pipeplan.exports.source import ExportSource, grid_notes, layers_of, require_grid
 
@@ -34,6 +36,9 @@ def write(source: ExportSource) -> str:
     """The arguments. Raises InvalidInputError for a plan whose stages have different replicas."""
     width = require_grid(source, "megatron", "megatron")
     plan = source.plan
+    engine = with_optimizer(engine_named("megatron"), plan.optimizer)
+    rule = "cannot be megatron: its distributed optimizer is Adam alone"
+    require(plan.sharding in engine.shardings, "format", rule, plan.optimizer)
     stages, assumed = layers_of(source)
     layers = [stage.stop - stage.start for stage in stages]
     layout = "|".join(

@@ -1,6 +1,12 @@
 """Engine options: the checks of degrees, schedule and sharding for an engine that need no profile."""
 
-from pipeplan.documents.engines import TrainingEngine, engine_named, require_degrees, require_sharding
+from pipeplan.documents.engines import (
+    TrainingEngine,
+    engine_named,
+    require_degrees,
+    require_sharding,
+    with_optimizer,
+)
 from pipeplan.documents.forms import AXES
 from pipeplan.errors import require
 from pipeplan.planners.problem import Options
@@ -9,14 +15,19 @@ from pipeplan.schedules.registry import schedule_named
 
 def require_engine_options(options: Options, *, devices: int, batch_size: int) -> None:
     """Raises InvalidInputError for options that the engine, the devices or the batch rule out."""
-    engine = engine_named(options.engine or "")
+    optimizer = options.optimizer_or_default
+    engine = with_optimizer(engine_named(options.engine or ""), optimizer)
     if options.schedule is not None:
         known = engine.schedules or ()
         rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
         require(schedule_named(options.schedule).name in known, "schedule", rule, options.schedule)
     known = tuple(dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)))
-    rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
+    rule = f"must be one of {', '.join(known)} for the engine {engine.name} with the optimizer {optimizer}"
     require(options.sharding in (None, *known), "sharding", rule, options.sharding)
+    asked = options.sequence_parallel
+    rule = f"must be off for the engine {engine.name}, which has none"
+    require(engine.sequence_parallel or not asked, "sequence_parallel", rule, asked)
+    require(options.tensor != 1 or not asked, "sequence_parallel", "needs tensor parallelism", asked)
     _require_shares(options, engine, devices=devices, batch_size=batch_size)
     _require_schedule(options, engine)
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, product
 
+from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, DegreeChoice
-from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named
+from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, with_optimizer
 from pipeplan.documents.forms import AXES, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
@@ -200,12 +201,16 @@ def offloading(problem: PlanningProblem) -> PlanningProblem:
 def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     """The space to be searched, and a ranking of its plays."""
     options = problem.options
-    engine = engine_named(options.engine or "")
+    engine = with_optimizer(engine_named(options.engine or ""), options.optimizer_or_default)
     refuse_unused(f"auto for the engine {engine.name}", options, USED)
     rule = f"must have forms for the engine {engine.name}: estimate the model with --model, or profile its forms"
     require(bool(problem.profile.forms), "profile.forms", rule, problem.profile.model.name)
     types = [device.name for device in problem.cluster.types]
     require(len(types) == 1, "cluster.groups", f"must be of one type for the engine {engine.name}", types)
+    masters, dtype = options.master_weights, problem.profile.dtype
+    usual = keeps_master_weights(dtype, None)
+    rule = f"must be left out or {'on' if usual else 'off'} for the engine {engine.name} with weights in {dtype}"
+    require(masters in (None, usual), "master_weights", rule, masters)
     require(options.memory == "training", "memory", f"must be training for the engine {engine.name}", options.memory)
     require_engine_options(options, devices=problem.cluster.devices, batch_size=problem.batch_size)
     require_host(problem, engine)

@@ -25,7 +25,7 @@ CLUSTER = Cluster(device=PROFILE.device, levels=(Level(size=16, bandwidth_bytes_
 @lru_cache
 def _source(engine: str, *, dtype: str = "bfloat16", **fixed: Any) -> ExportSource:
     """The answer for 16 devices with these degrees; DeepSpeed has no sequence parallelism."""
-    options = Options(engine=engine, optimizer="adamw", **fixed)
+    options = Options(engine=engine, **({"optimizer": "adamw"} | fixed))
     forms = PROFILE.forms
     if engine == "deepspeed":
         forms = tuple(replace(each, form=replace(each.form, sequence_parallel=False)) for each in forms)
@@ -96,6 +96,19 @@ def test_torchtitan_has_every_degree_of_an_fsdp_plan(fixed: dict[str, Any], expe
         assert len(parts) == plan.depth
     else:
         assert document["training"]["local_batch_size"] == plan.microbatch_size
+
+
+def test_engines_share_out_the_states_of_those_optimizers_that_they_can() -> None:
+    """Megatron-LM asserts Adam in its distributed optimizer, DeepSpeed asks for a setting: both ended."""
+    assert _source("megatron", optimizer="momentum").plan.sharding == "none"
+    assert _source("megatron", optimizer="adam", data=4).plan.sharding == "optimizer"
+    plan = replace(_source("megatron", data=4).plan, optimizer="sgd")  # of an earlier release
+    with pytest.raises(InvalidInputError, match="distributed optimizer is Adam alone, got 'sgd'"):
+        format_named("megatron").write(replace(_source("megatron", data=4), plan=plan))
+    for optimizer, untested in (("momentum", True), ("adamw", None)):
+        source = _source("deepspeed", optimizer=optimizer, tensor=1, stages=1, sharding="optimizer")
+        config = json.loads(format_named("deepspeed").write(source))["config"]
+        assert config.get("zero_allow_untested_optimizer") is untested
 
 
 @pytest.mark.parametrize(("recompute", "unit", "mode"), [(True, "block", "full"), (False, None, "none")])

@@ -57,7 +57,7 @@ def cluster(
 def problem(
     profile: Profile, machines: Cluster, *, batch_size: int = 16, engine: str = "megatron", **fixed: Any
 ) -> PlanningProblem:
-    options = Options(optimizer="adam", engine=engine, **fixed)
+    options = Options(engine=engine, **({"optimizer": "adam"} | fixed))
     return PlanningProblem(profile=profile, cluster=machines, batch_size=batch_size, options=options)
 
 
@@ -458,6 +458,10 @@ def test_other_engines_train_with_adamw_unless_asked_otherwise(engine: str) -> N
         ("microbatch_size", {"microbatch_size": 8}),
         ("microbatch_size", {"data": 8, "microbatch_size": 2, "batch_size": 8}),
         ("microbatch_size", {"microbatch_size": 3}),
+        ("sharding", {"optimizer": "sgd", "sharding": "optimizer"}),
+        ("sequence_parallel", {"engine": "deepspeed", "sequence_parallel": True}),
+        ("sequence_parallel", {"tensor": 1, "sequence_parallel": True}),
+        ("master_weights", {"master_weights": False}),
     ],
 )
 def test_what_the_engine_or_the_profile_lacks_is_named(field: str, fixed: dict[str, Any]) -> None:
