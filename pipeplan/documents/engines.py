@@ -5,7 +5,8 @@ list.
     megatron    Megatron-LM (core 0.15): Shoeybi et al. 2019, Narayanan et al. 2021, Korthikanti et al. 2022; its
                 distributed optimizer is Adam alone (distrib_optimizer.py)
     deepspeed   DeepSpeed with Megatron's tensor parallelism; with pipelines ZeRO-1 alone (Rajbhandari 2020)
-    fsdp        PyTorch's fully sharded data parallelism, as torchtitan and llm-foundry run it (Zhao et al. 2023)
+    fsdp        PyTorch's fully sharded data parallelism, as torchtitan and llm-foundry run it (Zhao et al. 2023);
+                torch's Schedule1F1B refuses fewer microbatches than stages
 
 Sharding says which states are divided among replicas: `optimizer` (ZeRO-1), with it `gradients` (ZeRO-2), with
 both `weights` (ZeRO-3, FSDP).
@@ -69,6 +70,9 @@ class TrainingEngine:
     recomputes: tuple[str, ...] = ("block", "attention")
     """What it can run again at a time: a stage, a block, attention's core."""
 
+    fills_pipelines: bool = False
+    """Whether 1F1B needs a microbatch for every rank, at least."""
+
     overlaps: bool = False
     """Whether replicas exchange gradients while the backward goes on."""
 
@@ -126,6 +130,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("gradients", "weights"),
             pipelined_shardings=("gradients", "weights"),
+            fills_pipelines=True,
             gathers_for_forward=True,
             offloads_optimizer=True,
             offloads_activations=("none", "attention", "block"),

@@ -199,7 +199,9 @@ def _job(source: ExportSource) -> _Job:
     if optimizer is None:
         raise InvalidInputError("format", "cannot be torchtitan: it trains with Adam and AdamW only", plan.optimizer)
     parts, assumed = layers_of(source)
-    ranks = source.pipeline_ranks
+    ranks, schedule = source.pipeline_ranks, _SCHEDULES.get(plan.schedule, "1F1B")
+    rule = f"cannot be torchtitan: its 1F1B needs a microbatch for each of the {ranks} stages, at least"
+    require(schedule != "1F1B" or plan.microbatches >= ranks, "format", rule, f"{plan.microbatches} microbatches")
     notes = (
         *source.heading,
         *assumed,
@@ -215,7 +217,7 @@ def _job(source: ExportSource) -> _Job:
         optimizer=optimizer,
         ranks=ranks,
         width=width,
-        schedule=_SCHEDULES.get(plan.schedule, "1F1B"),
+        schedule=schedule,
         parts=parts,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,

@@ -48,6 +48,10 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
     require(options.data is None or replicas % expert == 0, "expert", rule, expert)
     rule = f"must divide the {share} samples of a batch that each of the {replicas} replicas has"
     require(share % size == 0, "microbatch_size", rule, size)
+    rule = (
+        f"must be at most {share // size} for the engine {engine.name}: its pipelines need a microbatch for each stage"
+    )
+    require(ranks <= share // size or not engine.fills_pipelines, "stages", rule, ranks)
     if options.data and options.microbatch_size and (options.chunks or 1) > 1:
         rule = f"must be 1 where {ranks} ranks do not divide a replica's {share // size} microbatches"
         require(share // size % ranks == 0, "chunks", rule, options.chunks)

@@ -283,11 +283,16 @@ def shapes(
 def chunk_counts(
     problem: PlanningProblem, engine: TrainingEngine, ranks: int, microbatches: int, blocks: int
 ) -> Iterator[int]:
-    """The numbers of stages that a rank may hold: interleaving needs whole rounds of microbatches."""
+    """The numbers of stages that a rank may hold: interleaving needs whole rounds of microbatches.
+
+    Without it, some engines need one for every rank.
+    """
     options = problem.options
     interleaves = engine.schedules is None or "1f1b-interleaved" in engine.schedules
     for chunks in range(1, MOST_CHUNKS + 1):
-        able = chunks == 1 or (interleaves and ranks > 1 and microbatches % ranks == 0 and ranks * chunks <= blocks)
+        able = microbatches >= ranks or not engine.fills_pipelines
+        if chunks > 1:
+            able = interleaves and ranks > 1 and microbatches % ranks == 0 and ranks * chunks <= blocks
         asked = options.schedule in (None, _schedule(ranks, chunks))
         if able and asked and options.chunks in (None, chunks):
             yield chunks

@@ -249,6 +249,14 @@ def test_torchtitans_python_configuration_has_its_own_names_and_head(monkeypatch
     assert config.activation_checkpoint == "full"
 
 
+def test_torchs_1f1b_has_a_microbatch_for_every_stage() -> None:
+    plan = _plan(**_stages(2, 2), optimizer="adam", schedule="1f1b", microbatches=1)
+    with pytest.raises(InvalidInputError, match="a microbatch for each of the 2 stages, at least, got '1"):
+        FORMATS["torchtitan"].write(_source(plan))
+    FORMATS["torchtitan"].write(_source(replace(plan, schedule="gpipe")))
+    FORMATS["megatron"].write(_source(plan))
+
+
 def test_without_a_pipeline_torchtitan_accumulates_the_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The local batch was once the whole of a replica's: one forward of all microbatches, and its memory."""
     plan = _one_stage()

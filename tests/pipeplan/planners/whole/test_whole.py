@@ -510,6 +510,18 @@ def test_degrees_that_leave_nothing_are_no_plan() -> None:
     assert answer.reasons[0].rule == "degrees must divide the devices and the batch"
 
 
+def test_torchs_1f1b_has_a_microbatch_for_every_stage() -> None:
+    """torch refuses fewer at the start of the run; Megatron-LM and DeepSpeed do not."""
+    held = model()
+    slow, tight = cluster(held, network=1e7), cluster(held, memory_gib=0.4)
+    for machines, fixed in ((slow, {}), (tight, {}), (slow, {"stages": 4}), (slow, {"stages": 2, "chunks": 2})):
+        plan = answered(problem(held, machines, batch_size=4, engine="fsdp", **fixed))
+        assert plan.microbatches >= plan.depth // plan.chunks
+    with pytest.raises(InvalidInputError, match="stages: must be at most 2 for the engine fsdp"):
+        solve("auto", problem(held, slow, batch_size=2, engine="fsdp", stages=4))
+    assert answered(problem(held, slow, batch_size=2, stages=4)).microbatches < 4
+
+
 def test_other_values_of_a_degree_are_no_faster() -> None:
     held = model(contexts=(1, 2))
     plan = answered(problem(held, cluster(held)))
