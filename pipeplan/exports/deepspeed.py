@@ -33,6 +33,10 @@ _WHOLE = (
     "`config` is DeepSpeed's configuration. ZeRO-2 and ZeRO-3 take no PipelineModule: give deepspeed.initialize the"
     " model as it is, which checkpoints "
 )
+_ON_HOST = (
+    "Only deepspeed.checkpointing.checkpoint has cpu_checkpointing, and only once your program has called"
+    " deepspeed.checkpointing.configure(mpu, deepspeed_config=config), with mpu None without tensor parallelism."
+)
 _TENSOR = (
     "Tensor parallelism is the model's own: its layers are Megatron's, by the mpu that deepspeed.initialize gets; in a"
     " PipelineModule by topology=PipeModelDataParallelTopology(**topology) in place of num_stages."
@@ -67,6 +71,7 @@ def write(source: ExportSource) -> str:
             if plan.sharding in _PIPELINED
             else [_WHOLE + ("every layer." if plan.recompute else "no layer.")]
         ),
+        *([_ON_HOST] if offloads_activations(plan.offload) else []),
         *([_TENSOR] if plan.form.tensor > 1 else []),
         *grid_notes(source, "DeepSpeed"),
         f"Start it on {plan.workers} ranks.",

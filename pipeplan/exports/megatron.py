@@ -22,6 +22,9 @@ _OPTIMIZERS = {
 }
 _PRECISIONS = {"bfloat16": ["--bf16"], "float16": ["--fp16"]}
 
+_ALL_TO_ALL = "--moe-token-dispatcher-type alltoall"
+"""How the plan's tokens reach their experts. Megatron's default gathers all tokens on every device."""
+
 ACTIVATIONS = (
     "Activations go to the host in the plan: set cpu_offloading and cpu_offloading_num_layers in the TransformerConfig."
 )
@@ -54,7 +57,7 @@ def write(source: ExportSource) -> str:
         f"--tensor-model-parallel-size {plan.form.tensor}",
         *(["--sequence-parallel"] * plan.form.sequence_parallel),
         *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
-        *([f"--expert-model-parallel-size {plan.form.expert}"] if plan.form.expert > 1 else []),
+        *([f"--expert-model-parallel-size {plan.form.expert}", _ALL_TO_ALL] if plan.form.expert > 1 else []),
         *(["--use-distributed-optimizer"] if plan.sharding == "optimizer" else []),
         *(["--optimizer-cpu-offload", "--use-precision-aware-optimizer"] * offloads_optimizer(plan.offload)),
         f"--pipeline-model-parallel-size {source.pipeline_ranks}",

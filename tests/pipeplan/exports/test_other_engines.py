@@ -98,6 +98,23 @@ def test_torchtitan_has_every_degree_of_an_fsdp_plan(fixed: dict[str, Any], expe
         assert document["training"]["local_batch_size"] == plan.microbatch_size
 
 
+def test_megatron_sends_tokens_to_their_experts_as_the_plan_does() -> None:
+    """Its default gathers all tokens on every device: other seconds, and other memory."""
+    source = _source("megatron", tensor=1, data=4)
+    shared = replace(source, plan=replace(source.plan, form=replace(source.plan.form, expert=2)))
+    assert "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall" in _words(shared)
+    assert "dispatcher" not in _words(source)
+
+
+@pytest.mark.parametrize("sharding", ["optimizer", "weights"])
+def test_deepspeed_says_what_its_checkpoints_on_the_host_need(sharding: str) -> None:
+    """Nothing in DeepSpeed calls `configure`: without the call, the configuration's cpu_checkpointing has no effect."""
+    source = _source("deepspeed", tensor=1, stages=1, sharding=sharding, recompute=True)
+    for offload, said in (("activations", True), ("none", False)):
+        text = format_named("deepspeed").write(replace(source, plan=replace(source.plan, offload=offload)))
+        assert ("deepspeed.checkpointing.configure(mpu, deepspeed_config=config)" in text) == said
+
+
 def test_engines_share_out_the_states_of_those_optimizers_that_they_can() -> None:
     """Megatron-LM asserts Adam in its distributed optimizer, DeepSpeed asks for a setting: both ended."""
     assert _source("megatron", optimizer="momentum").plan.sharding == "none"
