@@ -53,6 +53,9 @@ _UNSHIFTED = frozenset({"cpmant", "trocr", "xlnet"})
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 """Keys of configs whose layers see less than longer sequences."""
 
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+"""Sizes that libraries and models divide by, or loop over: their own errors do not name them."""
+
 _NOT_OPTIONS = frozenset(
     {
         "add_cross_attention",
@@ -318,6 +321,11 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
 
     try:
         config = _config(name, found, options)
+        for size in _SIZES:
+            key = config.attribute_map.get(size, size)
+            value = (found | options).get(key, 1)
+            rule = "must be at least 1"
+            require(not isinstance(value, int) or value >= 1, f"model.{key}", rule, value)
         kinds = [(kind, task) for task in _TASKS for kind in _kinds(task, type(config))]
         require(bool(kinds), "model", f"must be a model for one of {', '.join(_TASKS)}, {FACTORY}", name)
         kind: Any = kinds[0][0]
@@ -332,6 +340,7 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
         TypeError,
         RuntimeError,
         LookupError,
+        ArithmeticError,
         AttributeError,
         ImportError,
     ) as error:
