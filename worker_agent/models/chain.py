@@ -115,10 +115,12 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
     if not parsed.is_hugging_face:
         load_factory(parsed, field="model")  # an import may draw random numbers, and is not repeated
     with _seeded(seed):
-        if not parsed.is_hugging_face:
-            chain = _by_stages(parsed, seed, dtype) if _is_by_stage(parsed) else _from_factory(parsed, dtype)
-        else:
+        if parsed.is_hugging_face:
             chain = _from_family(parsed, seed, dtype)
+        else:  # a preset is run without contents, and a factory that asks for it
+            asked = parsed.is_preset or getattr(load_factory(parsed, field="model"), BY_STAGE, False) is True
+            by_stage = asked and not isinstance(torch.empty(0), FakeTensor)
+            chain = _by_stages(parsed, seed, dtype) if by_stage else _from_factory(parsed, dtype)
     if not empty:
         chain.materialise()
     return chain
@@ -160,12 +162,6 @@ def _from_family(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
             root=family.root, seed=seed, dtype=dtype, files=family.files, constructors=Constructors(family.make, seed)
         ),
     )
-
-
-def _is_by_stage(spec: Spec) -> bool:
-    """Whether a factory is run without contents: a preset is, and a factory that asks for it."""
-    asked = spec.is_preset or getattr(load_factory(spec, field="model"), BY_STAGE, False) is True
-    return asked and not isinstance(torch.empty(0), FakeTensor)
 
 
 def _by_stages(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:

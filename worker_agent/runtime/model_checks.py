@@ -89,16 +89,14 @@ def _weights_of(copy: Copy) -> list[tuple[str, Tensor]]:
 def _require_same(named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
     if not named:
         return
-    sums = torch.stack([_sum_of_bits(weight.detach()) for _, weight in named])
-    least, most = sums.clone(), sums
+    bits = []  # sums of them as integers: equal for equal weights, and hardly ever for others
+    for _, weight in named:
+        plain = torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
+        bits.append(plain.contiguous().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+    most = torch.stack(bits)
+    least = most.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN, group=group)
     dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
     differs = (least != most).nonzero().flatten().tolist()
     rule = "must give a weight the same values in every process: random numbers from torch, numpy.random or random"
     require(not differs, "model", rule, named[differs[0]][0] if differs else None)
-
-
-def _sum_of_bits(weight: Tensor) -> Tensor:
-    """The sum of the elements' bits as integers: equal for equal weights, and hardly ever for others."""
-    plain = torch.view_as_real(weight) if weight.is_complex() else weight
-    return plain.contiguous().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64)
