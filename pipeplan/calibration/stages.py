@@ -171,10 +171,15 @@ def activation_factor(seen: Sequence[Observed]) -> Term | None:
     """
     factors = []
     for o in seen:
-        predicted, of_ranks = simulated(o.run, o.costs).timeline, o.run.stages
-        for ours, theirs in zip(predicted.lanes, o.run.timeline.lanes, strict=True):
+        empty = tuple(
+            replace(each, activation_bytes=0, split_activation_bytes=0, weight_gradient_bytes=0) for each in o.costs
+        )
+        predicted, rest = (simulated(o.run, costs).timeline.lanes for costs in (o.costs, empty))
+        of_ranks = o.run.stages
+        for ours, beside, theirs in zip(predicted, rest, o.run.timeline.lanes, strict=True):
             stages = of_ranks[ours.stage]
-            in_flight = ours.peak_memory_bytes - min(ours.memory_bytes, default=0)
+            held = zip(ours.memory_bytes, beside.memory_bytes, strict=True)
+            _, in_flight = max(((most, most - others) for most, others in held), default=(0, 0))
             keeps = any(o.costs[stage].activation_bytes for stage in stages)
             if keeps and in_flight > 0 and not any(o.plan.stages[stage].recompute for stage in stages):
                 factors.append(1 + (theirs.peak_memory_bytes - ours.peak_memory_bytes) / in_flight)

@@ -68,7 +68,7 @@ def estimate(
             exchange=_Exchange(exchanges[ranks[index]], profile.overheads.exchange_factor),
             before=edges[index - 1] if index > 0 else None,
             after=edges[index] if index < len(edges) else None,
-            fixed=sum(fixed_copies(profile.dtype, optimizer, master_weights=master_weights)),
+            fixed=fixed_copies(profile.dtype, optimizer, master_weights=master_weights),
             recompute_factor=recompute_factor,
             shares=_shares(profile.overheads, schedule, replicas, index, recompute_factor, recompute=stage.recompute),
         )
@@ -139,7 +139,7 @@ def _stage_costs(
     exchange: _Exchange,
     before: Level | None,
     after: Level | None,
-    fixed: int,
+    fixed: tuple[int, int, int],
     recompute_factor: float | None,
     shares: _Shares,
 ) -> StageCosts:
@@ -158,6 +158,8 @@ def _stage_costs(
     input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
     weight_s = sum(b.backward_weight_s or 0.0 for b in blocks)
     by_block_bytes = boundary.input_bytes + max(b.activation_bytes for b in blocks)
+    split_known = all(b.split_activation_bytes is not None for b in blocks)
+    early_bytes = fixed[0] * sum(b.split_gradient_bytes or 0 for b in blocks)
     known_bytes = [b.weight_gradient_bytes for b in blocks if b.weight_gradient_bytes is not None]
     return StageCosts(
         microbatch_size=blocks[0].microbatch_size,
@@ -179,7 +181,8 @@ def _stage_costs(
         activation_bytes=by_block_bytes if by_block else kept_bytes(blocks),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
-        fixed_bytes=weight_bytes * fixed + cast_bytes,
+        fixed_bytes=weight_bytes * sum(fixed) + cast_bytes,
+        own_gradient_bytes=weight_bytes * fixed[0],
         gradient_bytes=weight_bytes,
         activation_port_devices=onward.devices,
         gradient_port_devices=back.devices,
@@ -189,6 +192,8 @@ def _stage_costs(
         gradient_device_share=back.device_share,
         reduce_device_share=exchange.among.port.device_share,
         weight_gradient_bytes=sum(known_bytes) if len(known_bytes) == len(blocks) else None,
+        split_activation_bytes=kept_bytes([b.when_split for b in blocks]) if split_known else None,
+        early_gradient_bytes=min(early_bytes, weight_bytes * fixed[0]) if split_known else None,
     )
 
 

@@ -46,6 +46,15 @@ def kept_bytes(blocks: Sequence[Measurement]) -> int:
     return blocks[0].activation_bytes + sum(block.added_bytes for block in blocks[1:])
 
 
+def replacing_bytes(gradients: int, weight_bytes: FloatArray, added_bytes: FloatArray) -> FloatArray:
+    """By block, what so many copies of its weights, its gradients, take beyond a microbatch's activations of it.
+
+    The first backward after an update makes a block's gradients when it frees the block's activations. While it runs, a
+    stage holds at most the larger of both for each of its blocks.
+    """
+    return np.maximum(gradients * weight_bytes - added_bytes, 0.0)
+
+
 def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[FloatArray, FloatArray]:
     """`kept_bytes` of each stage [start, stop) of a chain: the first array's entry at stop, less the second's at start.
 
@@ -65,6 +74,9 @@ class Copies:
 
     gradients: int = 0
     """Gradients, in copies of the weights."""
+
+    late_gradients: int = 0
+    """The same where gradients come when a microbatch's activations go: `replacing_bytes` counts."""
 
     master_weights: int = 0
     """Master weights, in copies of the weights."""
@@ -163,6 +175,7 @@ def copies(
         master_weights=master_weights,
         held_before=before,
         sends_on=stage < depth - 1,
+        microbatches=microbatches,
         replicas=replicas,
         unit=unit,
         autocast=autocast,
@@ -205,6 +218,7 @@ def training_copies(
     master_weights: bool = False,
     held_before: int | None = None,
     sends_on: bool = False,
+    microbatches: int | None = None,
     replicas: int = 1,
     unit: str = "stage",
     autocast: str | None = None,
@@ -213,6 +227,10 @@ def training_copies(
 
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs. Where its unit
     is a block it keeps the inputs of every block, and one block's activations (Chen et al. 2016, section 4.1).
+
+    `microbatches` are those of a batch, if known. They decide whether a stage that keeps microbatches whole ever has
+    gradients beside as many as `held` (`Schedule.gathers_beside`). Else the gradients of the first backward replace the
+    activations of its microbatch.
 
     `held_before` are the microbatches in flight on the stage before; None on the first stage. `sends_on` says that a
     stage follows. Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many
@@ -223,10 +241,14 @@ def training_copies(
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
     versions = schedule.weight_versions(held)
+    late = microbatches is not None and not recompute
+    if late and microbatches is not None:
+        late = not schedule.gathers_beside(held=held, microbatches=microbatches)
     return Copies(
         versions=versions,
         casts=versions * cast_copies(dtype, autocast),
-        gradients=gradients + exchanged_sets(schedule, replicas),
+        gradients=0 if late else gradients + exchanged_sets(schedule, replicas),
+        late_gradients=gradients if late else 0,
         master_weights=masters,
         optimizer_states=states,
         activations=0 if by_block else 1 if recompute else held,

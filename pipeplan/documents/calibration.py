@@ -196,7 +196,9 @@ def corrected_profile(calibration: Calibration, profile: Profile) -> Profile:
                 backward_input_s=_scaled(measured.backward_input_s, backward_input),
                 backward_weight_s=_scaled(measured.backward_weight_s, backward_weight),
                 activation_bytes=round(measured.activation_bytes * kept),
-                shared_bytes=None if measured.shared_bytes is None else round(measured.shared_bytes * kept),
+                shared_bytes=_kept(measured.shared_bytes, kept),
+                split_activation_bytes=_kept(measured.split_activation_bytes, kept),
+                split_shared_bytes=_kept(measured.split_shared_bytes, kept),
                 kept_output_bytes=min(measured.kept_output_bytes, round(measured.activation_bytes * kept)),
             )
             for measured in block.measurements
@@ -242,6 +244,10 @@ def _corrected_device(calibration: Calibration, device: Device) -> Device:
     held_bytes = min(round(calibration.context_bytes.value), device.memory_bytes - 1)
     reserve = device.allocator_reserve if calibration.allocator_reserve is None else calibration.allocator_reserve.value
     return replace(device, context_bytes=held_bytes, allocator_reserve=reserve)
+
+
+def _kept(size_bytes: int | None, factor: float) -> int | None:
+    return None if size_bytes is None else round(size_bytes * factor)
 
 
 def _factor(factors: BlockFactors | None, index: int, *, unknown: float = 1.0) -> float:

@@ -1,7 +1,7 @@
 """Profile: what a model costs, block by block, measured at one or more microbatch sizes."""
 
 from bisect import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -107,6 +107,8 @@ class Measurement:
       whether the block needs it or not (None: neither is known, and nothing is taken to be shared).
     - `kept_output_bytes` is what of `output_bytes` is among the activations: until the backward, an output that is sent
       takes only the rest in addition (0: not known, or nothing).
+    - `split_activation_bytes` and `split_shared_bytes` are these where the backward is split: calls that 2BP replaces
+      keep other tensors. `split_gradient_bytes` is what p1 makes of the weights' gradients (None: not known).
     - `workspace_bytes` is the transient peak above what is kept.
     - `forward_spread_s` and `backward_spread_s` are interquartile ranges.
     """
@@ -126,6 +128,9 @@ class Measurement:
     deferred_share: float | None = None
     shared_bytes: int | None = None
     kept_output_bytes: int = 0
+    split_activation_bytes: int | None = None
+    split_shared_bytes: int | None = None
+    split_gradient_bytes: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -135,7 +140,8 @@ class Measurement:
         for field in ("forward_s", "backward_s", *sizes):
             require_amount(field, getattr(self, field))
         spreads = ("forward_spread_s", "backward_spread_s")
-        for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *spreads):
+        of_split = ("split_activation_bytes", "split_shared_bytes", "split_gradient_bytes")
+        for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *of_split, *spreads):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field))
         if self.shared_bytes is not None:
@@ -148,11 +154,17 @@ class Measurement:
         require(self.kept_output_bytes <= most, "kept_output_bytes", rule, self.kept_output_bytes)
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
         require(both, "backward_input_s", "must be given together with backward_weight_s", self.backward_input_s)
+        known = [getattr(self, field) is not None for field in of_split]
+        rule = "must be given together with split_shared_bytes and split_gradient_bytes"
+        require(all(known) or not any(known), "split_activation_bytes", rule, self.split_activation_bytes)
+        rule = f"must be at most split_activation_bytes, {self.split_activation_bytes}, of which it is a part"
+        shared, kept = self.split_shared_bytes or 0, self.split_activation_bytes or 0
+        require(shared <= kept, "split_shared_bytes", rule, self.split_shared_bytes)
         share = self.deferred_share
         if share is not None:
             require(0 <= share <= 1, "deferred_share", "must be from 0 to 1", share)
-            known = share > 0 or not self.backward_weight_s
-            require(known, "deferred_share", "must be more than 0 where backward_weight_s is", share)
+            sound = share > 0 or not self.backward_weight_s
+            require(sound, "deferred_share", "must be more than 0 where backward_weight_s is", share)
 
     @property
     def compute_s(self) -> float:
@@ -163,6 +175,18 @@ class Measurement:
     def added_bytes(self) -> int:
         """The activations that the block adds to those of a stage that ends before it."""
         return self.activation_bytes - (self.shared_bytes or 0)
+
+    @property
+    def when_split(self) -> "Measurement":
+        """The same with the activations of a forward whose backward is split, as far as they are known."""
+        if self.split_activation_bytes is None:
+            return self
+        return replace(
+            self,
+            activation_bytes=self.split_activation_bytes,
+            shared_bytes=self.split_shared_bytes,
+            kept_output_bytes=min(self.kept_output_bytes, self.split_activation_bytes),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +391,7 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
     split = below.backward_input_s is not None and above.backward_input_s is not None
     kept = below.weight_gradient_bytes is not None and above.weight_gradient_bytes is not None
     shares = below.shared_bytes is not None or above.shared_bytes is not None
+    of_split = below.split_activation_bytes is not None and above.split_activation_bytes is not None
     return Measurement(
         microbatch_size=microbatch_size,
         forward_s=between("forward_s"),
@@ -380,6 +405,9 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
         weight_gradient_bytes=round(between("weight_gradient_bytes")) if kept else None,
         shared_bytes=round(between("shared_bytes")) if shares else None,
         kept_output_bytes=round(between("kept_output_bytes")),
+        split_activation_bytes=round(between("split_activation_bytes")) if of_split else None,
+        split_shared_bytes=round(between("split_shared_bytes")) if of_split else None,
+        split_gradient_bytes=round(between("split_gradient_bytes")) if of_split else None,
     )
 
 

@@ -1,10 +1,11 @@
 """StageCosts: what one stage's instructions cost on one worker. The simulator knows nothing else about a model."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
-from pipeplan.errors import require_amount, require_count
+from pipeplan.errors import require, require_amount, require_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +22,14 @@ class StageCosts:
     - Exchange: of `reduce_s`, `reduce_inside_s` passes no port: its latency, and what happens inside the units of
       devices that a port connects. `reduce_tail_s` is how long an exchange that overlaps with the backward goes on when
       that has ended (None: all of it; see `exchange_tail_s`).
-    - Memory: `version_bytes` is one version of its weights, `gradient_bytes` a set of gradients beyond the one that is
-      always there, `fixed_bytes` what is there from start to end (gradients, optimizer states, buffers).
+    - Memory: `version_bytes` is one version of its weights, `fixed_bytes` what belongs to them (gradients, optimizer
+      states, buffers). Of it, `own_gradient_bytes` is there only while gradients gather or are exchanged (0: not told
+      apart); the rest is there from start to end. `gradient_bytes` is a further set of gradients.
       `activation_bytes` is a microbatch kept whole, `input_bytes` one of which only the stage's input is kept. Where a
       stage recomputes by block they are what a microbatch holds at most in its backward, and all its blocks' inputs.
-      `weight_gradient_bytes` is one between 2BP's p1 and p2 (None: as much as one kept whole).
+      Where backwards are split, `split_activation_bytes` is a microbatch kept whole (None: as much),
+      `weight_gradient_bytes` one between p1 and p2 (None: as much as one kept whole), and `early_gradient_bytes` what
+      of its own gradients is there before the first p2 (None: all of it).
     """
 
     microbatch_size: int
@@ -55,6 +59,9 @@ class StageCosts:
     gradient_device_share: float = 1.0
     reduce_device_share: float = 1.0
     message_s: float = 0.0
+    own_gradient_bytes: int = 0
+    split_activation_bytes: int | None = None
+    early_gradient_bytes: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -64,6 +71,8 @@ class StageCosts:
             value = getattr(self, field)
             if value is not None:
                 require_amount(field, value)
+        rule = f"must be at most fixed_bytes, {self.fixed_bytes}, of which it is a part"
+        require(self.own_gradient_bytes <= self.fixed_bytes, "own_gradient_bytes", rule, self.own_gradient_bytes)
 
     @property
     def handing_over_s(self) -> float:
@@ -83,21 +92,34 @@ class StageCosts:
             hidden_s *= min(self.backward_weight_s / self.backward_s, 1.0) if self.backward_s > 0 else 0.0
         return self.reduce_s - hidden_s
 
-    def held_bytes(
-        self, *, versions: int, activations: int, inputs: int, weight_gradients: int = 0, gradients: int = 0
-    ) -> int:
-        """Bytes of the fixed part, of weight versions, of microbatches kept whole, by their input and for p2, and of
-        further sets of gradients.
-        """
-        counts = (activations, inputs, versions, weight_gradients, gradients)
-        held = zip(counts, self.each_held_bytes, strict=True)
-        return self.fixed_bytes + sum(count * each_bytes for count, each_bytes in held)
+    def held_bytes(self, counts: Sequence[int], *, split: bool) -> int:
+        """Bytes of what is always held, and of so many of `each_held_bytes`."""
+        held = zip(counts, self.each_held_bytes(split=split), strict=True)
+        return self.always_bytes + sum(count * each_bytes for count, each_bytes in held)
 
     @property
-    def each_held_bytes(self) -> tuple[int, int, int, int, int]:
-        """Bytes of a microbatch kept whole, by its input, of a weight version, for p2, and of further gradients."""
-        deferred_bytes = self.activation_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
-        return self.activation_bytes, self.input_bytes, self.version_bytes, deferred_bytes, self.gradient_bytes
+    def always_bytes(self) -> int:
+        """Bytes of what is there from start to end."""
+        return self.fixed_bytes - self.own_gradient_bytes
+
+    def each_held_bytes(self, *, split: bool) -> tuple[int, ...]:
+        """Bytes of each thing that a stage holds by count, in the order of `programs.footprint.Held`.
+
+        `split`: it has backwards that are split.
+        """
+        known = split and self.split_activation_bytes is not None
+        whole_bytes = (self.split_activation_bytes or 0) if known else self.activation_bytes
+        deferred_bytes = whole_bytes if self.weight_gradient_bytes is None else self.weight_gradient_bytes
+        own_bytes, early_bytes = self.own_gradient_bytes, self.early_gradient_bytes
+        return (
+            whole_bytes,
+            self.input_bytes,
+            self.version_bytes,
+            deferred_bytes,
+            own_bytes,
+            own_bytes if early_bytes is None else early_bytes,
+            self.gradient_bytes,
+        )
 
 
 def unit_costs(*, forward_s: float, backward_input_s: float, backward_weight_s: float) -> StageCosts:

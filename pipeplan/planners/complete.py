@@ -10,12 +10,11 @@ from math import isclose, lcm
 
 from pipeplan.costs.estimate import estimate
 from pipeplan.costs.graph import in_order
-from pipeplan.costs.memory import keeps_master_weights
+from pipeplan.costs.memory import fixed_copies, keeps_master_weights
 from pipeplan.costs.tied import copied_bytes, tied_stages
 from pipeplan.documents.engines import engine_named
 from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
-from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import BY_WEIGHT
 from pipeplan.planners.batches import played_batches, stands_for_all
@@ -281,7 +280,7 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
     if problem.graph is not None:
         return complete(problem.graph.problem, _on_graph(problem.graph, decision))
     options = problem.options
-    decision = replace(decision, stages=_with_copies(problem.profile, decision))
+    decision = replace(decision, stages=_with_copies(problem, decision))
     master_weights = keeps_master_weights(problem.profile.dtype, options.master_weights)
     plan = Plan(
         planner=decision.planner,
@@ -326,12 +325,15 @@ def complete(problem: PlanningProblem, decision: Decision) -> Plan:
     return replace(plan, warnings=(*plan.warnings, f"{plan.schedule} {TIES_APART}"))
 
 
-def _with_copies(profile: Profile, decision: Decision) -> tuple[Stage, ...]:
+def _with_copies(problem: PlanningProblem, decision: Decision) -> tuple[Stage, ...]:
     """The stages with the memory of their copies of weights that other stages have as well. Planners count weights by
     block, and at most the copies that any stages have (`costs.tied.copies_apart`).
     """
+    profile, options = problem.profile, problem.options
     if not profile.tied:
         return decision.stages
+    masters = keeps_master_weights(profile.dtype, options.master_weights)
+    a_set = fixed_copies(profile.dtype, options.optimizer_or_default, master_weights=masters)[0]
     profile = profile if decision.order is None else in_order(profile, decision.order)
     stages = []
     for stage, counted in zip(decision.stages, decision.copies_bytes or (0,) * len(decision.stages), strict=True):
@@ -340,6 +342,9 @@ def _with_copies(profile: Profile, decision: Decision) -> tuple[Stage, ...]:
         if (known := stage.memory) is not None and copies_bytes != counted and weight_bytes + counted:
             more = (weight_bytes + copies_bytes) / (weight_bytes + counted)
             memory = replace(known, **{name: round(getattr(known, name) * more) for name in BY_WEIGHT})
+            if options.memory == "training":  # late gradients are not in proportion: those of the copies count whole
+                copied = known.gradients + (copies_bytes - counted) * a_set
+                memory = replace(memory, gradients=max(memory.gradients, copied))
             stage = replace(stage, memory=memory, memory_bytes=stage.memory_bytes + memory.total - known.total)
         stages.append(stage)
     return tuple(stages)

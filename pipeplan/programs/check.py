@@ -95,9 +95,12 @@ def check_claims(program: Program) -> None:
         held = list(footprints(stream.instructions, recompute=False))
         most, versions = max(each.in_flight for each in held), max(each.versions for each in held)
         claimed = schedule.in_flight(depth=depth, stage=stream.stage, microbatches=microbatches)
+        beside = schedule.gathers_beside(held=claimed, microbatches=microbatches)
+        gathers = any(each.gradients and each.in_flight == claimed for each in held)
         claims = {
             "in_flight": (claimed, most <= claimed, most),
             "weight_versions": (schedule.weight_versions(most), versions <= schedule.weight_versions(most), versions),
+            "gathers_beside": (beside, beside or not gathers, "gradients beside as many microbatches"),
             "fills": (True, not schedule.fills or most >= min(depth - stream.stage, microbatches), most),
             "keeps_batch": (True, not schedule.keeps_batch or most == microbatches, most),
         }

@@ -37,7 +37,8 @@ class Held:
     A stage that recomputes by block has activations only during a backward, which frees them. For a backward the counts
     are those while it runs.
     `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept. `gradients`
-    are the sets of gradients beyond the one that every stage has: the sets that are exchanged while another gathers.
+    says whether a set of gradients gathers or is exchanged, `early_gradients` whether there are only those that p1
+    makes, `further_gradients` how many sets there are beyond one.
     """
 
     activations: int
@@ -45,6 +46,8 @@ class Held:
     versions: int
     weight_gradients: int = 0
     gradients: int = 0
+    early_gradients: int = 0
+    further_gradients: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -108,20 +111,22 @@ def _numbered(instructions: Sequence[Instruction]) -> KindArray:
 def footprints(instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False) -> Iterator[Held]:
     """What is held after each instruction of one worker's stream."""
     counts = held_counts(instructions, recompute=recompute, by_block=by_block)
-    for activations, inputs, versions, weight_gradients, gradients in counts:
+    for activations, inputs, versions, weight_gradients, gradients, early_gradients, further_gradients in counts:
         yield Held(
             activations=activations,
             inputs=inputs,
             versions=versions,
             weight_gradients=weight_gradients,
             gradients=gradients,
+            early_gradients=early_gradients,
+            further_gradients=further_gradients,
         )
 
 
 def held_counts(
     instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False, settled: bool = False
-) -> Iterator[tuple[int, int, int, int, int]]:
-    """The counts of `Held` as plain tuples (activations, inputs, versions, weight gradients, gradients).
+) -> Iterator[tuple[int, ...]]:
+    """The counts of `Held` as plain tuples, in the order of its fields.
 
     `settled`: for a backward by block, what is held after its end.
     """
@@ -145,8 +150,12 @@ def held_table(
     whole, inputs = _INPUTS_KEPT if by_block else _INPUT_KEPT if recompute else _ALL_KEPT
     spikes = kinds == NUMBERS[Backward] if by_block and not settled else np.zeros(len(kinds), dtype=bool)
     needed = _Needed.by(instructions, kinds)
-    made = _MADE[kinds] - np.bincount(needed.last[needed.last < len(kinds)], minlength=len(kinds))
+    made = _MADE[kinds] - np.bincount(_released(needed, kinds), minlength=len(kinds))
     deferred = _DEFERRED[kinds]
+    sets = _gradient_sets(instructions, kinds)
+    updated = _newest(kinds, _UPDATES)
+    only_by_p1 = (_newest(kinds, _INPUT_ALONE) > updated) & (_newest(kinds, _COMPLETE) <= updated)
+    early = only_by_p1.astype(np.int64)
     for index in np.flatnonzero(kinds == NUMBERS[BackwardWeight]).tolist():
         deferred[index] = -len(microbatches_of(instructions[index]))
     return np.stack(
@@ -156,26 +165,42 @@ def held_table(
             # A version that a backward is the last to use is there while it runs.
             np.count_nonzero(~needed.made) + np.cumsum(made) - np.where(spikes, made, 0),
             np.cumsum(deferred),
-            _further_gradients(instructions, kinds),
+            np.minimum(sets, 1) - early,
+            early,
+            np.maximum(sets - 1, 0),
         ]
     )
 
 
-def _further_gradients(instructions: Sequence[Instruction], kinds: KindArray) -> IntArray:
-    """Sets of gradients beyond the one that is always there, after each instruction.
+def _released(needed: _Needed, kinds: KindArray) -> IntArray:
+    """Where versions are released: after their last use. One that a backward was the last to use stays until the next
+    update, which goes into its memory, unless gradients are exchanged meanwhile.
+    """
+    last = needed.last[needed.last < len(kinds)]
+    if _EXCHANGES[kinds].any():
+        return last
+    updates = np.append(np.flatnonzero(_UPDATES[kinds]), len(kinds))
+    following = updates[np.searchsorted(updates, last)]
+    return np.where(_BACKWARDS[kinds[last]] & (following < len(kinds)), following, last)
 
-    A set counts while it is exchanged: from the backward that completes it to its update. Another worker's set counts
-    from the start of its exchange. One more set counts while it gathers: from the backward after that.
+
+def _gradient_sets(instructions: Sequence[Instruction], kinds: KindArray) -> IntArray:
+    """Sets of gradients that are there after each instruction.
+
+    A set counts while it gathers: from the first backward of a batch to the update, or to the start of its exchange. It
+    then counts as exchanged: from the backward that completes it to its update. Another worker's set counts from the
+    start of its exchange.
     """
     if not _EXCHANGES[kinds].any():
-        return np.zeros(len(kinds), dtype=np.int64)
+        newest = _newest(kinds, _BACKWARDS | _UPDATES)
+        return np.where(newest >= 0, _BACKWARDS[kinds[newest]], False).astype(np.int64)
     places = np.flatnonzero(_EXCHANGES[kinds] | _UPDATES[kinds])
     backwards = np.flatnonzero(_BACKWARDS[kinds])
     after = np.searchsorted(backwards, places)
     nexts = [backwards[(after + step)[after + step < len(backwards)]] for step in (0, 1)]  # others change nothing
     exchanged: set[int] = set()
     gathers, own = False, None
-    further, changes = [0], np.unique(np.concatenate([places, backwards[:1], *nexts]))
+    sets, changes = [0], np.unique(np.concatenate([places, backwards[:1], *nexts]))
     for index in changes.tolist():
         match instructions[index]:
             case StartReduce(version=version):
@@ -189,8 +214,13 @@ def _further_gradients(instructions: Sequence[Instruction], kinds: KindArray) ->
                 gathers = own is None
                 exchanged |= set() if own is None else {own}
                 own = None
-        further.append(max(len(exchanged) + gathers - 1, 0))
-    return np.repeat(further, np.diff(changes, prepend=0, append=len(kinds)))
+        sets.append(len(exchanged) + gathers)
+    return np.repeat(sets, np.diff(changes, prepend=0, append=len(kinds)))
+
+
+def _newest(kinds: KindArray, some: BoolArray) -> IntArray:
+    """After each instruction, the index of the newest one of some kinds; -1 if there was none."""
+    return np.maximum.accumulate(np.where(some[kinds], np.arange(len(kinds)), -1))
 
 
 def _changes(**changes: int) -> IntArray:
@@ -204,6 +234,7 @@ def _are(*kinds: type[Instruction]) -> BoolArray:
 
 
 _COMPUTES, _BACKWARDS, _EXCHANGES, _UPDATES = _are(*COMPUTE), _are(*_BACKWARD), _are(StartReduce), _are(Update)
+_INPUT_ALONE, _COMPLETE = _are(BackwardInput), _are(*_COMPLETING)
 
 _ALL_KEPT = _changes(Forward=1, Backward=-1, BackwardInput=-1), _changes()
 _INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(Forward=1, Recompute=-1)

@@ -144,6 +144,14 @@ class Schedule(ABC):
         """Weight versions alive on a stage with `held` microbatches in flight: one with a flush, or one for each."""
         return 1 if self.flushes else held
 
+    def gathers_beside(self, *, held: int, microbatches: int) -> bool:
+        """Whether gradients may be there while a stage keeps `held` microbatches, as many as it ever does.
+
+        No, where it keeps as many only before the first backward after an update.
+        """
+        del held, microbatches
+        return True
+
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
         """Whether a stage copies its weights when it updates: microbatches in flight there still need the old version.
 

@@ -36,3 +36,8 @@ class GPipe(Schedule):
         """The microbatches of the whole batch."""
         del depth, stage
         return microbatches
+
+    def gathers_beside(self, *, held: int, microbatches: int) -> bool:
+        """No: all forwards come first."""
+        del held, microbatches
+        return False

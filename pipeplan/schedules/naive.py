@@ -34,3 +34,7 @@ class Naive(Schedule):
         """One microbatch."""
         del depth, stage, microbatches
         return 1
+
+    def gathers_beside(self, *, held: int, microbatches: int) -> bool:
+        """If a batch has more microbatches."""
+        return held < microbatches

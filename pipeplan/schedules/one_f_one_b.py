@@ -43,6 +43,10 @@ class OneFOneB(Schedule):
         """As many as there are stages from this one on (PipeDream 2018, section 3.3), but at most the batch."""
         return min(depth - stage, microbatches)
 
+    def gathers_beside(self, *, held: int, microbatches: int) -> bool:
+        """If a batch has more microbatches."""
+        return held < microbatches
+
     def paper_in_flight(self, *, depth: int, microbatches: int) -> int:
         """The depth, even if a batch has fewer microbatches."""
         del microbatches

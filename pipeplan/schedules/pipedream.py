@@ -52,6 +52,11 @@ class PipeDream(Schedule):
         """One version for each microbatch in flight."""
         return held
 
+    def gathers_beside(self, *, held: int, microbatches: int) -> bool:
+        """No: an update follows each backward."""
+        del held, microbatches
+        return False
+
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
         """If more than one microbatch is in flight."""
         return sum(replicas[stage:]) > replicas[stage]

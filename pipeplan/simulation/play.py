@@ -28,6 +28,7 @@ import numpy as np
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.errors import ScheduleError
 from pipeplan.programs.footprint import first_versions, held_counts, held_table
+from pipeplan.programs.instructions import NUMBERS, BackwardInput
 from pipeplan.programs.program import Program, Stream
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline import Lane, Timeline
@@ -250,9 +251,10 @@ def peak_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts], ki
     if pipeline.chunks == 1 and stream.instructions:
         recompute, by_block = (law(stream.stage) for law in (pipeline.recomputes, pipeline.recomputes_by_block))
         table = held_table(stream.instructions, recompute=recompute, by_block=by_block, numbers=kinds)
-        most_bytes = sum(map(mul, own.each_held_bytes, table.max(axis=1).tolist()))
+        each_bytes = own.each_held_bytes(split=NUMBERS[BackwardInput] in kinds)
+        most_bytes = sum(map(mul, each_bytes, table.max(axis=1).tolist()))
         if most_bytes <= np.iinfo(np.int64).max:
-            return own.fixed_bytes + int((np.asarray(own.each_held_bytes) @ table).max())
+            return own.always_bytes + int((np.asarray(each_bytes) @ table).max())
     return max(held_bytes(program, stream, costs), default=0)
 
 
@@ -261,7 +263,7 @@ def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) ->
     parts, pipeline = program.stage_streams(stream), program.pipeline
     by_chunk, left_by_chunk = [], []
     for part in parts:
-        held_bytes = _HeldBytes(costs[part.stage])
+        held_bytes = _HeldBytes(costs[part.stage], split=BackwardInput in map(type, part.instructions))
         recompute, by_block = (law(part.stage) for law in (pipeline.recomputes, pipeline.recomputes_by_block))
         counts = held_counts(part.instructions, recompute=recompute, by_block=by_block)
         by_chunk.append(tuple(map(held_bytes.__getitem__, counts)))
@@ -271,9 +273,10 @@ def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) ->
         left_by_chunk.append(tuple(map(held_bytes.__getitem__, left)) if by_block else by_chunk[-1])
 
     following = [zip(most, left, strict=True) for most, left in zip(by_chunk, left_by_chunk, strict=True)]
+    versions = [len(first_versions(part.instructions)) for part in parts]
     now_bytes = [
-        costs[part.stage].held_bytes(versions=len(first_versions(part.instructions)), activations=0, inputs=0)
-        for part in parts
+        costs[part.stage].always_bytes + count * costs[part.stage].version_bytes
+        for part, count in zip(parts, versions, strict=True)
     ]
     sums, all_bytes = [], sum(now_bytes)
     for instruction in stream.instructions:
@@ -287,17 +290,10 @@ def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) ->
 class _HeldBytes(dict[tuple[int, ...], int]):
     """The bytes of `held_counts`. Each value is computed once: few differ."""
 
-    def __init__(self, costs: StageCosts) -> None:
+    def __init__(self, costs: StageCosts, *, split: bool) -> None:
         super().__init__()
-        self._costs = costs
+        self._costs, self._split = costs, split
 
     def __missing__(self, held: tuple[int, ...]) -> int:
-        activations, inputs, versions, weight_gradients, gradients = held
-        self[held] = self._costs.held_bytes(
-            activations=activations,
-            inputs=inputs,
-            versions=versions,
-            weight_gradients=weight_gradients,
-            gradients=gradients,
-        )
+        self[held] = self._costs.held_bytes(held, split=self._split)
         return self[held]

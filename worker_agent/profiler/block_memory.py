@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from worker_agent.engine.backward import Split, parametrizations_of
+from worker_agent.engine.graphs import NODE_BYTES, graph_bytes
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.profiler.autocast import Autocast
-from worker_agent.profiler.times import Direction, pass_backward, pass_forward
+from worker_agent.profiler.times import BlockCrossing, Direction, pass_backward, pass_forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,8 @@ class BlockMemory:
     stage has these bytes already, or they are an input that nobody saves. `kept_output_bytes` is the part of
     `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `workspace_bytes` is the
     peak of the forward or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on
-    a CPU, whose allocator does not count. `cast_bytes` are those of the weights' copies under autocast.
+    a CPU, whose allocator does not count. `cast_bytes` are those of the weights' copies under autocast, `graph_bytes`
+    those of the graph itself (`engine.graphs`).
     """
 
     input_bytes: int
@@ -40,6 +43,7 @@ class BlockMemory:
     kept_output_bytes: int = 0
     workspace_bytes: int
     cast_bytes: int = 0
+    graph_bytes: int = 0
 
 
 def measure_memory(
@@ -79,6 +83,7 @@ def measure_memory(
     ]
     kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
     casts_bytes = [block.cast_bytes for block in kept]
+    graphs_bytes = _graphs_bytes(kept, crossings, device)
     for block in kept:
         block.forget()
     pass_backward(crossings, seen, autocast)
@@ -91,11 +96,89 @@ def measure_memory(
             kept_output_bytes=min(kept_outputs, activations),  # a tensor may be two outputs
             workspace_bytes=workspace,
             cast_bytes=casts,
+            graph_bytes=graph,
         )
-        for (inputs, outputs, kept_outputs), (activations, shared), workspace, casts in zip(
-            moved_bytes, kept_bytes, workspaces, casts_bytes, strict=True
+        for (inputs, outputs, kept_outputs), (activations, shared), workspace, casts, graph in zip(
+            moved_bytes, kept_bytes, workspaces, casts_bytes, graphs_bytes, strict=True
         )
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitMemory:
+    """One block's bytes for a microbatch whose backward is split: what its graph keeps, as `BlockMemory` has it, and
+    the gradients of weights that p1 makes.
+    """
+
+    split_activation_bytes: int
+    split_shared_bytes: int
+    split_gradient_bytes: int
+    split_graph_bytes: int
+
+
+def measure_split_memory(
+    blocks: Sequence[nn.Module],
+    loss: Loss,
+    microbatch: Microbatch,
+    device: torch.device,
+    autocast: Autocast | None = None,
+) -> tuple[SplitMemory, ...]:
+    """Every block's memory in a forward and p1, from one untimed pass. Gradients stay as they are."""
+    kept = [
+        KeptStorages(block, partial(autocast.kept_copy, index) if autocast else None)
+        for index, block in enumerate(blocks)
+    ]
+    splits = [
+        Split(
+            block.parameters(),
+            parametrizations_of([block]),
+            copy_of=autocast.casts[index].copy_of if autocast else None,
+        )
+        for index, block in enumerate(blocks)
+    ]
+    trained = [[p for p in block.parameters() if p.requires_grad] for block in blocks]
+    gathered = {parameter: parameter.grad for parameters in trained for parameter in parameters}
+    for parameter in gathered:
+        parameter.grad = None
+
+    @contextmanager
+    def split(direction: Direction, index: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(splits[index].active(deferring=direction == "backward"))
+            if direction == "forward":
+                stack.enter_context(saved_tensors_hooks(kept[index].pack, lambda tensor: tensor))
+            yield
+
+    crossings = pass_forward(blocks, loss, *microbatch, split, autocast)
+    kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
+    graphs_bytes = _graphs_bytes(kept, crossings, device)
+    for block in kept:
+        block.forget()
+    pass_backward(crossings, split, autocast)
+    made_bytes = [sum(p.grad.nbytes for p in parameters if p.grad is not None) for parameters in trained]
+    for parameter, gradient in gathered.items():
+        parameter.grad = gradient
+    return tuple(
+        SplitMemory(
+            split_activation_bytes=activations,
+            split_shared_bytes=shared,
+            split_gradient_bytes=made,
+            split_graph_bytes=graph,
+        )
+        for (activations, shared), made, graph in zip(kept_bytes, made_bytes, graphs_bytes, strict=True)
+    )
+
+
+def _graphs_bytes(
+    blocks: Sequence["KeptStorages"], crossings: Sequence[BlockCrossing], device: torch.device
+) -> list[int]:
+    """By block, the bytes of its graph, with the views of its inputs at which a stage begins."""
+    found = []
+    for block, crossing in zip(blocks, crossings, strict=True):
+        own_bytes = graph_bytes([root.grad_fn for root in crossing.roots], saved=block.tensors, device=device)
+        views = sum(tensor.requires_grad for tensor in crossing.inputs) if own_bytes else 0
+        found.append(own_bytes + NODE_BYTES * views)
+    return found
 
 
 def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
@@ -126,7 +209,7 @@ def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:
 class KeptStorages:
     """The storages that one block's graph saves, by identity, which also tells the storages of fake tensors apart.
 
-    `is_copy` tells the copies of weights, which are kept apart.
+    `tensors` counts what it saves in them. `is_copy` tells the copies of weights, which are kept apart.
     """
 
     def __init__(self, block: nn.Module, is_copy: Callable[[Tensor], bool] | None = None) -> None:
@@ -134,6 +217,7 @@ class KeptStorages:
         self._is_copy = is_copy
         self._copies: dict[int, torch.UntypedStorage] = {}
         self.saved: dict[int, torch.UntypedStorage] = {}
+        self.tensors = 0
 
     @property
     def bytes(self) -> int:
@@ -162,7 +246,9 @@ class KeptStorages:
     def pack(self, tensor: Tensor) -> Tensor:
         """Notes a saved tensor. The graph gets it detached: an output that saves itself would never be freed."""
         copied = self._is_copy is not None and self._is_copy(tensor)
-        (self._copies if copied else self.saved).update(self.not_owned((tensor,)))
+        found = self.not_owned((tensor,))
+        (self._copies if copied else self.saved).update(found)
+        self.tensors += bool(found)
         return tensor.detach()
 
     def forget(self) -> None:

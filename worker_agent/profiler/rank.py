@@ -35,7 +35,7 @@ from worker_agent.models.data import (
 from worker_agent.models.losses import Loss, build_loss
 from worker_agent.models.spec import user_code
 from worker_agent.profiler.autocast import Autocast
-from worker_agent.profiler.block_memory import measure_memory
+from worker_agent.profiler.block_memory import measure_memory, measure_split_memory
 from worker_agent.profiler.exchange import measure_exchange
 from worker_agent.profiler.job import ProfileDirectory, ProfileJob, ProgressWriter, read_job
 from worker_agent.profiler.links import TINY_BYTES, measure_handing_over, measure_links, settle
@@ -148,8 +148,9 @@ class ProfilingRank:
         full_s = sum(median(block.forward_s) for block in found.blocks)
         self.without_graph.append((median(found.bare_s) / full_s or 1.0) if full_s > 0 else 1.0)
         memory = measure_memory(self.blocks, self.loss, microbatch(0), self.device, self.autocast)
-        columns = zip(found.blocks, found.split, memory, strict=True)
-        return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m)) for t, s, m in columns)
+        split_memory = measure_split_memory(self.blocks, self.loss, microbatch(0), self.device, self.autocast)
+        columns = zip(found.blocks, found.split, memory, split_memory, strict=True)
+        return tuple(BlockFigures(**asdict(t), **asdict(s), **asdict(m), **asdict(two)) for t, s, m, two in columns)
 
     def _series(
         self,

@@ -39,6 +39,11 @@ class BlockFigures:
     activation_bytes: int
     shared_bytes: int = 0
     kept_output_bytes: int = 0
+    split_activation_bytes: int
+    split_shared_bytes: int
+    split_gradient_bytes: int
+    split_graph_bytes: int = 0
+    graph_bytes: int = 0
     workspace_bytes: int
     cast_bytes: int = 0
 
@@ -229,9 +234,12 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
         weight_gradient_bytes=max(block.weight_gradient_bytes for block in figures),
         input_bytes=max(block.input_bytes for block in figures),
         output_bytes=max(block.output_bytes for block in figures),
-        activation_bytes=max(block.activation_bytes for block in figures),
+        activation_bytes=max(block.activation_bytes + block.graph_bytes for block in figures),
         shared_bytes=min(block.shared_bytes for block in figures),
         kept_output_bytes=min(block.kept_output_bytes for block in figures),
+        split_activation_bytes=max(block.split_activation_bytes + block.split_graph_bytes for block in figures),
+        split_shared_bytes=min(block.split_shared_bytes for block in figures),
+        split_gradient_bytes=max(block.split_gradient_bytes for block in figures),
         workspace_bytes=max(block.workspace_bytes for block in figures),
         forward_spread_s=spread(forward_s),
         backward_spread_s=spread(backward_s),

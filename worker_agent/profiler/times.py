@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from worker_agent.engine.backward import Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.clocks import Clock
+from worker_agent.engine.graphs import calls_bytes
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.models.spec import user_code
@@ -282,11 +283,12 @@ def _split_round(
         clock.mark()
 
     pass_backward(pass_forward(blocks, loss, *microbatch, split, autocast), split, autocast)
-    kept_bytes = []
+    device, kept_bytes = as_values(microbatch[0])[0].device, []
     for block, one in zip(blocks, splits, strict=True):
         owned = {t.untyped_storage().data_ptr() for t in (*block.parameters(), *block.buffers())}
         storages = {address: size for call in one.deferred for address, size in call.storages().items()}
-        kept_bytes.append(sum(size for address, size in storages.items() if address not in owned))
+        tensors_bytes = sum(size for address, size in storages.items() if address not in owned)
+        kept_bytes.append(tensors_bytes + calls_bytes(len(one.deferred), device))
 
     defers = tuple(bool(one.deferred) for one in splits)
     for one in reversed(splits):

@@ -86,6 +86,8 @@ class Executor:
         self._completes: StartReduce | None = None
         self._exchanged: dict[int, list[Tensor]] = {}
         self._gathers = False
+        self._early = False
+        self._early_bytes: int | None = None
         self._recorder = recorder
         self._hooks = hooks
         self._inputs = inputs
@@ -124,7 +126,7 @@ class Executor:
             case Backward(microbatch=k, version=version) | BackwardInput(microbatch=k, version=version):
                 self._weights.use(version)  # blocks may run forwards again: all of them, or those that checkpoint
                 self._weights.grade(version)
-                self._backward(k)
+                self._backward(k, split=isinstance(instruction, BackwardInput))
             case BackwardWeight(microbatches=numbers, version=version):
                 self._weights.grade(version)
                 self._backward_weight(numbers)
@@ -176,7 +178,7 @@ class Executor:
         else:  # a copy, as a channel makes one: blocks may change their inputs in place
             self._after._received[k] = tuple(t.clone(memory_format=torch.contiguous_format) for t in outputs)
 
-    def _backward(self, k: int) -> None:
+    def _backward(self, k: int, *, split: bool) -> None:
         """The stage's backward. If it completes the gradients of an exchange, these are on their way at its end."""
         if self._stage.criterion is None:
             gradients: Tensors = tuple(self._gradients.pop(k))
@@ -186,6 +188,7 @@ class Executor:
 
         started, self._completes = self._completes, None
         if started is None:
+            self._early = split and (self._early or not self._gathers)
             self._gathers = True
             to_inputs = self._stage.backward(k, gradients)
         else:
@@ -202,6 +205,7 @@ class Executor:
     def _backward_weight(self, microbatches: Sequence[int]) -> None:
         started, self._completes = self._completes, None
         if started is None:
+            self._gathers, self._early = True, False
             self._stage.backward_weight(microbatches)
         else:
             waiting = self._stage.waiting(microbatches)
@@ -214,7 +218,7 @@ class Executor:
     def _note_exchanged(self, version: int) -> None:
         """The gradients for a version are on their way: later ones are for the next version."""
         self._exchanged[version], self._losses = self._losses, []
-        self._gathers = False
+        self._gathers = self._early = False
 
     def _reduce(self, exchange: ReduceGradients) -> None:
         replicas = self._among_replicas
@@ -240,7 +244,7 @@ class Executor:
         losses = self._exchanged.pop(version, None)
         if losses is None:
             losses, self._losses = self._losses, []
-            self._gathers = False
+            self._gathers = self._early = False
         return torch.stack(losses).mean() if losses else None
 
     def held_bytes(self) -> int:
@@ -256,10 +260,19 @@ class Executor:
 
     def _held_now(self) -> int:
         weights = self._weights
-        exchanged = max(len(self._exchanged) + self._gathers, 1) - 1  # in the exchange they have the weights' dtypes
-        gradients = weights.gradient_bytes + exchanged * weights.version_bytes
+        sets = len(self._exchanged) + self._gathers
+        further = max(sets - 1, 0)  # in the exchange they have the weights' dtypes
+        own_bytes = self._made_by_p1_bytes() if self._early else weights.gradient_bytes
+        gradients = min(sets, 1) * own_bytes + further * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
         return fixed + weights.live_bytes + self._stage.held_bytes()
+
+    def _made_by_p1_bytes(self) -> int:
+        """The bytes of the gradients that p1 has made, while p2 has made none. They are counted once."""
+        if self._early_bytes is None:
+            made = [leaf.grad for leaf in self._weights.graded]
+            self._early_bytes = sum(gradient.nbytes for gradient in made if gradient is not None)
+        return self._early_bytes
 
 
 def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:

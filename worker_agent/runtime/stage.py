@@ -21,6 +21,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.engine.backward import Added, Computed, Deferred, Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.casts import Casts
+from worker_agent.engine.graphs import calls_bytes, graph_bytes
 from worker_agent.engine.notice import Layouts, layouts_of
 from worker_agent.models.randomness import others_have_drawn, seed_of, seed_others
 from worker_agent.models.spec import UserCodeError, user_code
@@ -39,7 +40,8 @@ class Kept:
     A root stands for an output that carries a gradient; it is None where nothing trainable leads to the output. The
     outputs themselves are not kept: the next stage has them, and the backward needs only their place in the graph.
     `split` is set where the backward is split in two, `buffers` where the forward runs again. `held_bytes` are those of
-    the storages that the graph keeps, or of the inputs where there is no graph.
+    the storages that the graph keeps, or of the inputs where there is no graph. `graph_bytes` are those of the graph
+    itself (`engine.graphs`).
     """
 
     inputs: Tensors
@@ -48,6 +50,7 @@ class Kept:
     split: Split | None = None
     buffers: Snapshot | None = None
     held_bytes: int = 0
+    graph_bytes: int = 0
 
     def splitting(self, *, deferring: bool) -> AbstractContextManager[None]:
         """The context of the forward that makes a graph and, with `deferring`, of the backward."""
@@ -101,7 +104,7 @@ class StageBlocks:
         self._changes_inputs: bool | None = None
         self._buffers = Buffers(self.blocks) if recompute else None
         self._casts = Casts(self._parameters) if autocast else None
-        self._kept_bytes: dict[Layouts, int] = {}
+        self._kept_bytes: dict[Layouts, tuple[int, int]] = {}
         self._left_out_bytes: dict[Layouts, int] = {}
         self._come_to: list[int] | None = None
         self._gradients_are_dense = False
@@ -169,7 +172,8 @@ class StageBlocks:
             if layouts not in self._left_out_bytes:
                 storages = {address: size for call in deferred for address, size in call.storages().items()}
                 owned = self._owned_storages()
-                self._left_out_bytes[layouts] = sum(size for address, size in storages.items() if address not in owned)
+                tensors_bytes = sum(size for address, size in storages.items() if address not in owned)
+                self._left_out_bytes[layouts] = tensors_bytes + calls_bytes(len(deferred), self._device)
             self.deferred_bytes[microbatch] = self._left_out_bytes[layouts]
 
         given = {gradient.untyped_storage().data_ptr() for gradient in gradients if gradient is not None}
@@ -256,7 +260,7 @@ class StageBlocks:
 
     def held_bytes(self) -> int:
         """The bytes that its microbatches hold: graphs, kept inputs, p2's inputs, and autocast's copies."""
-        kept_bytes = sum([kept.held_bytes for kept in self.kept.values()])
+        kept_bytes = sum([kept.held_bytes + kept.graph_bytes for kept in self.kept.values()])
         return kept_bytes + sum(self.deferred_bytes.values()) + self.cast_bytes
 
     def kept_storages(self, microbatch: int) -> frozenset[int]:
@@ -300,12 +304,16 @@ class StageBlocks:
             if layouts in self._kept_bytes:
                 outputs = self._run(microbatch, kept)
             else:
-                outputs, self._kept_bytes[layouts] = self._measure(microbatch, kept)
+                outputs, held_bytes, saved = self._measure(microbatch, kept)
+                nodes = [t.grad_fn for t in outputs if carries_gradient(t)]
+                self._kept_bytes[layouts] = held_bytes, graph_bytes(nodes, saved=saved, device=self._device)
         if self._own_weights:
             self._own_weights.require(outputs, self._title)
         graded = [t for t in outputs if carries_gradient(t)]
         kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in graded]
-        kept.held_bytes = self._kept_bytes[layouts] if graded else sum(t.nbytes for t in kept.inputs)
+        kept.held_bytes, kept.graph_bytes = self._kept_bytes[layouts]
+        if not graded:
+            kept.held_bytes, kept.graph_bytes = sum(t.nbytes for t in kept.inputs), 0
         return tuple(t.detach() for t in outputs)
 
     def _run(self, microbatch: int, kept: Kept) -> Tensors:
@@ -358,18 +366,23 @@ class StageBlocks:
             if output.grad_fn is not None:
                 output.grad_fn.register_prehook(lambda _gradients: come_to.append(block))
 
-    def _measure(self, microbatch: int, kept: Kept) -> tuple[Tensors, int]:
+    def _measure(self, microbatch: int, kept: Kept) -> tuple[Tensors, int, int]:
         """Runs on inputs of a new layout, and inspects every tensor that the graph saves.
 
-        Returns the outputs, and the bytes of the storages that the graph keeps, without the weights and copies of them.
+        Returns the outputs, the bytes of the storages that the graph keeps, without the weights and copies of them, and
+        the number of tensors that it saves.
         """
         owned = self._owned_storages()
         saved: dict[int, int] = {}
         copies: dict[int, int] = {}
 
+        counted = 0
+
         def pack(tensor: Tensor) -> Tensor:
+            nonlocal counted
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in owned:
+                counted += 1
                 shared = self._casts is not None and self._casts.holds(tensor)
                 (copies if shared else saved)[storage.data_ptr()] = storage.nbytes()
             return tensor.detach()
@@ -380,7 +393,7 @@ class StageBlocks:
             outputs = self._run(microbatch, kept)
         if self._casts:
             self._casts.found_bytes = max(self._casts.found_bytes, sum(copies.values()))
-        return outputs, sum(saved.values())
+        return outputs, sum(saved.values()), counted - len(kept.inputs)
 
 
 def required(inputs: Iterable[Tensor], found: Iterable[Tensor | None]) -> Tensors:

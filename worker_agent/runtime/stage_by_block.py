@@ -112,7 +112,7 @@ class StageByBlock:
             for place in reversed(range(len(self._parts))):
                 self._run_again(place, microbatch, changes[place], asked)
                 part, kept = self._parts[place], self._parts[place].kept[microbatch]
-                held_bytes = kept.held_bytes + (inputs_bytes[place - 1] if place else 0)
+                held_bytes = kept.held_bytes + kept.graph_bytes + (inputs_bytes[place - 1] if place else 0)
                 self._most_bytes = max(self._most_bytes, others_bytes + held_bytes)
                 asked = [t.requires_grad for t in kept.inputs if carries_gradient(t)]
                 found = part.backward_where_reached(microbatch, found)

@@ -267,7 +267,7 @@ class Ranking:
         """A plan with a split backward, with the bytes that its microbatches hold until their p2; None if too long.
 
         These are the bytes that its play holds beyond the play of the same stages with a whole backward, which is a
-        proposal itself. If that plan does not fit, this one does not fit either, and is not played.
+        proposal itself, or less than it. If that plan does not fit, this one is not played.
         """
         split = proposal.plan
         whole = self._whole(proposal)
@@ -281,7 +281,7 @@ class Ranking:
             return None
         self.plays += 1
         self.left -= length(split, instructions=LONGEST_PLAY)
-        more_bytes = [0] * fused.depth
+        more_bytes = [-(stage.memory.activations if stage.memory else 0) for stage in fused.stages]
         peaks = zip(fused.placement, simulated.peak_memory_bytes, fused.simulated.peak_memory_bytes, strict=True)
         for worker, split_bytes, fused_bytes in peaks:
             more_bytes[worker.stage] = max(more_bytes[worker.stage], split_bytes - fused_bytes)

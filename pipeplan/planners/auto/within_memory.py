@@ -33,7 +33,7 @@ class MemoryBounds:
         closer, laws, evaluator = rates.copy(), found.execution.laws, self.model.evaluator
         if not laws.pipelined or laws.keeps_batch:
             return closer
-        asked = (rates > above) & (found.depth <= found.microbatches)
+        asked = (rates > above) & found.filled
         for size in np.unique(found.size[asked]).tolist():
             at = np.flatnonzero(asked & (found.size == size))
             shape = found.shape(int(at[0]), evaluator.measured.sizes)

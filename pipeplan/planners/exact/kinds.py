@@ -15,7 +15,7 @@ import numpy as np
 from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.compute import compute_s, interval_maxima, interval_sums, no_stage
-from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
+from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, replacing_bytes, training_copies
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.documents.profile import Device, Profile
@@ -54,6 +54,11 @@ class Intervals:
         """The bytes that one microbatch keeps: `costs.memory.kept_bytes`."""
         added = self._measured["added_bytes"]
         return interval_sums(added.tolist()) + (self._measured["activation_bytes"] - added)[:, None]
+
+    def late_bytes(self, gradients: int) -> FloatArray:
+        """What so many gradients take beyond a microbatch's activations: `costs.memory.replacing_bytes`."""
+        weights = np.asarray([block.weight_bytes for block in self.profile.blocks], dtype=np.float64)
+        return interval_sums(replacing_bytes(gradients, weights, self._measured["added_bytes"]).tolist())
 
     @cached_property
     def workspace_bytes(self) -> FloatArray:
@@ -106,6 +111,8 @@ class Intervals:
         total = held.weights * self.weight_bytes + held.activations * self.activation_bytes
         total += (held.inputs * self.input_bytes)[:, None] + held.transients * self.workspace_bytes
         total += held.buffer_bytes(self.input_bytes[:, None], self.output_bytes, self.kept_output_bytes)
+        if held.late_gradients:
+            total += self.late_bytes(held.late_gradients)
         if held.block_inputs:
             total += held.block_inputs * self.block_input_bytes + held.block_activations * self.block_activation_bytes
         return np.asarray(total)
@@ -121,7 +128,7 @@ class Intervals:
         kept += held.block_activations * int(self.block_activation_bytes[here])
         return StageMemory(
             weights=int(held.stored * weights),
-            gradients=held.gradients * weights,
+            gradients=held.gradients * weights + int(self.late_bytes(held.late_gradients)[here]),
             master_weights=held.master_weights * weights,
             optimizer_states=held.optimizer_states * weights,
             activations=kept,
@@ -346,6 +353,7 @@ class Tabulated:
             recompute=recompute,
             held=held,
             dtype=dtype,
+            microbatches=shape.microbatches,
             master_weights=masters,
             unit=unit,
             autocast=self.problem.profile.autocast,

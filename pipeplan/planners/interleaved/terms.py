@@ -130,10 +130,13 @@ class ChunkedTerms:
         """
         if not self.shape.laws.splits_backward:
             return self.chain.kept_sums
-        blocks = self.problem.profile.at(self.shape.microbatch_size)
-        more = np.asarray([max((b.weight_gradient_bytes or 0) - b.added_bytes, 0) for b in blocks], dtype=np.float64)
-        shared = self.chain.shared_bytes
-        return kept_sums(np.diff(self.chain.added_bytes) + shared + more, shared)
+        measured = self.problem.profile.at(self.shape.microbatch_size)
+        known = all(block.split_activation_bytes is not None for block in measured)
+        blocks = [block.when_split for block in measured] if known else measured
+        more = [max((b.weight_gradient_bytes or 0) - b.added_bytes, 0) for b in blocks]
+        kept = [b.activation_bytes + extra for b, extra in zip(blocks, more, strict=True)]
+        shared = [b.shared_bytes or 0 for b in blocks]
+        return kept_sums(np.asarray(kept, dtype=np.float64), np.asarray(shared, dtype=np.float64))
 
     def fixed_bytes(self, stage: int, *, recompute: bool) -> FloatArray:
         """The weights of a stage with what belongs to them, and its buffers."""

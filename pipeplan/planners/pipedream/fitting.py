@@ -9,6 +9,7 @@ downstream of no other. That argument does not reach a first stage of one device
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,15 +23,19 @@ FEW_DEVICES = 64
 """On a chain, up to this many devices, the fewest that suffice are counted up for all states at once."""
 
 
+Factors: TypeAlias = tuple[float, float, float, float, float]
+"""By how much each of a law's amounts counts, in their order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """Bytes held = fixed + held x each, of a stage's weights, activations, input and largest transient, in this order.
+    """Bytes held = fixed + held x each, of a stage's weights, activations, input, largest transient and late gradients.
 
     `held` is the number of minibatches in flight. Both accountings of `costs.memory` have this form.
     """
 
-    fixed: tuple[float, float, float, float]
-    each: tuple[float, float, float, float]
+    fixed: Factors
+    each: Factors
     limit_bytes: float
 
 
@@ -44,6 +49,7 @@ class Memory:
     kept_before: FloatArray
     input_bytes: FloatArray
     transient_bytes: FloatArray | None
+    late_bytes: FloatArray | None
 
     def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
         """The bytes of a worker of the stages from each row to each column, with so many minibatches in flight."""
@@ -58,8 +64,8 @@ class Memory:
             most = np.floor(left / each)
         return np.where(each > 0, most, np.where(left >= 0, np.inf, -1.0))
 
-    def weighted(self, factors: tuple[float, float, float, float], rows: IntArray, columns: IntArray) -> FloatArray:
-        weights, activations, inputs, transients = factors
+    def weighted(self, factors: Factors, rows: IntArray, columns: IntArray) -> FloatArray:
+        weights, activations, inputs, transients, late = factors
         total = weights * (self.weight_bytes[columns] - self.weight_bytes[rows, None])
         if activations:
             total += activations * (self.added_bytes[columns] - self.kept_before[rows, None])
@@ -67,6 +73,8 @@ class Memory:
             total += inputs * self.input_bytes[rows, None]
         if transients and self.transient_bytes is not None:
             total += transients * self.transient_bytes[np.ix_(rows, columns)]
+        if late and self.late_bytes is not None:
+            total += late * (self.late_bytes[columns] - self.late_bytes[rows, None])
         return np.asarray(total)
 
 
@@ -81,6 +89,7 @@ def memory_of(states: States, space: PartitionSpace, law: Law) -> Memory:
         kept_before=np.asarray(states.kept_before, dtype=np.float64)[order],
         input_bytes=np.asarray(states.input_bytes, dtype=np.float64)[order],
         transient_bytes=None if transients is None else transients[np.ix_(order, order)],
+        late_bytes=None if states.late_bytes is None else states.late_bytes[order],
     )
 
 

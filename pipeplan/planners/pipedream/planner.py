@@ -21,7 +21,15 @@ from pipeplan.planners.pipedream.partition import Partition, PartitionSearch, da
 from pipeplan.planners.pipedream.refine import refine
 from pipeplan.planners.pipedream.release import ReleasedProgram, released_boundaries, released_cuts
 from pipeplan.planners.pipedream.states import CutStates, States, cut_states
-from pipeplan.planners.pipedream.terms import network, released, search, stage, synchronisation, synchronised
+from pipeplan.planners.pipedream.terms import (
+    gradient_copies,
+    network,
+    released,
+    search,
+    stage,
+    synchronisation,
+    synchronised,
+)
 from pipeplan.planners.problem import PlanningProblem, measured_at, refuse_unused, require_schedule
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
@@ -166,7 +174,7 @@ def cut_model(problem: PlanningProblem) -> CutModel:
     blocks = len(problem.profile.blocks)
     rule = f"must be at most {MAX_STATES} for the planner {NAME}"
     require(blocks < MAX_STATES, "profile.blocks", rule, blocks)
-    cuts = cut_states(problem.profile, size, cuts=problem.options.cuts)
+    cuts = cut_states(problem.profile, size, cuts=problem.options.cuts, gradients=gradient_copies(problem))
     if released(problem):
         output_bytes = [block.output_bytes for block in problem.profile.at(size)]
         cuts = released_boundaries(problem.profile, released_cuts(problem.profile, cuts), output_bytes)

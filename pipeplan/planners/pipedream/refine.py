@@ -30,8 +30,8 @@ from pipeplan.planners.pipedream.graph_bound import (
     windows_of,
 )
 from pipeplan.planners.pipedream.partition import Partition, fits, partition
-from pipeplan.planners.pipedream.states import CutStates, evenly, exactly_summed, states_of
-from pipeplan.planners.pipedream.terms import FACTORS, law, search, synchronisation
+from pipeplan.planners.pipedream.states import CutStates, evenly, exactly_summed, states_of, summed
+from pipeplan.planners.pipedream.terms import FACTORS, gradient_copies, law, search, synchronisation
 from pipeplan.planners.problem import PlanningProblem
 
 ENTRIES_AT_MOST = 2e7
@@ -75,11 +75,13 @@ def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> R
         return Refined(cuts=cuts, found=found, certificate=_certificate(problem, found, proven))
     cut = _Cut(blocks=blocks, machines=machines)
     proven, cheap = cut.bound(cuts, found)
+    measured = problem.profile.at(microbatch_size)
+    sums = summed(problem.profile, measured, gradient_copies(problem))
     for _ in range(ROUNDS):
         if found.cost_s <= proven.seconds * (1 + NEAR):
             break
         listed = cut.around(cuts, found, cheap, _room(problem))
-        more = states_of(problem.profile, blocks.graph, problem.profile.at(microbatch_size), listed, complete=False)
+        more = states_of(sums, blocks.graph, measured, listed, complete=False)
         solved = _solved(problem, more)
         if solved is None or solved[1].cost_s >= found.cost_s * (1 - NEAR):
             break

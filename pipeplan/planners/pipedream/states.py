@@ -27,7 +27,7 @@ from pipeplan.costs.graph import (
     members,
     membership,
 )
-from pipeplan.costs.memory import kept_sums
+from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.documents.profile import Measurement, Profile
 
 STATES_AT_MOST = 5000
@@ -64,6 +64,11 @@ class States:
     input_bytes: FloatArray
     """What a stage that begins at the state keeps as its input."""
 
+    late_bytes: FloatArray | None = None
+    """What gradients take beyond activations (`costs.memory.replacing_bytes`), over all blocks before the state; None
+    if none are counted.
+    """
+
     before: BoolArray | None = None
     """before[a, b]: a stage may reach from a to b; None for a chain, where any a < b may."""
 
@@ -74,8 +79,11 @@ class States:
         return len(self.compute_s)
 
 
-def chain_states(profile: Profile, microbatch_size: int) -> States:
-    """The states of a chain: one before every block and one after the last."""
+def chain_states(profile: Profile, microbatch_size: int, *, gradients: int = 1) -> States:
+    """The states of a chain: one before every block and one after the last.
+
+    `gradients`: the bytes of a set of gradients, in copies of the weights.
+    """
     blocks = profile.at(microbatch_size)
     outputs = [block.output_bytes for block in blocks]
     workspace = [block.workspace_bytes for block in blocks]
@@ -86,9 +94,11 @@ def chain_states(profile: Profile, microbatch_size: int) -> States:
     activations = np.asarray([block.activation_bytes for block in blocks], dtype=np.float64)
     shared = np.asarray([block.shared_bytes or 0 for block in blocks], dtype=np.float64)
     added_bytes, kept_before = kept_sums(activations, shared)
+    weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
     return States(
         compute_s=_sums([block.compute_s for block in blocks]),
-        weight_bytes=_sums([block.weight_bytes for block in profile.blocks]),
+        weight_bytes=_sums(weights),
+        late_bytes=_sums(replacing_bytes(gradients, weights, np.diff(added_bytes))),
         added_bytes=added_bytes,
         kept_before=kept_before,
         boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
@@ -97,7 +107,7 @@ def chain_states(profile: Profile, microbatch_size: int) -> States:
     )
 
 
-def _sums(values: Sequence[float]) -> FloatArray:
+def _sums(values: Sequence[float] | FloatArray) -> FloatArray:
     return np.concatenate(([0.0], np.cumsum(np.asarray(values, dtype=np.float64))))
 
 
@@ -145,6 +155,7 @@ class CutStates:
             kept_before=states.kept_before[index],
             boundary_bytes=states.boundary_bytes[index],
             input_bytes=states.input_bytes[index],
+            late_bytes=None if states.late_bytes is None else states.late_bytes[index],
             before=None if states.before is None else states.before[table],
             transient_bytes=None if states.transient_bytes is None else states.transient_bytes[table],
         )
@@ -153,7 +164,12 @@ class CutStates:
 
 
 def cut_states(
-    profile: Profile, microbatch_size: int, *, cuts: str | None = None, at_most: int = STATES_AT_MOST
+    profile: Profile,
+    microbatch_size: int,
+    *,
+    cuts: str | None = None,
+    at_most: int = STATES_AT_MOST,
+    gradients: int = 1,
 ) -> CutStates:
     """The states of a chain, or of a graph.
 
@@ -162,27 +178,29 @@ def cut_states(
     earlier would be the same. What crosses a cut is the output of every block before it that a block after it reads;
     a stage in between forwards what it does not read itself (SOSP 2019; the antichains of PipeDream's optimizer are
     these sets). `cuts="single-tensor"` keeps the cuts that one output alone crosses. If a graph has more than `at_most`
-    cuts, the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path.
+    cuts, the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path. `gradients` is
+    as for a chain.
     """
     if profile.edges is None:
-        states = chain_states(profile, microbatch_size)
+        states = chain_states(profile, microbatch_size, gradients=gradients)
         blocks = len(profile.blocks)
         return CutStates(states=states, blocks_before=np.arange(blocks + 1), order=tuple(range(blocks)))
     measured = profile.at(microbatch_size)
     graph = graph_of(len(measured), profile.edges)
+    sums = summed(profile, measured, gradients)
     line = line_of(graph, [block.output_bytes for block in measured])
     every_place = range(len(graph) + 1)
     if cuts == "single-tensor":
-        return _line_states(profile, graph, measured, line, line.single_tensor)
+        return _line_states(sums, graph, measured, line, line.single_tensor)
     if all(source in graph.reads[reader] for source, reader in pairwise(line.order)):
-        return _line_states(profile, graph, measured, line, every_place)
+        return _line_states(sums, graph, measured, line, every_place)
     workspaces = len({block.workspace_bytes for block in measured} - {0})
     at_most = min(at_most, int((ENTRIES_AT_MOST / max(workspaces, 1)) ** 0.5))
     listed = ideals(graph, at_most, late=_costing_nothing(profile, graph, measured))
     if listed is not None:
-        return states_of(profile, graph, measured, listed)
+        return states_of(sums, graph, measured, listed)
     some = evenly(every_place, STATES_AT_MOST) if workspaces else every_place
-    return replace(_line_states(profile, graph, measured, line, some), complete=False)
+    return replace(_line_states(sums, graph, measured, line, some), complete=False)
 
 
 def evenly(values: Sequence[int], count: int) -> Sequence[int]:
@@ -193,11 +211,11 @@ def evenly(values: Sequence[int], count: int) -> Sequence[int]:
 
 
 def _line_states(
-    profile: Profile, graph: Graph, measured: Sequence[Measurement], line: Line, chosen: Sequence[int]
+    by_block: Sequence[FloatArray], graph: Graph, measured: Sequence[Measurement], line: Line, chosen: Sequence[int]
 ) -> CutStates:
-    """The states at these places of an order."""
+    """The states at these places of an order. `by_block` is what they sum up (`summed`)."""
     order, places = np.asarray(line.order), np.asarray(chosen)
-    sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in _summed(profile, measured)]
+    sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in by_block]
     boundary = crossing_bytes(graph, line.order, [block.output_bytes for block in measured])[places]
 
     workspaces = [measured[block].workspace_bytes for block in line.order]
@@ -212,6 +230,7 @@ def _line_states(
             weight_bytes=sums[1],
             added_bytes=sums[2],
             kept_before=sums[2],
+            late_bytes=sums[3],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
             transient_bytes=transient_bytes,
@@ -222,11 +241,19 @@ def _line_states(
 
 
 def states_of(
-    profile: Profile, graph: Graph, measured: Sequence[Measurement], cuts: Sequence[int], *, complete: bool = True
+    by_block: Sequence[FloatArray],
+    graph: Graph,
+    measured: Sequence[Measurement],
+    cuts: Sequence[int],
+    *,
+    complete: bool = True,
 ) -> CutStates:
-    """The states of these cuts, which hold the empty and the full one and are sorted by size."""
+    """The states of these cuts, which hold the empty and the full one and are sorted by size.
+
+    `by_block` is what they sum up (`summed`).
+    """
     inside = membership(cuts, len(graph))
-    sums = [inside @ values for values in _summed(profile, measured)]
+    sums = [inside @ values for values in by_block]
     boundary = crossing_by_cut(graph, inside, np.asarray([block.output_bytes for block in measured], dtype=np.float64))
 
     # [a, b]: the largest workspace of a block in b and not in a
@@ -242,6 +269,7 @@ def states_of(
             weight_bytes=sums[1],
             added_bytes=sums[2],
             kept_before=sums[2],
+            late_bytes=sums[3],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
             before=_within_others(inside),
@@ -271,12 +299,15 @@ def _within_others(inside: FloatArray) -> BoolArray:
     return within
 
 
-def _summed(profile: Profile, measured: Sequence[Measurement]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """By block, the terms that a stage adds up: seconds, weights, activations."""
+def summed(profile: Profile, measured: Sequence[Measurement], gradients: int) -> tuple[FloatArray, ...]:
+    """By block, the terms that a stage adds up: seconds, weights, activations, and gradients beyond these."""
+    weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
+    activations = np.asarray([block.activation_bytes for block in measured], dtype=np.float64)
     return (
         exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
-        np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64),
-        np.asarray([block.activation_bytes for block in measured], dtype=np.float64),
+        weights,
+        activations,
+        replacing_bytes(gradients, weights, activations),
     )
 
 

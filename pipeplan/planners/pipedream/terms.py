@@ -64,14 +64,14 @@ def law(problem: PlanningProblem) -> Law:
     The buffers of messages under way are left out: how many there are depends on the stage before as well.
     """
     one, two = (
-        (count.weights, count.activations, count.inputs, count.transients)
+        (count.weights, count.activations, count.inputs, count.transients, float(bool(count.late_gradients)))
         for count in (copies(problem, held) for held in (1, 2))
     )
     each = tuple(later - first for first, later in zip(one, two, strict=True))
     fixed = tuple(first - more for first, more in zip(one, each, strict=True))
     return Law(
-        fixed=(fixed[0], fixed[1], fixed[2], fixed[3]),
-        each=(each[0], each[1], each[2], each[3]),
+        fixed=(fixed[0], fixed[1], fixed[2], fixed[3], fixed[4]),
+        each=(each[0], each[1], each[2], each[3], each[4]),
         limit_bytes=problem.cluster.device.usable_bytes,
     )
 
@@ -90,6 +90,7 @@ def copies(problem: PlanningProblem, held: int) -> Copies:
             options.optimizer_or_default,
             recompute=False,
             held=held,
+            microbatches=1,
             dtype=dtype,
             master_weights=keeps_master_weights(dtype, options.master_weights),
             autocast=problem.profile.autocast,
@@ -98,6 +99,11 @@ def copies(problem: PlanningProblem, held: int) -> Copies:
         return stashing
     versions = problem.cluster.devices
     return replace(stashing, versions=versions, casts=stashing.casts / stashing.versions * versions)
+
+
+def gradient_copies(problem: PlanningProblem) -> int:
+    """The bytes of a set of gradients, in copies of the weights."""
+    return copies(problem, 1).late_gradients or 1
 
 
 def synchronised(problem: PlanningProblem) -> bool:
@@ -110,10 +116,13 @@ def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int
     a, b, count = share.start, share.stop, copies(problem, held)
     weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
     activation_bytes = int(states.added_bytes[b] - states.kept_before[a])
+    late_bytes = 0
+    if count.late_gradients and states.late_bytes is not None:
+        late_bytes = int(states.late_bytes[b] - states.late_bytes[a])
     transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
     memory = StageMemory(
         weights=int(count.stored * weight_bytes),
-        gradients=count.gradients * weight_bytes,
+        gradients=count.gradients * weight_bytes + late_bytes,
         master_weights=count.master_weights * weight_bytes,
         optimizer_states=count.optimizer_states * weight_bytes,
         activations=count.activations * activation_bytes + count.inputs * int(states.input_bytes[a]),

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce
 from pipeplan.costs.memory import RECEIVES_AHEAD, copies
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
@@ -35,6 +35,16 @@ class Configurations:
 
     def __len__(self) -> int:
         return len(self.width)
+
+    @property
+    def filled(self) -> BoolArray:
+        """Where a batch fills the pipeline for longer than a moment: no stage keeps all of it, unless all stages do.
+
+        Where a stage keeps all of a batch, its gradients may be late.
+        """
+        if self.execution.laws.gathers_beside(held=1, microbatches=1):
+            return np.asarray(self.depth <= self.microbatches)
+        return np.asarray(self.depth < self.microbatches)
 
     def some(self, chosen: IntArray) -> "Configurations":
         """These configurations, in this order."""
@@ -133,7 +143,7 @@ class RateBounds:
     def least_bytes(self, found: Configurations) -> FloatArray:
         """The least that any split's worst stage holds: `PipelineTerms.least_bytes`, and at least its largest block."""
         recomputes = self.execution.recompute is not False
-        copies_of_weights = self._counts(recomputes)[0]
+        copies_of_weights = np.where(found.filled, self._weights(filled=True), self._weights(filled=False))
         weights, activations = self.measured.weight_bytes, self.measured.added_bytes
 
         # Over the stages: the most copies of activations, and the sum of 1 / (copies of activations).
@@ -163,8 +173,9 @@ class RateBounds:
             output = message if self.execution.recompute else np.minimum(message, rest.min(axis=1, initial=np.inf))
             sent, others = self._messages(found)
             together = together + sent * output[found.size] + others * message[found.size]
-        blocks = (copies_of_weights * weights + activations).max(axis=1)
-        return np.asarray(np.maximum(together / shares, blocks[found.size]) * (1 - ROUNDING))
+        blocks = np.stack([(self._weights(filled=f) * weights + activations).max(axis=1) for f in (False, True)])
+        block = blocks[found.filled.astype(np.int64), found.size]
+        return np.asarray(np.maximum(together / shares, block) * (1 - ROUNDING))
 
     def _slots(self, microbatches: IntArray, depth: IntArray) -> FloatArray:
         if is_flushed(self.execution.laws):
@@ -198,7 +209,7 @@ class RateBounds:
             return np.asarray(np.maximum(busy_s, exchange_s * weights.sum()))
 
         # Of whole blocks; the counts in flight are those of a batch that fills the pipeline.
-        whole_s = np.where(depth <= found.microbatches, self._whole.least_s[size, depth], 0.0)
+        whole_s = np.where(found.filled, self._whole.least_s[size, depth], 0.0)
         longest_s = np.maximum(np.maximum(whole_s, computes_s), self._block_s.max(axis=1)[size])
         first_edge_s = self._crossing[size, np.minimum(depth - 1, 1)] / self._bandwidths.of_levels(edge_level)
         exchanged = np.maximum(weights.sum() / depth, weights.max())
@@ -218,22 +229,26 @@ class RateBounds:
             held = np.where(found.microbatches >= found.depth, (found.depth + 2) / 2, 1.0)
         return edges * held, edges * (2 * RECEIVES_AHEAD + 1 + held)
 
-    def _counts(self, recompute: bool) -> tuple[float, int]:
-        """Copies of weights, and of activations on the last stage of a long batch."""
-        options = self.problem.options
-        held = copies(
-            options.memory,
-            self.execution.laws,
-            options.optimizer_or_default,
-            recompute=recompute,
-            depth=2,
-            stage=1,
-            microbatches=2,
-            dtype=self.problem.profile.dtype,
-            autocast=self.problem.profile.autocast,
-            master_weights=self.master_weights,
-        )
-        return held.weights, held.activations
+    def _weights(self, *, filled: bool) -> float:
+        """The fewest copies of weights that a stage holds, where a batch fills the pipeline and where it does not."""
+        options, recompute, laws = self.problem.options, self.execution.recompute, self.execution.laws
+        late = not filled and not laws.gathers_beside(held=1, microbatches=1)
+        held = [
+            copies(
+                options.memory,
+                laws,
+                options.optimizer_or_default,
+                recompute=mode,
+                depth=2,
+                stage=1,
+                microbatches=1 if late else 2,
+                dtype=self.problem.profile.dtype,
+                autocast=self.problem.profile.autocast,
+                master_weights=self.master_weights,
+            )
+            for mode in ((False, True) if recompute is None else (recompute,))
+        ]
+        return min(each.weights for each in held)
 
     @cached_property
     def _sizes(self) -> FloatArray:
@@ -266,5 +281,5 @@ class RateBounds:
     def _whole(self) -> WholeBlocks:
         """The bound from whole blocks."""
         return WholeBlocks(
-            problem=self.problem, measured=self.measured, execution=self.execution, weights=self._counts(True)[0]
+            problem=self.problem, measured=self.measured, execution=self.execution, weights=self._weights(filled=True)
         )

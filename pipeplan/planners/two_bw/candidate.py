@@ -276,13 +276,14 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
     moved = chain.moved_bytes(start, stop)
     place = slice(start, start + 1), slice(stop, stop + 1)
     workspace = chain.workspace_bytes(*place) if held.transients else None
+    late = chain.late_bytes(held.late_gradients)
     kept = held.activations * activations + held.inputs * moved[0]
     if held.block_inputs:
         kept += held.block_inputs * int(chain.inputs_bytes[stop] - chain.inputs_bytes[start])
         kept += held.block_activations * int(chain.block_activation_bytes(*place)[0, 0])
     return StageMemory(
         weights=int(held.stored * weights),
-        gradients=held.gradients * weights,
+        gradients=held.gradients * weights + int(late[stop] - late[start]),
         master_weights=held.master_weights * weights,
         optimizer_states=held.optimizer_states * weights,
         activations=kept,

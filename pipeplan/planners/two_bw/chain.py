@@ -18,7 +18,7 @@ from math import frexp
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.costs.memory import kept_sums
+from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import LARGEST_AMOUNT, LEAST_AMOUNT, InvalidInputError, require
@@ -162,8 +162,9 @@ class ProfileChain:
     recompute_factor: float | None = None
     copies_bytes: tuple[int, ...] = ()
     _lists: dict[bool, list[float]] = field(default_factory=dict)
-    _held: dict[tuple[float, float, float], FloatArray] = field(default_factory=dict)
-    _held_lists: dict[tuple[float, float, float], list[float]] = field(default_factory=dict)
+    _late: dict[int, FloatArray] = field(default_factory=dict)
+    _held: dict[tuple[float, float, float, int], FloatArray] = field(default_factory=dict)
+    _held_lists: dict[tuple[float, float, float, int], list[float]] = field(default_factory=dict)
     _transfers: dict[float, FloatArray] = field(default_factory=dict)
     _edges: dict[tuple[float | None, bool, bool], FloatArray] = field(default_factory=dict)
 
@@ -237,20 +238,30 @@ class ProfileChain:
     def boundary_bytes(self) -> FloatArray:
         return boundary_bytes(1.0) * self.output_bytes
 
-    def held(self, weights: float, activations: float, inputs: float = 0.0) -> FloatArray:
-        """The sums of so many copies of the weights, of the activations and of all blocks' inputs.
+    def late_bytes(self, gradients: int) -> FloatArray:
+        """The sums of what so many gradients take beyond activations (`costs.memory.replacing_bytes`)."""
+        if gradients not in self._late:
+            weights, added = np.diff(self.weight_bytes), np.diff(self.added_bytes)
+            self._late[gradients] = self._sums(replacing_bytes(gradients, weights, added))
+        return self._late[gradients]
+
+    def held(self, weights: float, activations: float, inputs: float = 0.0, late_gradients: int = 0) -> FloatArray:
+        """The sums of so many copies of the weights, of the activations, of all blocks' inputs and of late gradients.
 
         Differences are what a stage holds at least: its first block may keep `shared_bytes` more.
         """
-        key = (weights, activations, inputs)
+        key = (weights, activations, inputs, late_gradients)
         if key not in self._held:
             sums = weights * self.weight_bytes + activations * self.added_bytes
-            self._held[key] = sums + inputs * self.inputs_bytes if inputs else sums
+            sums = sums + inputs * self.inputs_bytes if inputs else sums
+            self._held[key] = sums + self.late_bytes(late_gradients) if late_gradients else sums
         return self._held[key]
 
-    def listed_bytes(self, weights: float, activations: float, inputs: float = 0.0) -> list[float]:
+    def listed_bytes(
+        self, weights: float, activations: float, inputs: float = 0.0, late_gradients: int = 0
+    ) -> list[float]:
         """The same as a list."""
-        key = (weights, activations, inputs)
+        key = (weights, activations, inputs, late_gradients)
         if key not in self._held_lists:
             self._held_lists[key] = self.held(*key).tolist()
         return self._held_lists[key]

@@ -89,7 +89,7 @@ class FewestStages:
             room -= float(self.chain.least_output_buffers(outputs, kept)[0])
         room -= held.block_activations * self.chain.least_activations
         inner = room - (held.inputs + held.input_buffers) * least_input
-        sums = self.chain.held(held.weights, held.activations, held.block_inputs)
+        sums = self.chain.held(held.weights, held.activations, held.block_inputs, held.late_gradients)
         return StageLimit(
             sums_s=self.chain.recomputed_s if recompute else self.chain.compute_s,
             held=sums,
@@ -112,6 +112,7 @@ class FewestStages:
             master_weights=self.master_weights,
             held_before=self._in_flight(place + 1),
             sends_on=place > 1,
+            microbatches=self.microbatches,
             unit=unit,
         )
 

@@ -26,6 +26,16 @@ class MemoryCounts:
         return self._column(lambda held: held.weights)
 
     @cached_property
+    def late_gradients(self) -> int:
+        """Gradients in copies of the weights, on the stages that have late ones."""
+        return max(held.late_gradients for held in self.copies)
+
+    @cached_property
+    def late(self) -> FloatArray:
+        """1 where a stage's gradients are late, else 0."""
+        return self._column(lambda held: bool(held.late_gradients))
+
+    @cached_property
     def activations(self) -> FloatArray:
         return self._column(lambda held: held.activations)
 

@@ -104,7 +104,7 @@ class BestFirstSearch:
         computes_s, laws = np.zeros(len(found)), found.execution.laws
         if laws.pipelined and not laws.keeps_batch:
             for size in np.unique(found.size).tolist():
-                at = np.flatnonzero((found.size == size) & (found.depth <= found.microbatches))
+                at = np.flatnonzero((found.size == size) & found.filled)
                 if len(at):
                     capacity = self.evaluator.capacity(self.shape(found, int(at[0])))
                     computes_s[at] = capacity.least_s[found.depth[at]]

@@ -156,6 +156,10 @@ class PipelineTerms:
         if by_block.any():
             until += by_block * at.stops(chain.inputs_bytes)
             before += by_block * at.starts(chain.inputs_bytes)
+        if (late := at.of_stages(counts.late)).any():
+            late_bytes = chain.late_bytes(counts.late_gradients)
+            until += late * at.stops(late_bytes)
+            before += late * at.starts(late_bytes)
         if inputs.any():
             before -= inputs * at.starts(chain.input_bytes)
         if outputs.any():
@@ -259,7 +263,7 @@ class PipelineTerms:
         stage may recompute by block, the smaller of activations and input of every block counts, once.
         """
         ways = [counts for mode in self.shape.modes for counts in self.counts[mode]]
-        weights = min(float(counts.weights[0]) for counts in ways) * float(self.chain.weight_bytes[-1])
+        weights = min(float(counts.weights.min()) for counts in ways) * float(self.chain.weight_bytes[-1])
         if any(counts.block_inputs.any() for counts in ways):
             return (self.chain.least_kept + weights) / self.shape.depth
         activations: list[float] = np.minimum.reduce([counts.activations for counts in ways]).tolist()
@@ -322,6 +326,8 @@ class PipelineTerms:
         activations = counts.activations * (added[highs] - added[lows] + shared)
         activations += counts.block_inputs * (chain.inputs_bytes[highs] - chain.inputs_bytes[lows])
         activations += counts.block_activations * chain.largest_activations
+        late_bytes = chain.late_bytes(counts.late_gradients)
+        activations += counts.late * (late_bytes[highs] - late_bytes[lows])
         moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
         largest = weights + activations + moved + counts.transients * chain.largest_workspace
         return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
@@ -369,7 +375,9 @@ class PipelineTerms:
         ways = [(again, counts) for again in self.shape.modes for counts in self.counts[again]]
         for mode, counts in ways:
             columns = (counts.weights.tolist(), counts.activations.tolist(), counts.block_inputs.tolist())
-            sums: list[Sequence[float]] = [self.chain.listed_bytes(*copies) for copies in zip(*columns, strict=True)]
+            late = [held.late_gradients for held in counts.copies]
+            each = zip(*columns, late, strict=True)
+            sums: list[Sequence[float]] = [self.chain.listed_bytes(*copies) for copies in each]
             besides = counts.inputs * inputs + self.chain.least_output_buffers(counts.outputs, counts.kept_outputs)
             besides += counts.block_activations * self.chain.least_activations
             held_least.append((mode, sums, besides.tolist()))

@@ -223,6 +223,9 @@ class PlanMaker:
             activation_bytes=int(kept + (most if stage.recompute else 0)),
             input_bytes=int(kept),
             weight_gradient_bytes=None,
+            own_gradient_bytes=0,
+            split_activation_bytes=None,
+            early_gradient_bytes=None,
         )
 
     def _own_exchange_s(self, start: int, stop: int, apart: int) -> float:

@@ -111,6 +111,7 @@ class World:
                 states.added_bytes[b] - states.kept_before[a],
                 states.input_bytes[a],
                 transient,
+                0.0 if states.late_bytes is None else states.late_bytes[b] - states.late_bytes[a],
             )
             factors = [fixed + held * each for fixed, each in zip(law.fixed, law.each, strict=True)]
             worst = max(worst, sum(factor * amount for factor, amount in zip(factors, amounts, strict=True)))

@@ -88,6 +88,8 @@ def test_a_partition_that_fits_is_found_wherever_there_is_one(
 def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
     """|W| and its gradients, what four microbatches keep, and the largest transient.
 
+    Without recomputation all four are kept only before the first gradients, which replace one's activations.
+
     They keep their inputs and one of them its activations, or without recomputation all their activations. By block
     they keep the inputs of all blocks, and one of them the activations of the largest. In buffers: four microbatches
     sent, two received ahead, and on the stage before a gradient in use. Without recomputation those sent take only what
@@ -101,7 +103,14 @@ def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
         "by block": max(cell.activation_bytes for cell in stage) + 4 * every_input,
     }[recomputes]
     weights = sum(cell.weight_bytes for cell in stage)
-    return 2 * weights + kept + (4 + 2) * inputs + max(cell.workspace_bytes for cell in stage)
+    late = sum(max(cell.weight_bytes - (cell.activation_bytes - (cell.shared_bytes or 0)), 0) for cell in stage)
+    return (
+        weights
+        + (late if recomputes == "no" else weights)
+        + kept
+        + (4 + 2) * inputs
+        + max(cell.workspace_bytes for cell in stage)
+    )
 
 
 def test_four_cells_pay_for_filling_and_recomputing() -> None:

@@ -154,7 +154,7 @@ def test_overlapping_moves_no_work_keeps_the_laws_and_holds_two_sets_of_gradient
         assert sorted(others, key=repr) == sorted(before.instructions, key=repr)
         assert [i for i in others if is_compute(i)] == [i for i in before.instructions if is_compute(i)]
         for part in made.stage_streams(after):
-            most = max(h.gradients for h in footprints(part.instructions, recompute=False))
+            most = max(h.further_gradients for h in footprints(part.instructions, recompute=False))
             assert most <= (program.pipeline.replicas[0] - 1 if program.schedule.name == ASP else 1)
 
 

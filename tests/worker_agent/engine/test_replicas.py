@@ -227,7 +227,7 @@ def test_versions_and_sets_of_gradients_are_held_as_the_stream_says(
         blocks = CUTS[depth][stream.stage + 1] - CUTS[depth][stream.stage]
         version_bytes = blocks * (8 * 8 + 8) * torch.float64.itemsize
         held = list(footprints(stream.instructions, recompute=False))
-        weights_bytes = [(each.versions + 1 + each.gradients) * version_bytes for each in held]
+        weights_bytes = [(each.versions + each.gradients + each.further_gradients) * version_bytes for each in held]
         first = next(i for i, each in enumerate(held) if each.activations)
         activation_bytes = result.lane.memory_bytes[first] - weights_bytes[first]
         assert list(result.lane.memory_bytes) == [

@@ -10,6 +10,7 @@ from pipeplan.protocol.jobs import ProfileTask
 from tests.worker_agent.profiler.clocks import SquaresClock
 from tests.worker_agent.runtime.test_casts import SHAPE, Casts
 from worker_agent.engine.casts import keeping_casts
+from worker_agent.engine.graphs import NODE_BYTES
 from worker_agent.models.data import Microbatch
 from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.block_memory import measure_memory
@@ -64,7 +65,10 @@ def test_a_stage_of_the_runtime_holds_the_same() -> None:
         first, second = measure_memory(blocks, lambda outputs, _: outputs.sum(), (inputs, inputs), CPU, under(blocks))
         stage.weights_changed()
         stage.forward(1, (inputs,))
-    assert stage.held_bytes() == first.activation_bytes + second.activation_bytes + second.cast_bytes
+    graphs_bytes = (
+        first.graph_bytes + second.graph_bytes - 2 * NODE_BYTES
+    )  # the sum, and a stage's view of the second's input
+    assert stage.held_bytes() == first.activation_bytes + second.activation_bytes + second.cast_bytes + graphs_bytes
 
 
 def test_rounds_share_a_weights_copy_as_a_versions_microbatches_do() -> None:

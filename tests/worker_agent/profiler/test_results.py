@@ -40,6 +40,9 @@ def figures(*, forward_s: tuple[float, ...], memory_bytes: int, bandwidth: float
         input_bytes=8,
         output_bytes=16,
         activation_bytes=24,
+        split_activation_bytes=20,
+        split_shared_bytes=4,
+        split_gradient_bytes=10,
         workspace_bytes=memory_bytes // 10,
     )
     return RankFigures(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from worker_agent.engine.backward import Split
+from worker_agent.engine.graphs import CALL_BYTES
 from worker_agent.models.losses import build_loss
 from worker_agent.profiler.block_memory import KeptStorages
 from worker_agent.profiler.times import measure_split
@@ -46,7 +47,11 @@ def test_a_round_times_p1_and_p2_of_every_block_and_counts_what_p2_needs() -> No
     times = measure_split(chain(), build_loss(None), microbatch, rounds=2, make_clock=CountingClock)
     assert [(len(block.backward_input_s), len(block.backward_weight_s)) for block in times] == [(2, 2)] * 3
     assert {s for block in times for s in (*block.backward_input_s, *block.backward_weight_s)} == {1.0}
-    assert [block.weight_gradient_bytes for block in times] == [2 * TENSOR_BYTES, 0, 2 * TENSOR_BYTES]
+    assert [block.weight_gradient_bytes for block in times] == [
+        2 * TENSOR_BYTES + CALL_BYTES,
+        0,
+        2 * TENSOR_BYTES + CALL_BYTES,
+    ]
     assert [block.defers for block in times] == [True, False, True]
 
 

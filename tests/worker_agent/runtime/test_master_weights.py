@@ -140,5 +140,7 @@ def test_mixed_precision_adam_holds_what_the_plan_says(schedule: str, bytes_a_pa
     )
     steps = 4 * 4  # Adam counts its steps in a float32 for each of the four tensors
     for result in execute(plan, tmp_path):
-        last_update = max(i for i, text in enumerate(result.lane.instructions) if text.startswith("U"))
-        assert result.lane.memory_bytes[last_update] - steps == memory.total  # nothing is in flight any more
+        lane = list(zip(result.lane.instructions, result.lane.memory_bytes, strict=True))
+        last = {kind: max(i for i, (text, _) in enumerate(lane) if text.startswith(kind)) for kind in "BU"}
+        assert lane[last["B"]][1] - steps == memory.total  # nothing is in flight any more
+        assert lane[last["U"]][1] - steps == memory.total - memory.gradients

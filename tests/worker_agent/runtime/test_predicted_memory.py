@@ -16,11 +16,13 @@ from tests.pipeplan.builders import PLENTY, cluster
 from tests.worker_agent.measured import measurement_of
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
+from worker_agent.engine.clocks import HostClock
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
 from worker_agent.profiler.autocast import Autocast
-from worker_agent.profiler.block_memory import measure_memory
+from worker_agent.profiler.block_memory import measure_memory, measure_split_memory
+from worker_agent.profiler.times import measure_split
 from worker_agent.runtime.job import RunJob
 
 CPU, SIZE, BATCHES = torch.device("cpu"), 2, 3
@@ -50,6 +52,8 @@ MODELS: dict[str, tuple[str, str, tuple[int, ...]]] = {
 CASES: dict[str, dict[str, Any]] = {
     "1f1b": {"schedule": "1f1b"},
     "gpipe": {"schedule": "gpipe"},
+    "pipedream": {"schedule": "pipedream", "microbatches": 1},
+    "2bp": {"schedule": "1f1b", "split_backward": True},
     "recomputing": {"schedule": "gpipe", "recompute": True},
     "2bw": {"schedule": "pipedream-2bw", "optimizer": "momentum"},
 }
@@ -61,6 +65,10 @@ def profile_of(model: str, data: str, autocast: str | None = None) -> Profile:
     microbatch = open_data(data, microbatch_size=SIZE, seed=0).microbatch(0)
     under = None if autocast is None else Autocast(chain.blocks, CPU, getattr(torch, autocast))
     memories = measure_memory(chain.blocks, default_loss, microbatch, CPU, under)
+    split = measure_split_memory(chain.blocks, default_loss, microbatch, CPU, under)
+    times = measure_split(
+        chain.blocks, default_loss, lambda _: microbatch, rounds=1, make_clock=HostClock, autocast=under
+    )
     return Profile(
         model=Model(name="test"),
         device=Device(name="device", memory_bytes=PLENTY),
@@ -71,9 +79,20 @@ def profile_of(model: str, data: str, autocast: str | None = None) -> Profile:
                 name=f"block{number}",
                 weight_bytes=weight_bytes,
                 cast_bytes=memory.cast_bytes,
-                measurements=(measurement_of(memory, SIZE),),
+                measurements=(
+                    replace(
+                        measurement_of(memory, SIZE),
+                        activation_bytes=memory.activation_bytes + memory.graph_bytes,
+                        split_activation_bytes=two.split_activation_bytes + two.split_graph_bytes,
+                        split_shared_bytes=two.split_shared_bytes,
+                        split_gradient_bytes=two.split_gradient_bytes,
+                        weight_gradient_bytes=time.weight_gradient_bytes,
+                    ),
+                ),
             )
-            for number, (memory, weight_bytes) in enumerate(zip(memories, chain.weight_bytes(), strict=True))
+            for number, (memory, two, time, weight_bytes) in enumerate(
+                zip(memories, split, times, chain.weight_bytes(), strict=True)
+            )
         ),
     )
 

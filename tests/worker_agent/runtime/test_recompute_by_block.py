@@ -86,7 +86,9 @@ def test_what_a_rank_holds_is_what_its_plan_says(
     memories = measure_memory(chain.blocks, default_loss, (inputs, inputs), torch.device("cpu"))
     weight_bytes = (8 * 8 + 8) * torch.float64.itemsize
     measured = [
-        Cell(weight_bytes=weight_bytes, output_bytes=m.output_bytes, activation_bytes=m.activation_bytes)
+        Cell(
+            weight_bytes=weight_bytes, output_bytes=m.output_bytes, activation_bytes=m.activation_bytes + m.graph_bytes
+        )
         for m in memories
     ]
     model = profile(measured, input_bytes=memories[0].input_bytes)

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from pipeplan.errors import RunFailedError
 from worker_agent.engine.casts import keeping_casts
+from worker_agent.engine.graphs import NODE_BYTES, graph_bytes
 from worker_agent.models.spec import UserCodeError
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.stage import StageBlocks
@@ -281,11 +282,13 @@ def test_a_stage_by_block_holds_all_blocks_inputs_and_one_blocks_activations() -
         stage.forward(k, (torch.ones(3, 4, requires_grad=True),))
         assert stage.held_bytes() == k * inputs_bytes
     stage.backward(1, (torch.ones(3, 2),))
-    # The last block keeps its input, the middle one 6 + 10 + 10, and the first one its input.
-    assert stage.held_bytes() == inputs_bytes + (4 + 6 + 10 + 10) * row
+    # The last block keeps its input, the middle one 6 + 10 + 10 and a graph, and the first one its input. The graph
+    # begins at a view of the input. It saves this, and the second function's result twice.
+    graph = NODE_BYTES + graph_bytes([middle(torch.ones(3, 6)).grad_fn], saved=4, device=CPU)
+    assert stage.held_bytes() == inputs_bytes + (4 + 6 + 10 + 10) * row + graph
     assert stage.held_bytes() == inputs_bytes
     stage.backward(2, (torch.ones(3, 2),))
-    assert stage.held_bytes() == (4 + 6 + 10 + 10) * row
+    assert stage.held_bytes() == (4 + 6 + 10 + 10) * row + graph
     assert stage.held_bytes() == 0
 
 

@@ -175,8 +175,10 @@ def test_a_rank_holds_what_its_stages_say_and_no_more(
         sum(item.total - item.buffers - item.transient for stage in stages if (item := answer.stages[stage].memory))
         for stages in stages_by_rank(answer)
     ]
+    gradients = [sum(answer.costs[stage].own_gradient_bytes for stage in stages) for stages in stages_by_rank(answer)]
     for worker, peak_bytes in zip(answer.placement, simulated.peak_memory_bytes, strict=True):
-        assert peak_bytes == kept[worker.stage] <= held[worker.stage]
+        most_bytes = kept[worker.stage]  # with the gradients of all its stages, which may not be there at the peak
+        assert most_bytes - gradients[worker.stage] <= peak_bytes <= most_bytes <= held[worker.stage]
 
 
 @examples(60)

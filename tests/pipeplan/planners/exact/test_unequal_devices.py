@@ -179,9 +179,13 @@ def slowest_s(
         fixed += before * own[0].input_bytes + behind * own[-1].output_bytes
         compute_s = sum(b.compute_s for b in own)
         kept = sum(b.activation_bytes for b in own) - sum(b.shared_bytes or 0 for b in own[1:])
+        late = weights  # gradients; if all of a batch is kept before the first ones, these replace activations
+        if schedule == "1f1b" and held >= m:
+            pairs = zip(problem.profile.blocks[start:], own, strict=False)
+            late = sum(max(block.weight_bytes - b.added_bytes, 0) for block, b in pairs)
         sent_anyway = held * own[-1].kept_output_bytes if behind else 0
         ways = [
-            (compute_s, fixed + held * kept - sent_anyway),
+            (compute_s, fixed + held * kept - sent_anyway + late - weights),
             (
                 compute_s + sum(b.forward_s for b in own),
                 fixed

@@ -19,7 +19,7 @@ from pipeplan.planners.pipedream.states import States
 from tests.pipeplan.planners.every_partition import World, flat
 from tests.properties import examples
 
-PLENTY = Law(fixed=(0, 0, 0, 0), each=(1, 1, 0, 0), limit_bytes=1e15)
+PLENTY = Law(fixed=(0, 0, 0, 0, 0), each=(1, 1, 0, 0, 0), limit_bytes=1e15)
 
 bandwidths = st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0, 64.0])
 
@@ -52,6 +52,7 @@ def chains(draw: st.DrawFn, most: int = 5) -> States:
         kept_before=kept_before,
         boundary_bytes=boundary,
         input_bytes=boundary + 1,
+        late_bytes=sums(values(0.0, 1.0, 3.0)),
         transient_bytes=transient_bytes,
     )
 
@@ -82,6 +83,7 @@ def graphs(draw: st.DrawFn) -> States:
         kept_before=compute_s,
         boundary_bytes=boundary,
         input_bytes=boundary,
+        late_bytes=total(0.0, 1.0, 3.0),
         before=before,
     )
 
@@ -98,8 +100,8 @@ def networks(draw: st.DrawFn, most: int = 5) -> tuple[LevelLinks, ...]:
 
 laws = st.builds(
     Law,
-    fixed=st.sampled_from([(0, 0, 0, 0), (2, 0, 0, 1)]),
-    each=st.sampled_from([(1, 1, 0, 0), (1, 1, 1, 0)]),
+    fixed=st.sampled_from([(0, 0, 0, 0, 0), (2, 0, 0, 1, 0), (1, 0, 0, 0, 1)]),
+    each=st.sampled_from([(1, 1, 0, 0, 0), (1, 1, 1, 0, 0)]),
     limit_bytes=st.one_of(st.just(1e15), st.integers(1, 80).map(float)),
 )
 

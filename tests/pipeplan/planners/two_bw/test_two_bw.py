@@ -145,6 +145,11 @@ class Split:
         if not recompute:
             if s < self.d - 1:  # the outputs that were sent, as far as they are among the activations
                 buffers -= kept * self.stage(s)[-1].kept_output_bytes * self.b
+            # A stage that keeps all of a batch keeps it before the first gradients, which replace activations.
+            if schedule in ("gpipe", "1f1b", "naive", "data-parallel") and kept >= self.m:
+                added = [cell.activation_bytes - (cell.shared_bytes or 0) for cell in self.stage(s)]
+                pairs = zip(self.stage(s), added, strict=True)
+                always += sum(max(cell.weight_bytes - own * self.b, 0) for cell, own in pairs) - weights
             return always + transient + buffers + kept * activations
         every_input = inputs + sum(cell.output_bytes for cell in self.stage(s)[:-1]) * self.b
         largest = max(cell.activation_bytes for cell in self.stage(s)) * self.b
