@@ -26,9 +26,9 @@ SHORT_S = 0.3
 
 
 def _solvers(pid: int) -> list[int]:
-    """The processes that a service has started."""
-    said = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
-    return [int(line) for line in said.stdout.split()]
+    """The solvers that a service has started. It may have a parser of large documents, too."""
+    said = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in said.stdout.splitlines() if "solver_process" in line]
 
 
 def _enqueue(service: Client, request: PlanRequest) -> Job:
