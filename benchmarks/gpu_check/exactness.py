@@ -21,8 +21,8 @@ from worker_agent.engine.results import RankResult
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import moved, open_data
 from worker_agent.models.losses import build_loss
+from worker_agent.models.randomness import random_seed
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.stage import random_seed
 
 WIDTH = 8
 MODEL = f"worker_agent.models.presets:mlp?width={WIDTH}&depth=8"

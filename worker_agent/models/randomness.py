@@ -13,6 +13,11 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def random_seed(seed: int, microbatch: int, block: int) -> int:
+    """The seed for one block's work on one microbatch. A stage computes each of the two parts once."""
+    return seed_of(seed, microbatch) ^ seed_of(block)
+
+
 def seed_others(seed: int) -> None:
     """Sets NumPy's and Python's random states."""
     random.seed(seed)

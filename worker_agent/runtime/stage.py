@@ -413,8 +413,3 @@ def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor | None:
     if leaf.grad is None:
         return None
     return leaf.grad.clone() if leaf.grad.untyped_storage().data_ptr() in given else leaf.grad
-
-
-def random_seed(seed: int, microbatch: int, block: int) -> int:
-    """The seed for one block's work on one microbatch."""
-    return seed_of(seed, microbatch) ^ seed_of(block)

@@ -19,8 +19,8 @@ from tests.worker_agent.runtime.test_executor import CUTS, DATA, RATE, SEED, STE
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
+from worker_agent.models.randomness import random_seed
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.stage import random_seed
 
 READER = "tests.worker_agent.runtime.awkward:reader?width=8"
 SENTENCES = "tests.worker_agent.runtime.awkward:sentences"

@@ -27,11 +27,12 @@ from worker_agent.engine.weights import find_slots
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
+from worker_agent.models.randomness import random_seed
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
-from worker_agent.runtime.stage import StageBlocks, random_seed
+from worker_agent.runtime.stage import StageBlocks
 
 MODEL = "tests.worker_agent.runtime.awkward:awkward?width=8"
 VARIED = "tests.worker_agent.runtime.varied"
