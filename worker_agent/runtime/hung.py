@@ -166,7 +166,8 @@ class Hunter:
         # The others wait for it before its first instruction, but no longer than this.
         busy_s = self._clock_s - seen.place_since_s
         late = seen.place[0] == STARTING and busy_s > self._job.timeout_s
-        return f"hung: {busy_s:.0f} s before its first instruction" if late else None
+        where = "at its data" if seen.place[2] == Activity.DATA else "before its first instruction"
+        return f"hung: {busy_s:.0f} s {where}" if late else None
 
     def _limit_s(self, stream: Stream, held: Holdup) -> float | None:
         """How long a rank may make no progress with its present work; None where it waits for others.

@@ -202,7 +202,8 @@ def holdup(status: Status, instructions: Sequence[Instruction]) -> Holdup:
         unfinished = range(status.finished, min(host + 1, len(instructions)))
         return Holdup(unfinished, activity_of(instructions[status.finished]), on_device=True)
     if status.instruction < 0:
-        return Holdup(range(0), Activity.OWN if status.instruction == STARTING else Activity.PEER)
+        usual = Activity.OWN if status.instruction == STARTING else Activity.PEER
+        return Holdup(range(0), Activity(status.activity) or usual)
     return Holdup(range(host, host + 1), Activity(status.activity) or activity_of(instructions[host]))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker_agent.runtime.status import ENDING, Status, read_status
+from worker_agent.runtime.status import ENDING, STARTING, Status, read_status
 
 
 def hangs(*, after: int, depth: int = 4, width: int = 8) -> list[nn.Module]:
@@ -71,7 +71,7 @@ def watched_data(*, ranks: str, microbatch_size: int) -> list[tuple[Tensor, Tens
 
     class Watched(list[tuple[Tensor, Tensor]]):
         def __getitem__(self, index: Any) -> Any:
-            seen = come_to(status, lambda status: status.finished == status.instruction)
+            seen = come_to(status, lambda status: status.instruction in (STARTING, status.finished))
             with status.with_suffix(".seen").open("a") as file:
                 file.write(f"{seen.activity} {seen.instruction} {seen.finished}\n")
             return super().__getitem__(index)

@@ -39,6 +39,7 @@ WAITS = "tests.worker_agent.runtime.faulty:waits_backwards?ranks="
     ("instruction", "finished", "activity", "expected"),
     [
         (STARTING, 0, OWN, Holdup(range(0), OWN)),
+        (STARTING, 0, DATA, Holdup(range(0), DATA)),
         (MEETING, 0, OWN, Holdup(range(0), PEER)),
         (0, EVERYTHING, OWN, Holdup(range(1), OWN)),
         (0, 0, DATA, Holdup(range(1), DATA)),
@@ -164,7 +165,8 @@ def test_a_rank_that_reads_data_says_so_and_how_far_its_device_is(tmp_path: Path
         lines = (tmp_path / "ranks" / f"rank-{rank}.seen").read_text().splitlines()
         seen = [tuple(map(int, line.split())) for line in lines]
         assert len(seen) == 3
-        assert all(activity == DATA and finished == at for activity, at, finished in seen)
+        assert seen[0][:2] == (DATA, STARTING)
+        assert all(activity == DATA and finished == at for activity, at, finished in seen[1:])
 
 
 def test_a_rank_that_waits_for_its_last_sends_is_at_its_end(tmp_path: Path) -> None:

@@ -255,6 +255,11 @@ def test_a_rank_that_hangs_at_its_start_is_ended_and_its_waiting_peers_are_not_b
     assert node.said(1) is None
 
 
+def test_a_rank_that_hangs_at_its_first_data_is_ended(node: Node) -> None:
+    assert node.pass_time(69, STARTING, activity=Activity.DATA) is None
+    assert node.pass_time(71, STARTING, activity=Activity.DATA) == "hung: 70 s at its data"
+
+
 def test_a_rank_that_has_ended_is_left_alone(node: Node) -> None:
     """It gives no sign of life while others still write: it was once blamed for that."""
     node.job.directory.result(0).write_text("{}")
