@@ -166,11 +166,16 @@ def _block(
                 microbatch_size=size,
                 forward_s=median(times[index].forward_s),
                 backward_s=median(times[index].backward_s),
-                **{name: size for name, size in asdict(memory[index]).items() if name != "cast_bytes"},
+                activation_bytes=memory[index].activation_bytes + memory[index].graph_bytes,
+                **{name: n for name, n in asdict(memory[index]).items() if name not in _APART},
             )
             for size, (times, memory, _) in sizes.items()
         ),
     )
+
+
+_APART = ("activation_bytes", "cast_bytes", "graph_bytes")
+"""The bytes of a block's memory that do not go into a measurement as they are."""
 
 
 def _in_short(found: Profile) -> dict[str, Any]:
