@@ -98,7 +98,8 @@ def nearest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
 def _distinct_bytes(search: BestFirstSearch) -> Iterator[tuple[Configurations, FloatArray]]:
     """Every execution's configurations that memory tells apart, and their bounds.
 
-    Of several with the same memory one is listed: the one of the smallest width where the batch does not matter.
+    Of several with the same memory one is listed: the one of the smallest width where the batch does not matter. It
+    always matters whether it fills the pipeline.
     """
     for place, rows in enumerate(search.space.rows):
         own = [found for found in search.examined if found.execution is rows.execution]
@@ -106,8 +107,8 @@ def _distinct_bytes(search: BestFirstSearch) -> Iterator[tuple[Configurations, F
             continue
         found = joined(own)
         flushed = is_flushed(rows.execution.laws)
-        order = np.lexsort((found.width, found.microbatches if flushed else found.width, found.size, found.depth))
-        batch = found.microbatches if flushed else np.zeros_like(found.depth)
+        batch = found.microbatches if flushed else found.filled.astype(np.int64)
+        order = np.lexsort((found.width, batch, found.size, found.depth))
         keys = np.stack([found.depth, found.size, batch])[:, order]
         new = np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0))
         found = found.some(order[new])

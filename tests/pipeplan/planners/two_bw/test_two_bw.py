@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -186,7 +186,12 @@ options_of_all_kinds = st.builds(
 )
 
 
+LATE = [Cell(activation_bytes=0, weight_bytes=0), Cell(activation_bytes=1, weight_bytes=1)]
+"""Blocks that hold the least with two replicas, whose one microbatch has gone when gradients come."""
+
+
 @examples(150)
+@example(LATE, cluster((2, 0.5), memory_bytes=1), 2, Options(optimizer="adam"))
 @given(st.lists(cells(), min_size=1, max_size=4), clusters(6), st.sampled_from([1, 2, 4, 6, 12]), options_of_all_kinds)
 def test_the_search_finds_what_trying_every_configuration_finds(
     blocks: list[Cell], machines: Cluster, batch_size: int, options: Options
