@@ -5,9 +5,8 @@ of the runs, and from all but one in turn, and predicts the others.
 
 With models (of `MODELS`, or `all`) each of these is profiled, and some plans are predicted from that alone.
 
-A run during which other programs took more than a tenth of a core, or in which the compute of a batch took a tenth
-longer in one eighth than in another, is repeated, a few times at most. What was taken of the steadiest stands in the
-table.
+A run during which other programs took more than a tenth of a core, or that was not steady (`pipeplan.formats`), is
+repeated, a few times at most. What was taken of the steadiest stands in the table.
 """
 
 import argparse

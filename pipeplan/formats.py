@@ -113,7 +113,7 @@ def in_order(choices: Sequence[DegreeChoice]) -> list[DegreeChoice]:
     return sorted(choices, key=key)
 
 
-UNSTEADY = 0.1
+UNSTEADY = 0.15
 """The spread of a rank's compute (`RankReport.compute_spread`) from which on a run is said to be unsteady."""
 
 
