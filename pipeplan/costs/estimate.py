@@ -149,14 +149,12 @@ def _stage_costs(
         sum(pair) for pair in zip(own_bytes, copied_bytes(profile.tied, stage.start, stage.stop), strict=True)
     ]
     weight_bytes = sum(sizes_bytes)
-    cast_bytes = sum(block.cast_bytes for block in profile.blocks[stage.start : stage.stop])
     by_block = stage.recompute_unit == "block"
     again_s = [shares.recompute * recompute_s((b,), recompute_factor) if by_block else 0.0 for b in blocks]
     backwards_s = [shares.backward * b.backward_s + own_s for b, own_s in zip(blocks, again_s, strict=True)]
     completed = list(zip(backwards_s, sizes_bytes, strict=True))
     # 2BP's p1 and p2: a block without a measured split has its whole backward in p1.
     input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
-    weight_s = sum(b.backward_weight_s or 0.0 for b in blocks)
     by_block_bytes = boundary.input_bytes + max(b.activation_bytes for b in blocks)
     split_known = all(b.split_activation_bytes is not None for b in blocks)
     early_bytes = fixed[0] * sum(b.split_gradient_bytes or 0 for b in blocks)
@@ -166,7 +164,7 @@ def _stage_costs(
         forward_s=shares.forward * sum(block.forward_s for block in blocks),
         backward_s=shares.backward * sum(block.backward_s for block in blocks),
         backward_input_s=shares.backward * input_s,
-        backward_weight_s=weight_s,
+        backward_weight_s=sum(b.backward_weight_s or 0.0 for b in blocks),
         recompute_s=shares.recompute * recompute_s(blocks, recompute_factor),
         update_s=weight_bytes * shares.update_s_per_byte
         + update_beyond_bytes_s(profile, range(stage.start, stage.stop)),
@@ -181,7 +179,7 @@ def _stage_costs(
         activation_bytes=by_block_bytes if by_block else kept_bytes(blocks),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
-        fixed_bytes=weight_bytes * sum(fixed) + cast_bytes,
+        fixed_bytes=weight_bytes * sum(fixed) + sum(b.cast_bytes for b in profile.blocks[stage.start : stage.stop]),
         own_gradient_bytes=weight_bytes * fixed[0],
         gradient_bytes=weight_bytes,
         activation_port_devices=onward.devices,

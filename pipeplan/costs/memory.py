@@ -241,14 +241,12 @@ def training_copies(
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
     versions = schedule.weight_versions(held)
-    late = microbatches is not None and not recompute
-    if late and microbatches is not None:
-        late = not schedule.gathers_beside(held=held, microbatches=microbatches)
+    beside = microbatches is None or recompute or schedule.gathers_beside(held=held, microbatches=microbatches)
     return Copies(
         versions=versions,
         casts=versions * cast_copies(dtype, autocast),
-        gradients=0 if late else gradients + exchanged_sets(schedule, replicas),
-        late_gradients=gradients if late else 0,
+        gradients=gradients + exchanged_sets(schedule, replicas) if beside else 0,
+        late_gradients=0 if beside else gradients,
         master_weights=masters,
         optimizer_states=states,
         activations=0 if by_block else 1 if recompute else held,

@@ -26,6 +26,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from pipeplan.errors import RunFailedError
 from worker_agent.engine.operations import RULES, Call, Operation, Rows
 from worker_agent.engine.recurrent import written_out
+from worker_agent.models.values import leaves_of
 
 CopyOf = Callable[[Tensor, torch.dtype], Tensor]
 """Gives a copy of a parameter in another type."""
@@ -247,7 +248,7 @@ class Split:
         """A leaf in place of a value computed from waiting parameters alone. Any other value is returned unchanged."""
         if type(value) is not Tensor or value.grad_fn is None or torch._C._are_functorch_transforms_active():
             return value
-        sources = leaves_of(value)
+        sources = leaves_of([value])
         if not sources or any(type(source) not in _WAITING for source in sources):
             return value
         stand_in: StandIn = value.detach().as_subclass(StandIn)
@@ -260,21 +261,6 @@ def parametrizations_of(blocks: Iterable[nn.Module]) -> tuple[ParametrizationLis
     """The parametrizations that compute weights in some blocks, each once."""
     modules = dict.fromkeys(module for block in blocks for module in block.modules())
     return tuple(module for module in modules if isinstance(module, ParametrizationList))
-
-
-def leaves_of(value: Tensor) -> tuple[Tensor, ...]:
-    """The leaves of a tensor's graph, each once."""
-    found: dict[int, Tensor] = {}
-    seen, nodes = set[Any](), [value.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable
-        nodes += [following for following, _ in node.next_functions]
-    return tuple(found.values())
 
 
 def require_not_computed_of(args: Sequence[Any], named: Mapping[str, Any]) -> None:

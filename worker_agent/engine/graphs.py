@@ -5,9 +5,11 @@ are in the device's memory. A block that 2BP writes out step by step has a thous
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
+from torch import Tensor
+
+from worker_agent.models.values import nodes_of
 
 NODE_BYTES, SAVED_BYTES = 660, 530
 """The bytes of a node, and of a tensor that it has saved: fitted to the heap of ResNet-50, GPT-2, Llama, BERT and GNMT
@@ -18,20 +20,15 @@ CALL_BYTES = 700
 """The bytes of a call whose weight's gradient waits for p2, beside its tensors, on the same heap."""
 
 
-def graph_bytes(roots: Iterable[Any], *, saved: int, device: torch.device) -> int:
-    """The bytes of the graph that leads to these nodes and has saved so many tensors, on its device: 0 on a GPU.
+def graph_bytes(roots: Iterable[Tensor], *, saved: int, device: torch.device) -> int:
+    """The bytes of the graph that leads to these tensors and has saved so many, on its device: 0 on a GPU.
 
     Nodes that belong to leaves are not counted: weights have them as long as any graph does.
     """
     if device.type != "cpu":
         return 0
-    seen, nodes = set[Any](), [node for node in roots if node is not None]
-    while nodes:
-        node = nodes.pop()
-        if node is not None and node not in seen and not hasattr(node, "variable"):
-            seen.add(node)
-            nodes += [following for following, _ in node.next_functions]
-    return NODE_BYTES * len(seen) + SAVED_BYTES * saved
+    nodes = sum(not hasattr(node, "variable") for node in nodes_of(roots))
+    return NODE_BYTES * nodes + SAVED_BYTES * saved
 
 
 def calls_bytes(calls: int, device: torch.device) -> int:

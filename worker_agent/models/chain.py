@@ -235,10 +235,10 @@ def _require_trainable(root: nn.Module) -> None:
     rule = "must have no hooks that run after a gradient is added (register_post_accumulate_grad_hook)"
     for name, parameter in root.named_parameters():
         require(not parameter._post_accumulate_grad_hooks, "model", rule, name)
-    require_own_memory(root)
+    _require_own_memory(root)
 
 
-def require_own_memory(root: nn.Module) -> None:
+def _require_own_memory(root: nn.Module) -> None:
     """Raises InvalidInputError for two weights that lie in the same memory: on two stages they would be two."""
     places = sorted(
         (p.untyped_storage().data_ptr(), p.storage_offset() * p.itemsize, name, p)

@@ -163,19 +163,13 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
     _require(call.uses(Made.HIDDEN), "hand the hidden tensor from layer to layer", seen.module)
     handed_on = {key for key, made in named.items() if made is Made.POSITIONS and (rotary or key not in takes)}
     kept = {key: made for key, made in named.items() if key not in handed_on}
-    if handed_on and not runs_with(layer, seen.positional, {key: seen.named[key] for key in kept}):
-        kept = named
+    if handed_on:
+        try:  # without contents
+            with torch.no_grad():
+                layer(*_mapped(seen.positional, _to_meta), **_mapped({key: seen.named[key] for key in kept}, _to_meta))
+        except Exception:  # the library's code may raise anything: the layer needs what it hands on
+            kept = named
     return LayerCall(module=seen.module, positional=positional, named=kept, rotary=rotary)
-
-
-def runs_with(layer: nn.Module, positional: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Whether a layer takes a call with these arguments, without contents."""
-    try:
-        with torch.no_grad():
-            layer(*_mapped(positional, _to_meta), **_mapped(dict(named), _to_meta))
-    except Exception:  # the library's code may raise anything
-        return False
-    return True
 
 
 def _like(value: Any, hidden: Tensor) -> Tensor:

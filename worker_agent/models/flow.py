@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.draws import Draws
 from worker_agent.models.layers import replaced
+from worker_agent.models.values import leaves_of
 
 FACTORY = (
     "or be cut by a factory of your own: --model yours:blocks, where `def blocks()` in yours.py returns modules from "
@@ -204,7 +205,7 @@ class _Watch:
         """The calls' results that tensors are made of, and the tensors that modules around the layers hold."""
         found: set[int] = set()
         for tensor in tensors_in(value):
-            leaves = leaves_of(tensor)
+            leaves = leaves_of([tensor])
             hidden = tensor.is_floating_point() and not leaves and bool(tensor.isnan().any())
             refuse_unless(not hidden, "use what its modules give in ways that autograd follows", place)
             found |= {id(leaf) for leaf in leaves} or {id(tensor)}
@@ -318,23 +319,6 @@ def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
 def is_called(module: nn.Module) -> bool:
     """Whether a module has a forward; a ModuleList or ModuleDict has none: the model calls its parts."""
     return getattr(type(module), "forward", None) is not nn.Module.forward
-
-
-def leaves_of(tensor: Tensor) -> set[Tensor]:
-    """The leaves of autograd's graph that a tensor is made of; it may be one itself."""
-    if tensor.grad_fn is None:
-        return {tensor} if tensor.requires_grad else set()
-    leaves: set[Tensor] = set()
-    seen, left = set(), [tensor.grad_fn]
-    while left:
-        node = left.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.add(node.variable)
-        left += [following for following, _ in node.next_functions if following is not None]
-    return leaves
 
 
 def tensor_in(found: Any) -> Tensor:

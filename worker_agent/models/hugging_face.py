@@ -329,7 +329,7 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
         kinds = [(kind, task) for task in _TASKS for kind in _kinds(task, type(config))]
         require(bool(kinds), "model", f"must be a model for one of {', '.join(_TASKS)}, {FACTORY}", name)
         kind: Any = kinds[0][0]
-        require_our_loss(config, classes=_TASKS[kinds[0][1]] == "class")
+        _require_our_loss(config, classes=_TASKS[kinds[0][1]] == "class")
         usual = "sdpa" if kind._supports_sdpa else "eager"
         return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
     except InvalidInputError:
@@ -382,7 +382,7 @@ def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
     return text if len(text) <= MAX_LENGTH and all(whole[key] == same[key] for key in same) else spec.text
 
 
-def require_our_loss(config: Any, *, classes: bool) -> None:
+def _require_our_loss(config: Any, *, classes: bool) -> None:
     """Raises InvalidInputError for a config that adds to the library's loss, or makes another one of it."""
     rules: dict[str, tuple[tuple[object, ...], str]] = {
         "output_router_logits": ((False, None), "must be false: the loss has no term for the load of experts"),

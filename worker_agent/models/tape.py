@@ -111,14 +111,11 @@ class Tape:
             before = list(found)
             for n, step in enumerate(self.steps):
                 found[n] = found[n] and not step.touches & variable
-                variable |= set() if found[n] else step.touches - self._fixed(step)
+                if not found[n]:  # what a step reads alone does not follow from what else it touches
+                    variable |= step.touches & (step.changes | {self.storages[number] for number in step.makes})
             if found == before:
                 break
         return tuple(found)
-
-    def _fixed(self, step: Step) -> frozenset[int]:
-        """The storages that a step reads alone: they do not follow from what else it touches."""
-        return step.touches - step.changes - {self.storages[number] for number in step.makes}
 
     def calls(self) -> tuple[tuple[int, str], ...]:
         """The calls of units, as (step, name)."""

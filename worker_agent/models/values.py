@@ -1,5 +1,6 @@
 """Values: what blocks and stages pass on, one tensor or a tuple of several."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,6 +31,26 @@ def as_values(returned: Any) -> tuple[Tensor, ...]:
 def carries_gradient(tensor: Tensor) -> bool:
     """Whether autograd can give the tensor a gradient: real and complex numbers, and no others."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def nodes_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:
+    """The nodes of autograd's graph that lead to some tensors, each once."""
+    seen: dict[Any, None] = {}
+    left: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen[node] = None
+            left += [following for following, _ in node.next_functions]
+    return tuple(seen)
+
+
+def leaves_of(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The leaves of autograd's graph that tensors are made of, each once; a tensor may be one itself."""
+    given = tuple(tensors)
+    found = [node.variable for node in nodes_of(given) if hasattr(node, "variable")]
+    found += [tensor for tensor in given if tensor.grad_fn is None and tensor.requires_grad]
+    return tuple({id(leaf): leaf for leaf in found}.values())
 
 
 def matching_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:

@@ -175,7 +175,7 @@ def _graphs_bytes(
     """By block, the bytes of its graph, with the views of its inputs at which a stage begins."""
     found = []
     for block, crossing in zip(blocks, crossings, strict=True):
-        own_bytes = graph_bytes([root.grad_fn for root in crossing.roots], saved=block.tensors, device=device)
+        own_bytes = graph_bytes(crossing.roots, saved=block.tensors, device=device)
         views = sum(tensor.requires_grad for tensor in crossing.inputs) if own_bytes else 0
         found.append(own_bytes + NODE_BYTES * views)
     return found

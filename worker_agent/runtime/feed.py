@@ -152,7 +152,7 @@ class MicrobatchFeed:
     def _load(self, number: int) -> _Loaded:
         with self._busy.during(Activity.DATA), user_code(f"microbatch {number} of the data {self._name}"):
             inputs, targets = self._source.microbatch(number - 1)
-        self._first_digest = self._first_digest or digest_of(inputs)
+        self._first_digest = self._first_digest or _digest(inputs)
         with torch.cuda.stream(self._copies):  # which does nothing where there is none
             there = (
                 moved(inputs, self._device, self._dtype, pinned=self._copies is not None) if self._inputs else None,
@@ -161,7 +161,7 @@ class MicrobatchFeed:
             return _Loaded(number, *there, None if self._copies is None else self._copies.record_event())
 
 
-def digest_of(inputs: Value) -> bytes:
+def _digest(inputs: Value) -> bytes:
     """Equal for equal inputs, in every process."""
     parts = blake2b(digest_size=16)
     for tensor in _tensors(inputs):

@@ -10,7 +10,7 @@ from weakref import ref
 from torch import Tensor, nn
 
 from pipeplan.errors import RunFailedError
-from worker_agent.models.flow import leaves_of
+from worker_agent.models.values import leaves_of
 
 MOST_LOOKS = 4
 """The most versions at whose graphs it looks: those of a schedule that keeps several differ."""
@@ -36,7 +36,7 @@ class OwnWeights:
             return
         looked_at.add(version)
         own = {id(held[key]) for held, key in self._places}
-        for leaf in {id(leaf): leaf for output in outputs for leaf in leaves_of(output)}.values():
+        for leaf in leaves_of(outputs):
             name, known = self._weights.get(id(leaf), ("", None))
             if known is not None and known() is leaf and id(leaf) not in own:
                 raise RunFailedError(

@@ -87,8 +87,7 @@ class RankPart:
         instructions = shortened(stream.instructions)
         self.blocks = [block.to(device) for block in own.blocks]
         self.takes = chain.batches
-        self.first = stream.stage == 0
-        self.last = stream.stage == job.plan.depth - 1
+        self.first, self.last = stream.stage == 0, stream.stage == job.plan.depth - 1
         whole = partial(
             StageBlocks,
             recompute=plan_stage.recompute,

@@ -305,8 +305,7 @@ class StageBlocks:
                 outputs = self._run(microbatch, kept)
             else:
                 outputs, held_bytes, saved = self._measure(microbatch, kept)
-                nodes = [t.grad_fn for t in outputs if carries_gradient(t)]
-                self._kept_bytes[layouts] = held_bytes, graph_bytes(nodes, saved=saved, device=self._device)
+                self._kept_bytes[layouts] = held_bytes, graph_bytes(outputs, saved=saved, device=self._device)
         if self._own_weights:
             self._own_weights.require(outputs, self._title)
         graded = [t for t in outputs if carries_gradient(t)]

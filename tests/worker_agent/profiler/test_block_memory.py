@@ -76,8 +76,8 @@ def test_a_graphs_own_bytes_are_those_of_its_nodes_and_of_the_tensors_that_they_
     first, _ = measure_memory([block, nn.Tanh()], mean_of_squares, (inputs, torch.zeros(3)), CPU)
     # a layer with the transposition of its weight, which need the input, and two functions, which keep their outputs
     assert first.graph_bytes == 4 * NODE_BYTES + 3 * SAVED_BYTES
-    assert graph_bytes([block(inputs).grad_fn], saved=3, device=CPU) == first.graph_bytes
-    assert graph_bytes([block(inputs).grad_fn], saved=3, device=torch.device("cuda")) == 0
+    assert graph_bytes([block(inputs)], saved=3, device=CPU) == first.graph_bytes
+    assert graph_bytes([block(inputs)], saved=3, device=torch.device("cuda")) == 0
 
 
 def test_a_forward_whose_backward_is_split_is_profiled_as_it_runs() -> None:
