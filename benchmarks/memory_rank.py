@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from pipeplan.simulation.predict import program_of
 from worker_agent.engine.devices import place_process
-from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
@@ -79,7 +78,6 @@ def warm_up(job: RunJob) -> None:
     for block in blocks:
         values = as_values(block(*values))
     torch.autograd.backward(default_loss(values[0], targets))
-    build_optimizer(job.plan.optimizer, list(blocks[-1].parameters()), 1e-3)
 
 
 def measured(job: RunJob, rank: int, device: torch.device) -> Heap:

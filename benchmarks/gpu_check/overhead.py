@@ -22,7 +22,7 @@ from pipeplan.programs.program import Program
 from pipeplan.simulation.predict import program_of
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.clocks import clock_for
-from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.models.losses import mean_of_squares
 from worker_agent.runtime.executor import Executor, Hooks
@@ -102,7 +102,7 @@ def _executed(work: Work, plan: Plan, program: Program, inputs: Tensor) -> tuple
     executor = Executor(
         stream=program.streams[0],
         stage=stage,
-        weights=Weights(find_slots(blocks, names), lambda parameters: build_optimizer("sgd", parameters, RATE)),
+        weights=Weights(find_slots(blocks, names), Optimizer("sgd", RATE)),
         mail=Mail(program, 0, {}, where),
         replicas=None,
         recorder=Recorder(clock_for(where)),
@@ -117,7 +117,7 @@ def _executed(work: Work, plan: Plan, program: Program, inputs: Tensor) -> tuple
 def _by_hand(work: Work, instructions: Sequence[Instruction], inputs: Tensor) -> tuple[float, float]:
     """The same order and the same calls of torch, and nothing else."""
     blocks = _made(work)
-    optimizer = build_optimizer("sgd", [p for block in blocks for p in block.parameters()], RATE)
+    optimizer = torch.optim.SGD([p for block in blocks for p in block.parameters()], lr=RATE, fused=True)
     losses: dict[int, Tensor] = {}
 
     def loop() -> None:

@@ -1,51 +1,97 @@
 """Optimizers by name, as a plan names them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
 
 from pipeplan.documents.plan import OPTIMIZERS
-from pipeplan.errors import InvalidInputError
+from pipeplan.errors import require
 
 Item = TypeVar("Item")
-
-OptimizerFactory = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 
 BUCKET_BYTES = 2**25
 """How many bytes of float32 gradients a step creates at a time. A larger parameter forms a step alone."""
 
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
-def build_optimizer(name: str, parameters: Iterable[Tensor], learning_rate: float) -> torch.optim.Optimizer:
-    """torch's own optimizer, in its fused form: one pass over weights, gradients and states.
+MOMENTUM = 0.9
+ADAMW_DECAY = 0.01
 
-    "momentum" is SGD with momentum 0.9. Raises InvalidInputError for a name that is not known.
+
+class Optimizer:
+    """A torch optimizer in its fused form, one pass over weights, gradients and states, with the defaults of torch.
+
+    On a CPU, SGD takes weights of 16 bits in one operation after the other instead: the fused kernel of torch 2.13
+    leaves most of them as they were (pytorch/pytorch#191763). "momentum" is SGD with momentum 0.9.
+
+    The states belong to places, the numbers of the weights in their stage: a step may find a weight in other memory
+    than the one before. They are named as in torch's classes. These import `torch._dynamo`, which takes each process
+    over a second and 72 MiB; the functions behind them do not.
     """
-    match name:
-        case "sgd":
-            return torch.optim.SGD(parameters, lr=learning_rate, fused=True)
-        case "momentum":
-            optimizer = torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9, fused=True)
-            optimizer.register_step_pre_hook(_begin_momentum)
-            return optimizer
-        case "adam":
-            return torch.optim.Adam(parameters, lr=learning_rate, fused=True)
-        case "adamw":
-            return torch.optim.AdamW(parameters, lr=learning_rate, fused=True)
-        case _:
-            raise InvalidInputError("optimizer", f"must be one of {', '.join(OPTIMIZERS)}", name)
 
+    def __init__(self, name: str, learning_rate: float) -> None:
+        """Raises InvalidInputError for a name that is not known."""
+        require(name in OPTIMIZERS, "optimizer", f"must be one of {', '.join(OPTIMIZERS)}", name)
+        self.name = name
+        self.learning_rate = learning_rate
+        self.states: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
 
-def _begin_momentum(optimizer: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
-    """Gives weights that have their first gradient a momentum of zero.
+    @torch.no_grad()
+    def step(self, weights: Mapping[int, Tensor], gradients: Mapping[int, Tensor]) -> None:
+        """Updates the weights in place, by their gradients of the same type and strides. Both are by place.
 
-    torch's fused step fails where some of its weights have a momentum and others do not.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        A place that has its first gradient gets its states.
+        """
+        updated, taken = list(weights.values()), [gradients[place] for place in weights]
+        states = [self._states_of(place, weight) for place, weight in weights.items()]
+        if self.name in ("sgd", "momentum"):
+            sgd(
+                updated,
+                taken,
+                [state.get("momentum_buffer") for state in states],
+                foreach=False,
+                fused=not any(weight.dtype in SIXTEEN_BITS and weight.is_cpu for weight in updated),
+                weight_decay=0.0,
+                momentum=MOMENTUM if self.name == "momentum" else 0.0,
+                lr=self.learning_rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
+        else:
+            adam(
+                updated,
+                taken,
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                decoupled_weight_decay=self.name == "adamw",
+                amsgrad=False,
+                beta1=0.9,
+                beta2=0.999,
+                lr=self.learning_rate,
+                weight_decay=ADAMW_DECAY if self.name == "adamw" else 0.0,
+                eps=1e-8,
+                maximize=False,
+            )
+
+    def _states_of(self, place: int, weight: Tensor) -> dict[str, Tensor]:
+        state = self.states[place]
+        if state or self.name == "sgd":
+            return state
+        if self.name == "momentum":
+            state["momentum_buffer"] = torch.zeros_like(weight)
+        else:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        return state
 
 
 def in_buckets(items: Sequence[Item], size_bytes: Callable[[Item], int]) -> Iterator[Sequence[Item]]:

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import require
-from worker_agent.engine.optimizers import OptimizerFactory, in_buckets
-
-SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+from worker_agent.engine.optimizers import SIXTEEN_BITS, Optimizer, in_buckets
 
 MASTER = "master_weight"
 """The name of a float32 copy among the optimizer's states."""
@@ -60,13 +58,13 @@ def _setter(module: nn.Module, name: str) -> Callable[[nn.Parameter], None]:
 class Weights:
     """The weight stash: the versions of one stage's trainable parameters.
 
-    Gradients gather on the leaves of the version in use. The optimizer works on handles, parameters of its own that
-    point at the version to be made: its states belong to the weights, not to a version.
+    Gradients gather on the leaves of the version in use. The optimizer's states belong to the weights, not to a
+    version.
 
-    With `master_weights` the handle of a 16-bit parameter is a float32 copy instead, which belongs to the weights as
-    well: it takes the update, and the version to be made is rounded from it. `master_bytes` are the bytes of these
-    copies. The gradients of many microbatches then add up in float32 as well, on leaves of 16 bits; `gradient_bytes`
-    are the bytes of one set of gradients.
+    With `master_weights` a 16-bit parameter has a float32 copy, its master, which belongs to the weights as well: it
+    takes the update, and the version to be made is rounded from it. `master_bytes` are the bytes of these copies. The
+    gradients of many microbatches then add up in float32 as well, on leaves of 16 bits; `gradient_bytes` are the bytes
+    of one set of gradients.
 
     `learning_rate` gives the rate with which a version is made, where it is not the optimizer's own all the time.
     """
@@ -74,7 +72,7 @@ class Weights:
     def __init__(
         self,
         slots: Sequence[Slot],
-        optimizer: OptimizerFactory,
+        optimizer: Optimizer,
         *,
         version: int = 0,
         master_weights: bool = False,
@@ -95,16 +93,16 @@ class Weights:
         self._skips = False
         self._learning_rate = learning_rate
         self._spare: list[tuple[nn.Parameter, ...]] = []
-        self._handles = tuple(
-            nn.Parameter(slot.parameter.detach().float() if master else slot.parameter.detach())
+        self._masters = tuple(
+            slot.parameter.detach().float() if master else None
             for slot, master in zip(slots, self._has_master, strict=True)
         )
-        self.master_bytes = sum(h.nbytes for h, master in zip(self._handles, self._has_master, strict=True) if master)
+        self.master_bytes = sum(master.nbytes for master in self._masters if master is not None)
         self.gradient_bytes = sum(
-            handle.nbytes if master else slot.parameter.nbytes
-            for slot, handle, master in zip(slots, self._handles, self._has_master, strict=True)
+            (slot.parameter if master is None else master).nbytes
+            for slot, master in zip(slots, self._masters, strict=True)
         )
-        self.optimizer = optimizer(self._handles) if slots else None
+        self.optimizer = optimizer
         self._optimizer_bytes: int | None = None
         self._states = 0
 
@@ -117,9 +115,8 @@ class Weights:
     def optimizer_bytes(self) -> int:
         """The bytes of the optimizer's states, cached for the executor. They change when an update creates a state."""
         if self._optimizer_bytes is None:
-            states = self.optimizer.state.values() if self.optimizer else ()
-            values = (value for state in states for value in state.values())
-            self._optimizer_bytes = sum(value.nbytes for value in values if isinstance(value, Tensor))
+            states = self.optimizer.states.values()
+            self._optimizer_bytes = sum(value.nbytes for state in states for value in state.values())
         return self._optimizer_bytes
 
     def use(self, version: int) -> None:
@@ -181,13 +178,12 @@ class Weights:
         elif self._spare:
             target = [*self._copy(base)]
 
-        if self.optimizer and self._learning_rate is not None:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._learning_rate(version)
+        if self._learning_rate is not None:
+            self.optimizer.learning_rate = self._learning_rate(version)
 
         def new_bytes(place: int) -> int:
-            copy_bytes = base[place].nbytes if target[place] is None else 0
-            return copy_bytes + (self._handles[place].nbytes if self._has_master[place] else 0)
+            copy_bytes, master = base[place].nbytes if target[place] is None else 0, self._masters[place]
+            return copy_bytes + (0 if master is None else master.nbytes)
 
         for few in in_buckets(range(len(base)), new_bytes):
             self._make(few, base, target, gradients)
@@ -197,7 +193,7 @@ class Weights:
             del self._stash[version - 1]
             self._in_place = version if self._in_place == version - 1 else self._in_place
         self._factor, self._skips = None, False
-        states = sum(map(len, self.optimizer.state.values())) if self.optimizer else 0
+        states = sum(map(len, self.optimizer.states.values()))
         if states != self._states:  # an optimizer makes a state when it first needs it, and then keeps its size
             self._states, self._optimizer_bytes = states, None
 
@@ -210,31 +206,33 @@ class Weights:
     ) -> None:
         """Steps with some gradients, rounds weights that have a master, and drops the gradients.
 
-        An optimizer skips weights without a gradient, so only a few gradients exist in float32 at a time.
+        Weights without a gradient stay as they are, and only a few gradients exist in float32 at a time.
         """
-        optimizer = None if self._skips else self.optimizer
+        updated: dict[int, Tensor] = {}
+        taken: dict[int, Tensor] = {}
         for i in few:
             there = target[i]
             leaf = target[i] = self._clone(base[i], i) if there is None else there
-            handle, master, gradient = self._handles[i], self._has_master[i], gradients[i]
-            if not master:
-                handle.data = leaf.detach()
-            if master and gradient is not None:
+            gradient = gradients[i]
+            if gradient is None or self._skips:
+                continue
+            master = self._masters[i]
+            weight = leaf.detach() if master is None else master
+            if master is not None:
                 gradient = gradient.float()
-            if gradient is not None and self._factor is not None:
+            if self._factor is not None:
                 if gradient.dtype in SIXTEEN_BITS:  # else the factor would be rounded to 16 bits
                     gradient.copy_(gradient.float().mul_(self._factor))
                 else:
                     gradient.mul_(self._factor)
-            handle.grad = None if gradient is None else _laid_out_as(handle, gradient)
+            updated[i], taken[i] = weight, _laid_out_as(weight, gradient)
 
-        if optimizer:
-            optimizer.step()
+        self.optimizer.step(updated, taken)
         for i in few:
-            made = target[i]
-            self._handles[i].grad = gradients[i] = None
-            if self._has_master[i] and optimizer and made is not None:
-                made.copy_(self._handles[i])
+            made, master = target[i], self._masters[i]
+            gradients[i] = None
+            if i in updated and master is not None and made is not None:
+                made.copy_(master)
 
     def retire(self, version: int, *, keep: bool = True) -> None:
         """Releases a version's memory for the next update, or (without `keep`) for anything else."""
@@ -264,33 +262,32 @@ class Weights:
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizer's states as `state/parameter name`; of float32 copies as well."""
-        states = self.optimizer.state if self.optimizer else {}
         masters = {
-            f"{MASTER}/{slot.name}": handle.detach()
-            for slot, handle, master in zip(self.slots, self._handles, self._has_master, strict=True)
-            if master
+            f"{MASTER}/{slot.name}": master
+            for slot, master in zip(self.slots, self._masters, strict=True)
+            if master is not None
         }
         return masters | {
             f"{key}/{slot.name}": value
-            for slot, handle in zip(self.slots, self._handles, strict=True)
-            for key, value in states.get(handle, {}).items()
-            if isinstance(value, Tensor)
+            for place, slot in enumerate(self.slots)
+            for key, value in self.optimizer.states.get(place, {}).items()
         }
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         """Sets the optimizer's states from what `optimizer_tensors` gave. Raises InvalidInputError without masters."""
-        for slot, master in zip(self.slots, self._has_master, strict=True):
-            found = not master or f"{MASTER}/{slot.name}" in tensors
+        for slot, master in zip(self.slots, self._masters, strict=True):
+            found = master is None or f"{MASTER}/{slot.name}" in tensors
             require(found, "resume", "must be a checkpoint of a run with master weights", slot.name)
-        handles = {slot.name: handle for slot, handle in zip(self.slots, self._handles, strict=True)}
+        places = {slot.name: place for place, slot in enumerate(self.slots)}
         for full_key, value in tensors.items():
             key, name = full_key.split("/", 1)
-            if key == MASTER:
-                handles[name].data.copy_(value)
-            elif self.optimizer:
-                of_weight = value.shape == handles[name].shape
-                state = _laid_out_as(handles[name], value) if of_weight else value
-                self.optimizer.state[handles[name]][key] = state.clone()
+            place = places[name]
+            master, weight = self._masters[place], self.slots[place].parameter
+            if key != MASTER:
+                state = _laid_out_as(weight, value) if value.shape == weight.shape else value
+                self.optimizer.states[place][key] = state.clone()
+            elif master is not None:
+                master.copy_(value)
         self._optimizer_bytes = None
 
     def _clone(self, parameter: nn.Parameter, place: int) -> nn.Parameter:

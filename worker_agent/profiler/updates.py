@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipeplan.costs.memory import keeps_master_weights
 from worker_agent.engine.clocks import Clock
-from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.profiler.times import timed_s
 
@@ -109,7 +109,6 @@ def _weights(blocks: Sequence[nn.Module], how: Updating) -> Weights:
         parameter.grad = None  # left by earlier measurements, in the weights' type; a run's may differ
     return Weights(
         find_slots(blocks, {parameter: str(place) for place, parameter in enumerate(every)}),
-        lambda handles: build_optimizer(how.optimizer, handles, _LEARNING_RATE),
+        Optimizer(how.optimizer, _LEARNING_RATE),
         master_weights=keeps_master_weights(how.dtype, None),
-        learning_rate=lambda version: _LEARNING_RATE,
     )

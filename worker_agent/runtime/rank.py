@@ -30,7 +30,7 @@ from worker_agent.engine.channel import Lines, open_lines
 from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
 from worker_agent.engine.cores import CoresWatch
 from worker_agent.engine.devices import device_memory, place_process
-from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
 from worker_agent.engine.results import RankResult, failure_of
 from worker_agent.engine.weights import Weights, find_slots
@@ -107,7 +107,7 @@ class RankPart:
         )
         self.weights = Weights(
             find_slots(self.blocks, own.names),
-            lambda parameters: build_optimizer(job.plan.optimizer, parameters, job.largest_learning_rate),
+            Optimizer(job.plan.optimizer, job.largest_learning_rate),
             version=max(first_versions(instructions)),
             master_weights=job.plan.master_weights,
             learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),

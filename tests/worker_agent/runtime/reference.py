@@ -1,13 +1,13 @@
 """The mathematics of every schedule in one process: which weights a batch's gradient is taken at, and the update."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipeplan.documents.plan import Plan
-from worker_agent.engine.optimizers import build_optimizer
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import moved, open_data
 from worker_agent.models.losses import build_loss
@@ -15,12 +15,13 @@ from worker_agent.models.values import as_values
 
 Weights = dict[str, Tensor]
 
-OPTIMIZERS: dict[str, Callable[[list[Tensor], float], torch.optim.Optimizer]] = {
-    "sgd": lambda weights, rate: torch.optim.SGD(weights, lr=rate),
-    "momentum": lambda weights, rate: torch.optim.SGD(weights, lr=rate, momentum=0.9),
-    "adam": lambda weights, rate: torch.optim.Adam(weights, lr=rate),
-    "adamw": lambda weights, rate: torch.optim.AdamW(weights, lr=rate),
+CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
 }
+"""torch's own, by the names in plans."""
 
 
 def delays(plan: Plan) -> tuple[int, ...]:
@@ -77,11 +78,9 @@ def train(
     trained = {name: p.requires_grad for name, p in chain.root.named_parameters()}
     newest = {name: p.detach().to(kept, copy=True).requires_grad_() for name, p in chain.root.named_parameters()}
     history = [{name: p.detach().to(dtype, copy=True) for name, p in newest.items()}]
-    make = build_optimizer if plan.master_weights else None  # to the last bit only torch's own fused step is the same
     weights = list(newest.values())
-    optimizer = (
-        make(plan.optimizer, weights, learning_rate) if make else OPTIMIZERS[plan.optimizer](weights, learning_rate)
-    )
+    # where bits are compared, the fused form: only that is the same to the last one
+    optimizer = CLASSES[plan.optimizer](weights, lr=learning_rate, fused=plan.master_weights)
     batch = plan.batch_size // plan.microbatch_size
     scaler = torch.amp.GradScaler("cpu", init_scale=loss_scale or 1.0, enabled=loss_scale is not None)
     for step in range(steps):
@@ -163,7 +162,7 @@ def train_in_turn(
     delay = replicas - 1 if behind is None else behind
     newest = {name: p.detach().clone().requires_grad_() for name, p in chain.root.named_parameters()}
     history = [{name: p.detach().clone() for name, p in newest.items()}]
-    optimizer = OPTIMIZERS[plan.optimizer](list(newest.values()), learning_rate)
+    optimizer = CLASSES[plan.optimizer](list(newest.values()), lr=learning_rate)
     for update in range(steps * replicas):
         batch, replica = divmod(update, replicas)
         used = {name: p.clone().requires_grad_() for name, p in history[max(update - delay, 0)].items()}

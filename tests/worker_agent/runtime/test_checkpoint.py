@@ -16,7 +16,7 @@ from pipeplan.errors import InvalidInputError, RunFailedError
 from tests.forked import fork_server
 from tests.properties import examples
 from tests.worker_agent.runtime.plans import make_plan
-from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.runtime.checkpoint import load_stage, save_stage
 from worker_agent.runtime.job import RunJob
@@ -44,7 +44,7 @@ def stage_weights(seed: int) -> Weights:
     torch.manual_seed(seed)
     layer = nn.Linear(8, 8)
     names: dict[Tensor, str] = {parameter: name for name, parameter in layer.named_parameters()}
-    weights = Weights(find_slots([layer], names), lambda parameters: build_optimizer("momentum", parameters, 0.1))
+    weights = Weights(find_slots([layer], names), Optimizer("momentum", 0.1))
     weights.grade(0)
     for parameter in layer.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -233,7 +233,7 @@ def test_another_model_cannot_load_a_checkpoint(tmp_path: Path) -> None:
         ),
     ):
         names: dict[Tensor, str] = {parameter: key for key, parameter in layers[name].named_parameters()}
-        weights = Weights(find_slots([layers[name]], names), lambda parameters: build_optimizer("sgd", parameters, 0.1))
+        weights = Weights(find_slots([layers[name]], names), Optimizer("sgd", 0.1))
         with pytest.raises(InvalidInputError, match=rule):
             load_stage(job.directory.checkpoints, 3, stage=0, weights=weights, buffers={})
 

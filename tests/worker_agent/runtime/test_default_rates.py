@@ -9,7 +9,7 @@ from pipeplan.documents.plan import OPTIMIZERS
 from pipeplan.protocol.training import DEFAULT_RATES
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
-from worker_agent.engine.optimizers import build_optimizer
+from tests.worker_agent.runtime.reference import CLASSES
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
@@ -26,7 +26,7 @@ STEPS = 12
 def test_the_loss_of_a_small_transformer_falls_at_the_default_rate(optimizer: str) -> None:
     chain = build_model(GPT, seed=0)
     data = open_data(TEXT, microbatch_size=16, seed=0)
-    stepping = build_optimizer(optimizer, chain.root.parameters(), DEFAULT_RATES[optimizer])
+    stepping = CLASSES[optimizer](chain.root.parameters(), lr=DEFAULT_RATES[optimizer])
     losses = []
     for step in range(STEPS):
         value, targets = data.microbatch(step)

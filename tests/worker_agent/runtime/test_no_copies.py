@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pipeplan.simulation.predict import program_of
 from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.engine.clocks import HostClock
-from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.mail import Mail
@@ -113,7 +113,7 @@ def test_a_stage_in_the_middle_copies_nothing(recompute: bool, split_backward: b
     executor = Executor(
         stream=program.streams[1],
         stage=stage,
-        weights=Weights(slots, lambda parameters: build_optimizer("sgd", parameters, 0.1)),
+        weights=Weights(slots, Optimizer("sgd", 0.1)),
         mail=cast(Mail, post),
         replicas=None,
         recorder=Recorder(HostClock()),

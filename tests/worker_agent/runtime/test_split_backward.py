@@ -15,12 +15,12 @@ from pipeplan.simulation.predict import predict, program_of
 from tests.worker_agent.commands import finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
-from tests.worker_agent.runtime.reference import OPTIMIZERS, Weights
+from tests.worker_agent.runtime.reference import CLASSES, Weights
 from tests.worker_agent.runtime.test_executor import CUTS, checkpoint_weights, distance, without_checkpoints
 from tests.worker_agent.runtime.test_run_command import command
 from worker_agent.engine.clocks import HostClock
 from worker_agent.engine.graphs import CALL_BYTES, NODE_BYTES
-from worker_agent.engine.optimizers import build_optimizer
+from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.results import RankResult
 from worker_agent.engine.weights import Weights as Versions
 from worker_agent.engine.weights import find_slots
@@ -69,7 +69,7 @@ def reference(plan: Plan, model: str = MODEL) -> Weights:
     chain = build_model(model, seed=SEED, dtype=torch.float64)
     chain.root.train()
     source = open_data(DATA, microbatch_size=plan.microbatch_size, seed=SEED)
-    optimizer = OPTIMIZERS[plan.optimizer](list(chain.root.parameters()), RATE)
+    optimizer = CLASSES[plan.optimizer](list(chain.root.parameters()), lr=RATE)
     batch = plan.batch_size // plan.microbatch_size
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -155,7 +155,7 @@ def run_alone(program: Program, model: str = MODEL) -> tuple[Weights, Lane]:
         device=cpu,
         split_backward=True,
     )
-    weights = Versions(find_slots(chain.blocks, chain.names()), lambda p: build_optimizer("sgd", p, RATE))
+    weights = Versions(find_slots(chain.blocks, chain.names()), Optimizer("sgd", RATE))
     source = open_data(DATA, microbatch_size=2, seed=SEED)
     recorder = Recorder(HostClock())
     Executor(
