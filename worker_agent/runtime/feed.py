@@ -1,6 +1,6 @@
 """Feed: the microbatches' inputs for a rank's first stage, and their targets for its last one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -10,10 +10,14 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import require
-from worker_agent.models.batches import IGNORED
-from worker_agent.models.data import Microbatch, MicrobatchSource, moved
+from pipeplan.programs.instructions import Forward
+from pipeplan.programs.program import Program, Stream
+from worker_agent.models.batches import IGNORED, BatchForm
+from worker_agent.models.data import Microbatch, MicrobatchSource, moved, open_data
+from worker_agent.models.keywords import KeywordForm
 from worker_agent.models.spec import user_code
 from worker_agent.models.values import Value
+from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.status import Activity
 
 
@@ -78,6 +82,9 @@ class MicrobatchFeed:
     `order` are the numbers in the order in which they are asked for. With `ahead` the next microbatch is loaded as soon
     as the device has work, and is copied from pinned memory during that work. This happens on the same thread: the
     data's own code is always called in the same order.
+
+    `digests` are those of the inputs of the first microbatch and of all that `compared` asks for, by number. Processes
+    compare theirs.
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class MicrobatchFeed:
         inputs: bool,
         targets: bool,
         ahead: bool,
+        compared: Callable[[int], bool],
     ) -> None:
         self._source = source
         self._name = name
@@ -105,12 +113,12 @@ class MicrobatchFeed:
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._current: _Loaded | None = None
         self._next: _Loaded | None = None
-        self._first_digest = b""
+        self._compared = compared
+        self.digests: dict[int, bytes] = {}
 
-    def begin(self) -> tuple[int, bytes]:
-        """Loads the first microbatch. Returns its number and a digest of its inputs, which other processes compare."""
+    def begin(self) -> None:
+        """Loads the first microbatch."""
         self._current = self._load(next(self._order))
-        return self._current.number, self._first_digest
 
     def inputs(self, number: int) -> Value:
         """A microbatch's inputs."""
@@ -152,7 +160,8 @@ class MicrobatchFeed:
     def _load(self, number: int) -> _Loaded:
         with self._busy.during(Activity.DATA), user_code(f"microbatch {number} of the data {self._name}"):
             inputs, targets = self._source.microbatch(number - 1)
-        self._first_digest = self._first_digest or _digest(inputs)
+        if not self.digests or self._compared(number):
+            self.digests[number] = _digest(inputs)
         with torch.cuda.stream(self._copies):  # which does nothing where there is none
             there = (
                 moved(inputs, self._device, self._dtype, pinned=self._copies is not None) if self._inputs else None,
@@ -174,3 +183,44 @@ def _tensors(value: Value | None) -> tuple[Tensor, ...]:
     if value is None:
         return ()
     return (value,) if isinstance(value, Tensor) else value
+
+
+def open_feed(
+    job: RunJob,
+    program: Program,
+    stream: Stream,
+    *,
+    form: BatchForm | KeywordForm | None,
+    device: torch.device,
+    busy: Busy,
+) -> MicrobatchFeed | None:
+    """The first stage's inputs, or the last one's targets; None for others.
+
+    Each opens the data for itself, because a rank with both stages reads the data at two positions. Processes compare
+    what they read in batches 1, 2, 4, 8, ... and in the last one.
+    """
+    pipeline, first, last = program.pipeline, stream.stage == 0, stream.stage == job.plan.depth - 1
+    if not (first or last):
+        return None
+
+    def compared(number: int) -> bool:
+        batch = pipeline.batch_of(number) + 1
+        return batch == job.steps or batch & (batch - 1) == 0
+
+    opened = open_data(job.data, microbatch_size=job.plan.microbatch_size, seed=job.seed, form=form)
+    source: FeedSource = opened
+    if last and job.loss is None:
+        updates = (program.schedule.updates_a_batch(pipeline, stage) for stage in range(pipeline.depth))
+        source = TokenMeans(opened, pipeline.batch_microbatches if all(n == 1 for n in updates) else 1)
+    return MicrobatchFeed(
+        source,
+        job.data,
+        (i.microbatch for i in stream.instructions if isinstance(i, Forward)),
+        device=device,
+        dtype=getattr(torch, job.plan.dtype),
+        busy=busy,
+        inputs=first,
+        targets=last,
+        ahead=device.type == "cuda",
+        compared=compared,
+    )

@@ -66,13 +66,13 @@ def require_same_start(copies: Sequence[Copy], replicas: dist.ProcessGroup | Non
         _require_same(sorted(named.items()), group)
 
 
-def require_same_data(first: Sequence[tuple[int, bytes]], name: str) -> None:
+def require_same_data(digests: Sequence[tuple[int, bytes]], name: str) -> None:
     """Raises InvalidInputError, in all processes, if one has read other inputs than another as the same microbatch.
 
-    `first` holds number and digest of the first microbatch of each of this process's feeds.
+    `digests` are numbers of microbatches that this process has read, with the digests of their inputs.
     """
     every: list[Sequence[tuple[int, bytes]]] = [()] * dist.get_world_size()
-    dist.all_gather_object(every, first)
+    dist.all_gather_object(every, digests)
     rule = (
         "must give the same inputs in every process (random numbers from torch, numpy.random or random, or from seed)"
     )

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -35,7 +35,7 @@ from worker_agent.engine.replicas import ExchangeError, open_replica_group
 from worker_agent.engine.results import RankResult, failure_of
 from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.data import in_blocks, open_data
+from worker_agent.models.data import in_blocks
 from worker_agent.models.losses import build_loss
 from worker_agent.models.spec import described
 from worker_agent.runtime import checkpoint
@@ -49,7 +49,7 @@ from worker_agent.runtime.among_stages import (
     tied_groups,
 )
 from worker_agent.runtime.executor import Executor, Hooks, run_together
-from worker_agent.runtime.feed import FeedSource, MicrobatchFeed, TokenMeans
+from worker_agent.runtime.feed import MicrobatchFeed, open_feed
 from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write_job
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.measured import BatchLog, deferred_share
@@ -157,15 +157,19 @@ class Rank:
         lines, replicas, groups = self._meet(status)
 
         status.at(STARTING)
-        feeds = [self._feed(part, status) for part in self.parts]
+        feeds = [
+            open_feed(self.job, self.program, part.stream, form=part.takes, device=self.device, busy=status)
+            for part in self.parts
+        ]
         mails = [
             Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
-        first = [feed.begin() for feed in feeds if feed]
+        for feed in filter(None, feeds):
+            feed.begin()
         gc.collect()
 
         status.at(MEETING)
-        require_same_data(first, self.job.data)
+        self._compare_data(feeds)
         gc.freeze()  # a full collection over torch's own objects would stall a step
         log = BatchLog(self.job.directory.batches(self.stream.rank), status, self.job.first_step)
         clock = clock_for(self.device, common_start_s())
@@ -187,7 +191,7 @@ class Rank:
         status.at(ENDING)
         for mail in mails:
             mail.flush()
-        dist.barrier()
+        self._compare_data(feeds)  # which also waits for all ranks
 
         lane = recorder.lane(rank=self.stream.rank, stage=self.stream.stage, replica=self.stream.replica)
         log.close()
@@ -218,6 +222,10 @@ class Rank:
         if not self.job.first_step:  # a checkpoint gives all copies the same weights
             require_same_start(self.parts, replicas, groups)
         return lines, replicas, groups
+
+    def _compare_data(self, feeds: Iterable[MicrobatchFeed | None]) -> None:
+        """Raises InvalidInputError, in all ranks, if two have read different inputs as the same microbatch."""
+        require_same_data([pair for feed in feeds if feed for pair in feed.digests.items()], self.job.data)
 
     def _executors(
         self,
@@ -305,33 +313,6 @@ class Rank:
             )
 
         return Hooks(on_instruction=on_instruction, on_update=on_update, on_checkpoint=on_checkpoint)
-
-    def _feed(self, part: RankPart, status: StatusWriter) -> MicrobatchFeed | None:
-        """The first stage's inputs, or the last one's targets; None for others.
-
-        Each opens the data for itself, because a rank with both stages reads the data at two positions.
-        """
-        if not (part.first or part.last):
-            return None
-        size = self.job.plan.microbatch_size
-        source: FeedSource = (
-            opened := open_data(self.job.data, microbatch_size=size, seed=self.job.seed, form=part.takes)
-        )
-        if part.last and self.job.loss is None:
-            pipeline = self.program.pipeline
-            updates = (self.program.schedule.updates_a_batch(pipeline, stage) for stage in range(pipeline.depth))
-            source = TokenMeans(opened, pipeline.batch_microbatches if all(n == 1 for n in updates) else 1)
-        return MicrobatchFeed(
-            source,
-            self.job.data,
-            (i.microbatch for i in part.stream.instructions if isinstance(i, Forward)),
-            device=self.device,
-            dtype=getattr(torch, self.job.plan.dtype),
-            busy=status,
-            inputs=part.first,
-            targets=part.last,
-            ahead=self.device.type == "cuda",
-        )
 
 
 def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> None:

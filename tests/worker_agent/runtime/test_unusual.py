@@ -46,12 +46,13 @@ def test_a_microbatchs_random_numbers_do_not_depend_on_what_else_draws_or_is_rea
     assert not any(torch.equal(every[n], every[n + 6]) for n in range(6))
 
 
-def test_data_that_differ_in_every_process_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("data", "first"), [("of_the_system", 1), ("of_the_system_later", 5)])
+def test_data_that_differ_in_every_process_are_refused(data: str, first: int, tmp_path: Path) -> None:
+    """Before the first instruction, or at the end at the latest."""
     plan = make_plan("1f1b", CUTS[2])
-    with pytest.raises(
-        AssertionError, match=r"data: must give the same inputs in every process .*microbatch 1 differs"
-    ):
-        execute(plan, tmp_path, "worker_agent.models.presets:mlp?width=8&depth=4", f"{HERE}:of_the_system")
+    rule = rf"data: must give the same inputs in every process .*microbatch {first} differs"
+    with pytest.raises(AssertionError, match=rule):
+        execute(plan, tmp_path, "worker_agent.models.presets:mlp?width=8&depth=4", f"{HERE}:{data}")
 
 
 @pytest.mark.each_case

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from itertools import count
 
 import numpy as np
 import torch
@@ -35,6 +36,16 @@ def of_the_system(*, microbatch_size: int) -> Pairs:
     while True:
         inputs = torch.from_numpy(generator.standard_normal((microbatch_size, WIDTH)))
         yield inputs, inputs.sin()
+
+
+def of_the_system_later(*, microbatch_size: int) -> Pairs:
+    """Samples that differ in every process from the fifth microbatch on."""
+    generator = np.random.default_rng(0)
+    for number in count():
+        inputs = torch.from_numpy(generator.standard_normal((microbatch_size, WIDTH)))
+        yield inputs, inputs.sin()
+        if number == 3:
+            generator = np.random.default_rng()
 
 
 class Skipping(nn.Module):
