@@ -168,6 +168,7 @@ def calibration_terms(found: Calibration, profile: Profile, cluster: Cluster) ->
     yield from _term("recomputed forward", known.recompute, found.recompute)
     yield from _term("backward after its forward", known.backward_after_forward, found.backward_after_forward)
     yield from _term("µs an instruction", known.instruction_s, found.instruction_s, 1e6)
+    yield from _term("µs a message, a MB", known.message_s_per_byte, found.message_s_per_byte, 1e12)
     yield from _term("µs an update, a MB", known.update_s_per_byte, found.update_s_per_byte, 1e12)
     yield from _term("µs a weight version, a MB", known.version_s_per_byte, found.version_s_per_byte, 1e12)
     yield from _term("gradient exchange", known.exchange_factor, found.exchange_factor)

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pipeplan.calibration.network import exchange_factor, levels, unseen_exchange
-from pipeplan.calibration.observed import costs_of, observe, overhead_s, played
+from pipeplan.calibration.observed import costs_of, observe, played
 from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.calibration.stages import (
     activation_factor,
     allocator_reserve,
     context_bytes,
-    instruction_s,
+    overheads,
     with_compute,
     with_updates,
 )
@@ -33,6 +33,7 @@ def calibrate(profile: Profile, cluster: Cluster, runs: Sequence[MeasuredRun]) -
         require_run_of(profile, run, f"runs.{index}")
     ordered = sorted(runs, key=lambda run: (content_id(run.plan), run.timeline.makespan_s))
     seen = [observe(profile, cluster, run) for run in ordered]
+    instruction_s, message_s_per_byte = overheads(seen, profile)
     found = Calibration(
         model=profile.model,
         device=profile.device.name,
@@ -40,12 +41,13 @@ def calibrate(profile: Profile, cluster: Cluster, runs: Sequence[MeasuredRun]) -
         profile_id=content_id(profile),
         cluster_id=content_id(cluster),
         runs=(),
-        instruction_s=instruction_s(seen),
+        instruction_s=instruction_s,
+        message_s_per_byte=message_s_per_byte,
         activation_factor=activation_factor(seen),
         context_bytes=context_bytes(seen),
         allocator_reserve=allocator_reserve(seen),
     )
-    found = replace(found, levels=levels(seen, cluster, overhead_s(found, profile)))
+    found = replace(found, levels=levels(seen, cluster, found, profile))
     found = with_compute(found, seen, profile)
     found = with_updates(found, seen, profile)
     exchanged = exchange_factor(seen, *apply(found, profile, cluster))

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from pipeplan.calibration.fit import LEAST_SLOWNESS, Delay, factor_for, link_terms
-from pipeplan.calibration.observed import Observed, costs_of, played, term
+from pipeplan.calibration.observed import Observed, costs_of, played, receive_s, term
 from pipeplan.calibration.samples import MeasuredRun, exchange_samples
 from pipeplan.costs.transfer import ranks_of_stages
 from pipeplan.documents.calibration import Calibration, LevelTerms, Term
@@ -22,7 +22,7 @@ _SHOWN = 0.05
 """If workers wait for a smaller share of an exchange, other work may hide it, however long it takes."""
 
 
-def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> tuple[LevelTerms, ...]:
+def levels(seen: Sequence[Observed], cluster: Cluster, found: Calibration, profile: Profile) -> tuple[LevelTerms, ...]:
     """Bandwidth and latency of every level that was the outermost one crossed by a transfer.
 
     The time of the receive itself is not the link's. At least a tenth of the known time is left for the link.
@@ -35,15 +35,16 @@ def levels(seen: Sequence[Observed], cluster: Cluster, instruction_s: float) -> 
             members = (*ranks[boundary], *ranks[boundary + 1])
             crossed, known_s = cluster.link(members), o.costs[boundary].activation_transfer_s
             if known_s > 0:
-                seen_s = max(delay.value - instruction_s, LEAST_SLOWNESS * (known_s + crossed.latency_s))
-                found = Delay(
+                own_s = receive_s(found, profile, o.costs[boundary])
+                seen_s = max(delay.value - own_s, LEAST_SLOWNESS * (known_s + crossed.latency_s))
+                in_transit = Delay(
                     size_bytes=known_s * crossed.bandwidth_bytes_per_s,
                     seconds=seen_s,
                     relative_spread=delay.spread / seen_s,
                 )
                 low, high = min(members), max(members)
                 inside = (level for level, unit in enumerate(units) if low // unit == high // unit)
-                delays[next(inside, len(units) - 1)].append(found)
+                delays[next(inside, len(units) - 1)].append(in_transit)
     terms = []
     for level, of_level in sorted(delays.items()):
         known = cluster.levels[level]

@@ -104,3 +104,13 @@ def term(values: Sequence[float]) -> Term | None:
 def overhead_s(found: Calibration, profile: Profile) -> float:
     """The time of an instruction besides its work, as far as it is known."""
     return found.instruction_s.value if found.instruction_s else profile.overheads.instruction_s
+
+
+def receive_s(found: Calibration, profile: Profile, own: StageCosts) -> float:
+    """What a receive from the next stage takes the rank itself, as far as it is known; `own` are its costs by the
+    profile.
+    """
+    factor = 1.0
+    if found.message_s_per_byte is not None:
+        factor = found.message_s_per_byte.value / profile.overheads.message_s_per_byte
+    return overhead_s(found, profile) + factor * own.activation_message_s

@@ -189,13 +189,18 @@ def exchange_samples(run: MeasuredRun) -> Mapping[int, Sample]:
 class TransferSamples:
     """The observations of a run's sends and receives.
 
-    `send_s` and `found_s`: seconds of every send, and of every receive whose tensor had arrived before it began.
-    `delays_s`: by boundary (the stage before it), from a send's end to the end of a receive that waited for it.
+    By boundary (the stage before it). `send_s` and `found_s`: seconds of every send, and of every receive whose tensor
+    had arrived before it began. `delays_s`: from a send's end to the end of a receive that waited for it.
     """
 
-    send_s: tuple[float, ...]
-    found_s: tuple[float, ...]
+    send_s: Mapping[int, Sequence[float]]
+    found_s: Mapping[int, Sequence[float]]
     delays_s: Mapping[int, Sample]
+
+    @property
+    def own_s(self) -> tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]:
+        """What messages take a rank itself: sends and receives that need not wait."""
+        return self.send_s, self.found_s
 
 
 _UNSEEN = Sample(value=float("inf"), spread=0.0, count=0)
@@ -209,7 +214,7 @@ def transfer_samples(run: MeasuredRun) -> TransferSamples:
     """The observations of a run's sends and receives, matched."""
     stages = run.stages
     sent_s: dict[_Message, float] = {}
-    send_s: list[float] = []
+    send_s, found_s = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
     received: list[tuple[_Message, SampledStep]] = []
     for lane in run.timeline.lanes:
         for step in steps(lane):
@@ -218,18 +223,16 @@ def transfer_samples(run: MeasuredRun) -> TransferSamples:
                     sent_s[_message(send, stages[lane.stage][send.chunk])] = step.end_s
         for step in settled(lane, run.timeline.batches):
             match step.instruction:
-                case SendActivation() | SendGradient():
-                    send_s.append(step.duration_s)
+                case SendActivation() | SendGradient() as send:
+                    send_s[_message(send, stages[lane.stage][send.chunk])[0]].append(step.duration_s)
                 case RecvActivation() | RecvGradient() as receive:
                     received.append((_message(receive, stages[lane.stage][receive.chunk]), step))
     matched = [(message, step, sent_s[message]) for message, step in received if message in sent_s]
     delays_s = _delays_s(matched)
-    found_s = [
-        step.duration_s
-        for (boundary, _, _), step, end_s in matched
-        if step.start_s - end_s > 2 * delays_s.get(boundary, _UNSEEN).value
-    ]
-    return TransferSamples(send_s=tuple(send_s), found_s=tuple(found_s), delays_s=delays_s)
+    for (boundary, _, _), step, end_s in matched:
+        if step.start_s - end_s > 2 * delays_s.get(boundary, _UNSEEN).value:
+            found_s[boundary].append(step.duration_s)
+    return TransferSamples(send_s=send_s, found_s=found_s, delays_s=delays_s)
 
 
 def _message(end: SendActivation | RecvActivation | SendGradient | RecvGradient, stage: int) -> _Message:

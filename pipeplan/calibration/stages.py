@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean, median
 
-from pipeplan.calibration.fit import StageSeconds, block_factors
+from pipeplan.calibration.fit import Delay, StageSeconds, block_factors, link_terms
 from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
 from pipeplan.calibration.samples import sample, steps
 from pipeplan.costs.estimate import update_beyond_bytes_s
@@ -15,26 +15,45 @@ from pipeplan.schedules.registry import schedule_named
 Seconds = Callable[[Measurement], float]
 
 
-def instruction_s(seen: Sequence[Observed]) -> Term | None:
-    """The time of every instruction besides its work: that of sends, and of receives that need not wait.
+def overheads(seen: Sequence[Observed], profile: Profile) -> tuple[Term | None, Term | None]:
+    """The time of every instruction besides its work, and what sends and receives take for each byte.
 
-    If a run has neither, the time between two instructions, if there is any.
+    Both are those of sends, and of receives that need not wait. If the profile has no time for a byte, there is no
+    second term, and the first has all of it. Without messages it is the time between two instructions, if there is any.
     """
-    kinds = [[s for o in seen for s in o.transfers.send_s], [s for o in seen for s in o.transfers.found_s]]
-    samples = [sample(kind) for kind in kinds if kind]
-    if samples:
-        return Term(
-            value=fmean(found.value for found in samples),
-            spread=max(found.spread for found in samples),
-            observations=sum(found.count for found in samples),
+    known, own_s = profile.overheads, [o.transfers.own_s for o in seen]
+    messages = [
+        (o.costs[boundary].activation_message_s, [sample(kind[boundary]) for kind in kinds if boundary in kind])
+        for o, kinds in zip(seen, own_s, strict=True)
+        for boundary in range(o.plan.depth - 1)
+    ]
+    delays = [
+        Delay(
+            size_bytes=known_s / known.message_s_per_byte,
+            seconds=fmean(each.value for each in samples),
+            relative_spread=max(each.relative_spread for each in samples),
         )
+        for known_s, samples in messages
+        if known_s and any(each.value for each in samples)
+    ]
+    of_kinds = [[s for kinds in own_s for each in kinds[at].values() for s in each] for at in (0, 1)]
+    samples = [sample(each) for each in of_kinds if each]
+    count = sum(found.count for found in samples)
+    if delays:
+        bytes_per_s, instruction_s = link_terms(delays, 1 / known.message_s_per_byte, known.instruction_s)
+        spread = max(each.relative_spread for each in delays)
+        both = [Term(value=v, spread=v * spread, observations=count) for v in (instruction_s, 1 / bytes_per_s)]
+        return both[0], both[1]
+    if samples:
+        spread_s = max(found.spread for found in samples)
+        return Term(value=fmean(found.value for found in samples), spread=spread_s, observations=count), None
     gaps_s = [
         step.duration_s - (end_s - start_s)
         for o in seen
         for lane in o.run.timeline.lanes
         for step, start_s, end_s in zip(steps(lane), lane.start_s, lane.end_s, strict=True)
     ]
-    return term(gaps_s) if gaps_s and median(gaps_s) > 0 else None
+    return term(gaps_s) if gaps_s and median(gaps_s) > 0 else None, None
 
 
 def with_compute(found: Calibration, seen: Sequence[Observed], profile: Profile) -> Calibration:

@@ -174,8 +174,8 @@ def _stage_costs(
         gradient_transfer_s=_transfer_s(boundary.received_bytes, before),
         latency_s=max(link.latency_s if link else 0.0 for link in (before, after)),
         instruction_s=profile.overheads.instruction_s,
-        message_s=profile.overheads.message_s_per_byte
-        * max(boundary.sent_bytes if after else 0, boundary.received_bytes if before else 0),
+        activation_message_s=_message_s(profile, boundary.sent_bytes, after),
+        gradient_message_s=_message_s(profile, boundary.received_bytes, before),
         activation_bytes=by_block_bytes if by_block else kept_bytes(blocks),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
@@ -218,3 +218,7 @@ def _shares(
 
 def _transfer_s(size_bytes: int, link: Level | None) -> float:
     return size_bytes / link.bandwidth_bytes_per_s if link else 0.0
+
+
+def _message_s(profile: Profile, size_bytes: int, link: Level | None) -> float:
+    return profile.overheads.message_s_per_byte * size_bytes if link else 0.0

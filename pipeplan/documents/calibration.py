@@ -18,6 +18,7 @@ OVERHEADS = (
     "recompute",
     "backward_after_forward",
     "instruction_s",
+    "message_s_per_byte",
     "update_s_per_byte",
     "version_s_per_byte",
     "exchange_factor",
@@ -140,6 +141,7 @@ class Calibration:
     activation_factor: Term | None = None
     context_bytes: Term | None = None
     allocator_reserve: Term | None = None
+    message_s_per_byte: Term | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -178,8 +180,8 @@ def corrected_profile(calibration: Calibration, profile: Profile) -> Profile:
     """The profile with every term that the calibration has."""
     known = {name: getattr(calibration, name) for name in OVERHEADS}
     terms = {name: term.value for name, term in known.items() if term is not None}
-    if calibration.instruction_s is not None:  # that of the runs' own messages, with all their bytes
-        terms["message_s_per_byte"] = 0.0
+    if "instruction_s" in terms and any(run.depth > 1 for run in calibration.runs):
+        terms.setdefault("message_s_per_byte", 0.0)  # the other has all bytes of the runs' messages
     kept = calibration.activation_factor.value if calibration.activation_factor else 1.0
 
     blocks = []

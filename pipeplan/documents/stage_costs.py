@@ -14,7 +14,9 @@ class StageCosts:
 
     - Transfers: `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient
       occupy a link, `latency_s` what passes on top until they arrive.
-    - Overheads: `instruction_s` is added to every instruction but updates, `message_s` to its sends and receives.
+    - Overheads: `instruction_s` is added to every instruction but updates. `activation_message_s` is added to sends of
+      its output and receives of the gradient, `gradient_message_s` to receives of its input and sends of the gradient,
+      `message_s` to all of them: older plans have one price for both boundaries.
     - Ports: `activation_port_devices` says how many devices share the port through which its output leaves them,
       `gradient_port_devices` the same of its input's gradient, `reduce_port_devices` of its gradient exchange; 0 is a
       link of its own. Where a device's own link is slower than the port, `activation_device_share` is what it carries
@@ -62,6 +64,8 @@ class StageCosts:
     own_gradient_bytes: int = 0
     split_activation_bytes: int | None = None
     early_gradient_bytes: int | None = None
+    activation_message_s: float = 0.0
+    gradient_message_s: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -74,10 +78,10 @@ class StageCosts:
         rule = f"must be at most fixed_bytes, {self.fixed_bytes}, of which it is a part"
         require(self.own_gradient_bytes <= self.fixed_bytes, "own_gradient_bytes", rule, self.own_gradient_bytes)
 
-    @property
-    def handing_over_s(self) -> float:
-        """What a send or a receive takes the rank itself."""
-        return self.instruction_s + self.message_s
+    def handing_over_s(self, *, onward: bool) -> float:
+        """What a send or a receive takes the rank itself: `onward`, to or from the next stage, else the one before."""
+        own_s = self.activation_message_s if onward else self.gradient_message_s
+        return self.instruction_s + self.message_s + own_s
 
     def exchange_tail_s(self, *, split: bool) -> float:
         """How long a gradient exchange goes on when the backward that completes the gradients has ended.

@@ -42,10 +42,11 @@ Group = tuple[int, Handed]
 class Edge:
     """The tensors that one worker sends to another in one direction: first in, first out.
 
-    Each takes `seconds` at full speed, and `alone_s` if it has the ports of its route to itself. `around` is the set of
-    routes through these ports, its own among them. `beside` has the `asked_s` of their edges if this edge is brief: a
-    worker that waits when a tensor starts sends another one only after this tensor has arrived. If the edge is
-    `watched` for brief ones, `asked_s` lists the start times of the tensors that are yet to start.
+    Each takes `seconds` at full speed, and `alone_s` if it has the ports of its route to itself. It keeps the sender
+    busy for `sends_s`, 0 where a stream lists its sends, which are steps then, and the receiver for `receives_s`.
+    `around` is the set of routes through these ports, its own among them. `beside` has the `asked_s` of their edges if
+    this edge is brief: a worker that waits when a tensor starts sends another one only after this tensor has arrived.
+    If the edge is `watched` for brief ones, `asked_s` lists the start times of the tensors that are yet to start.
     """
 
     number: int
@@ -55,6 +56,8 @@ class Edge:
     seconds: float
     latency_s: float
     route: Route | None
+    sends_s: float
+    receives_s: float
     alone_s: float = 0.0
     around: int = 0
     beside: tuple[deque[float], ...] = ()
@@ -147,14 +150,12 @@ of an exchange, and sends on an edge. Many instructions share a step.
 class Column:
     """A stream: its steps, one for each instruction, and the exchanges by the numbers of the steps that meet at them.
 
-    A step that includes a transfer includes its overhead: `receives_s` before its compute, `sends_s` after it. If
-    transfers are implied, `kinds` are those of the instructions (`instructions.numbered`). A step that sends computes
-    for at least `least_s`.
+    A step that includes a transfer includes its overhead (`Edge`): that of a receive before its compute, that of a
+    send after it. If transfers are implied, `kinds` are those of the instructions (`instructions.numbered`). A step
+    that sends computes for at least `least_s`.
     """
 
     rank: int
-    receives_s: float
-    sends_s: float
     steps: list[Step]
     exchanges: dict[int, Exchange] = field(default_factory=dict)
     kinds: bytes = b""

@@ -71,6 +71,7 @@ class Compiler:
         self._program = program
         self._costs = costs
         self._devices = [tuple(each) for each in devices]
+        self._implied_transfers = implied
         self._edges: dict[tuple[int, int, bool, int], Edge] = {}
         self._exchanges: dict[_Meeting, Exchange] = {}
         self._lines: dict[int, ExchangeLine] = {}
@@ -103,7 +104,7 @@ class Compiler:
     def _column(self, stream: Stream) -> Column:
         """One worker's stream. `met` keeps the step of a kind, peer and chunk: most streams meet few, many times."""
         tables, steps = self._seconds(stream), list[Step]()
-        stages, column = self._stages(stream), self._empty(stream, steps)
+        stages, column = self._stages(stream), Column(rank=stream.rank, steps=steps)
         seconds, several = tables[0], len(tables) > 1
         begun: set[int] = set()
         met: dict[tuple[type[Instruction], int, int], tuple[Step, list[int]]] = {}
@@ -139,7 +140,8 @@ class Compiler:
         """The step of a transfer that a stream lists, and its edge's list of microbatches."""
         edge = self._edge(stream, transfer)
         if isinstance(transfer, _SENDS):
-            return (None, self._costs[stream.stage].handing_over_s, None, edge), edge.sent
+            own = self._costs[self._stages(stream)[transfer.chunk]]
+            return (None, own.handing_over_s(onward=isinstance(transfer, SendActivation)), None, edge), edge.sent
         return (edge, 0.0, None, None), edge.received
 
     def _implied(self, stream: Stream) -> Column:
@@ -152,7 +154,7 @@ class Compiler:
         of_kinds = list(dict.fromkeys(keys))
         every = self._steps(stream, [instructions[keys.index(key)] for key in of_kinds])
         steps = list(map(dict(zip(of_kinds, every, strict=True)).__getitem__, keys))
-        column, begun = self._empty(stream, steps, self._costs[stream.stage].handing_over_s, kinds), set[int]()
+        column, begun = Column(rank=stream.rank, steps=steps, kinds=kinds), set[int]()
         column = replace(column, least_s=min((own_s for _, own_s, _, sends in every if sends), default=inf))
         for index in compress(range(len(kinds)), kinds.translate(_AMONG_REPLICAS)):
             meet = self._among_replicas(column.exchanges, stream, index, begun)
@@ -203,10 +205,6 @@ class Compiler:
         own = self._costs[stages[instruction.chunk]]
         return len(instruction.microbatches) * own.backward_weight_s + own.instruction_s
 
-    def _empty(self, stream: Stream, steps: list[Step], sends_s: float = 0.0, kinds: bytes = b"") -> Column:
-        receives_s = self._costs[stream.stage].handing_over_s
-        return Column(rank=stream.rank, receives_s=receives_s, sends_s=sends_s, steps=steps, kinds=kinds)
-
     def _stages(self, stream: Stream) -> list[int]:
         pipeline = self._program.pipeline
         return [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
@@ -242,7 +240,7 @@ class Compiler:
             sender, receiver, stage = transfer.peer, stream.rank, stage + 1 if gradients else stage - 1
         key = (sender, receiver, gradients, stage)
         if key not in self._edges:
-            costs = self._costs[stage]
+            costs, receives = self._costs[stage], self._costs[stage - 1 if gradients else stage + 1]
             seconds = costs.gradient_transfer_s if gradients else costs.activation_transfer_s
             behind_a_port = costs.gradient_port_devices if gradients else costs.activation_port_devices
             share = costs.gradient_device_share if gradients else costs.activation_device_share
@@ -255,6 +253,8 @@ class Compiler:
                 seconds=seconds,
                 latency_s=costs.latency_s,
                 route=self._route(way) if seconds > 0 and behind_a_port and way.crosses else None,
+                sends_s=costs.handing_over_s(onward=not gradients) if self._implied_transfers else 0.0,
+                receives_s=receives.handing_over_s(onward=gradients),
             )
         return self._edges[key]
 

@@ -100,8 +100,7 @@ class Engine:
     def _worker(self, column: Column) -> Iterator[None]:
         """Plays one worker: as far as it can go, and further each time that it is woken."""
         rank, requests, wake = column.rank, self._requests, self._ready.append
-        receives_s, sends_s, now_s = column.receives_s, column.sends_s, 0.0
-        started, ended = self.start_s[rank].append, self.end_s[rank].append
+        started, ended, now_s = self.start_s[rank].append, self.end_s[rank].append, 0.0
         for index, (receives, own_s, meet, sends) in enumerate(column.steps):
             start_s = now_s
             if receives is not None:
@@ -109,7 +108,7 @@ class Engine:
                     receives.awaited = True
                     yield
                 arrival_s = receives.arrival_s.popleft()
-                start_s = (arrival_s if arrival_s > now_s else now_s) + receives_s
+                start_s = (arrival_s if arrival_s > now_s else now_s) + receives.receives_s
             if meet is None:
                 now_s = start_s + own_s
             else:
@@ -120,7 +119,7 @@ class Engine:
             ended(now_s)
             if sends is None:
                 continue
-            now_s += sends_s
+            now_s += sends.sends_s
             if sends.route is not None:
                 heappush(requests, (now_s, sends.group, sends.number, sends))
                 if sends.watched:

@@ -6,7 +6,7 @@ from itertools import cycle
 from math import isclose
 
 from pipeplan.documents.stage_costs import StageCosts
-from pipeplan.programs.instructions import Checkpoint, RecvActivation, RecvGradient, Update
+from pipeplan.programs.instructions import Checkpoint, Instruction, RecvActivation, RecvGradient, Update
 from pipeplan.programs.program import Program
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight_gradients, without_weight_gradients
@@ -74,9 +74,13 @@ def _shortest_waits_s(
     shortest_s = []
     for lane in lanes:
         # A worker waits at a receive for as long as the receive takes beyond its own overhead.
-        own_s, count = costs[lane.stage].handing_over_s, len(lane.instructions) // batches
+        own, count = costs[lane.stage], len(lane.instructions) // batches
+        own_s: dict[type[Instruction], float] = {
+            RecvActivation: own.handing_over_s(onward=False),
+            RecvGradient: own.handing_over_s(onward=True),
+        }
         waits_s = [
-            max(end_s - start_s - own_s, 0.0) if isinstance(one, RecvActivation | RecvGradient) else 0.0
+            max(end_s - start_s - own_s[type(one)], 0.0) if type(one) in own_s else 0.0
             for one, start_s, end_s in zip(lane.instructions, lane.start_s, lane.end_s, strict=True)
         ]
         shortest_s.append([min(waits_s[index::count]) for index in range(count)])

@@ -65,6 +65,44 @@ def test_a_run_gives_back_the_costs_that_made_it(schedule: str, stops: tuple[int
     assert abs(found.runs[0].error_after) < 0.001 < abs(found.runs[0].error_before)
 
 
+SIZED = replace(PROFILE, overheads=replace(PROFILE.overheads, message_s_per_byte=5e-7))
+"""The profile with a time for each byte of a message: 50 to 250 us here, beside 100 us for any."""
+
+MESSAGES = replace(HIDDEN[0], overheads=replace(HIDDEN[0].overheads, message_s_per_byte=2e-6)), HIDDEN[1]
+
+
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
+def test_messages_of_several_sizes_show_what_each_byte_takes(schedule: str) -> None:
+    """Then plans with other cuts, whose messages have other sizes, are predicted as well."""
+    plan = plan_for(schedule, (1, 3, 6), 1, profile=SIZED)
+    found = calibrate(SIZED, CLUSTER, [executed(plan, MESSAGES)])
+    assert known(found.instruction_s) == pytest.approx(3e-4, rel=0.01)
+    assert known(found.message_s_per_byte) == pytest.approx(2e-6, rel=0.01)
+    assert found.levels[0].bandwidth_bytes_per_s == pytest.approx(5e5, rel=0.01)
+    assert abs(found.runs[0].error_after) < 0.001 < abs(found.runs[0].error_before)
+    other = plan_for("1f1b", (2, 5, 6), 1, profile=SIZED)
+    measured = throughput_samples_per_s(executed(other, MESSAGES).timeline)
+    corrected = predicted_samples_per_s(other, *apply(found, SIZED, CLUSTER), batches=batches_of(other))
+    assert corrected == pytest.approx(measured, rel=0.001)
+
+
+def test_messages_of_one_size_predict_their_own_run() -> None:
+    plan = plan_for("1f1b", (3, 6), 1, profile=SIZED)
+    found = calibrate(SIZED, CLUSTER, [executed(plan, MESSAGES)])
+    assert abs(found.runs[0].error_after) < 0.001 < abs(found.runs[0].error_before)
+    message_s = known(found.instruction_s) + 300 * known(found.message_s_per_byte)
+    assert message_s == pytest.approx(3e-4 + 300 * 2e-6, rel=0.001)
+
+
+def test_a_calibration_without_a_time_for_bytes_has_them_in_that_of_an_instruction() -> None:
+    """As all have that were made before there was one. One of a single stage has seen no message."""
+    found = calibrate(SIZED, CLUSTER, [executed(plan_for("1f1b", (3, 6), 1, profile=SIZED), MESSAGES)])
+    older = replace(found, message_s_per_byte=None)
+    assert apply(older, SIZED, CLUSTER)[0].overheads.message_s_per_byte == 0.0
+    alone = replace(older, runs=(replace(found.runs[0], depth=1),))
+    assert apply(alone, SIZED, CLUSTER)[0].overheads.message_s_per_byte == 5e-7
+
+
 def _split(profile: Profile, back: float, weights: float) -> Profile:
     """The profile with a split backward, whose halves take these multiples of a block's forward."""
     blocks = tuple(

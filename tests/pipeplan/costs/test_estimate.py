@@ -35,9 +35,9 @@ def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> Non
     assert first.latency_s == 0.5
     assert first.update_s == 3.0
     assert first.instruction_s == 0.001
-    assert first.message_s == pytest.approx(1e-4 * 40)
-    assert first.handing_over_s == pytest.approx(0.001 + 1e-4 * 40)
-    assert second.message_s == first.message_s  # nobody receives the last block's 60 bytes
+    assert first.handing_over_s(onward=True) == pytest.approx(0.001 + 1e-4 * 40)
+    assert second.handing_over_s(onward=False) == first.handing_over_s(onward=True)
+    assert second.activation_message_s == 0.0  # nobody receives the last block's 60 bytes
     assert (first.version_bytes, first.fixed_bytes) == (300, 900)  # gradients and Adam's two moments
     assert (first.activation_bytes, first.input_bytes, second.input_bytes) == (32, 10, 40)
     assert second.recompute_s == 10.0

@@ -132,15 +132,16 @@ class Plain:
                 return now_s + costs.update_s
             case SendActivation(microbatch=k, peer=peer) | SendGradient(microbatch=k, peer=peer):
                 gradient = isinstance(instruction, SendGradient)
-                self.send(
-                    rank, peer, gradient, k, stage, now_s + self.costs[self.program.streams[rank].stage].handing_over_s
-                )
-                return now_s + self.costs[self.program.streams[rank].stage].handing_over_s
+                message_s = costs.gradient_message_s if gradient else costs.activation_message_s
+                end_s = now_s + (costs.instruction_s + costs.message_s + message_s)
+                self.send(rank, peer, gradient, k, stage, end_s)
+                return end_s
             case RecvActivation(microbatch=k, peer=peer) | RecvGradient(microbatch=k, peer=peer):
                 gradient = isinstance(instruction, RecvGradient)
                 arrival_s = self.arrived.get((peer, rank, gradient, k, stage + 1 if gradient else stage - 1))
-                overhead_s = self.costs[self.program.streams[rank].stage].handing_over_s
-                return None if arrival_s is None else max(now_s, arrival_s) + overhead_s
+                message_s = costs.activation_message_s if gradient else costs.gradient_message_s
+                own_s = costs.instruction_s + costs.message_s + message_s
+                return None if arrival_s is None else max(now_s, arrival_s) + own_s
             case StartReduce():
                 return now_s
             case ReduceGradients(version=version):

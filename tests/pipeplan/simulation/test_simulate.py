@@ -47,6 +47,8 @@ COSTS = st.builds(
     latency_s=SECONDS,
     instruction_s=st.sampled_from([0.0, 0.01]),
     message_s=st.sampled_from([0.0, 0.02]),
+    activation_message_s=st.sampled_from([0.0, 0.03]),
+    gradient_message_s=st.sampled_from([0.0, 0.05]),
     activation_port_devices=PORTS,
     gradient_port_devices=PORTS,
     reduce_port_devices=PORTS,
@@ -100,6 +102,23 @@ def times_of(timeline: Timeline, rank: int, instruction: str) -> tuple[float, fl
     lane = timeline.lanes[rank]
     index = lane.instructions.index(parse_instruction(instruction))
     return lane.start_s[index], lane.end_s[index]
+
+
+def test_a_message_keeps_its_ranks_busy_for_its_own_bytes() -> None:
+    """The boundary after stage 0 takes each of its ranks 0.5 s, that after stage 1 a quarter, both ways.
+
+    stage 0   F1 >>                                                << B1
+    stage 1         << F1 >                            < B1 >>
+    stage 2                  < F1 B1 >
+    """
+    program = build("gpipe", Pipeline(replicas=(1, 1, 1), microbatches=1))
+    plain = two_stages(activation_transfer_s=0.0, gradient_transfer_s=0.0)[0]
+    first = replace(plain, activation_message_s=0.5)
+    middle = replace(plain, gradient_message_s=0.5, activation_message_s=0.25)
+    last = replace(plain, gradient_message_s=0.25)
+    timeline = simulate(program, (first, middle, last))
+    assert [times_of(timeline, rank, "F1") for rank in range(3)] == [(0.0, 1.0), (2.0, 3.0), (3.5, 4.5)]
+    assert [times_of(timeline, rank, "B1") for rank in range(3)] == [(10.0, 12.0), (7.0, 9.0), (4.5, 6.5)]
 
 
 def test_replicas_that_share_a_port_share_its_bandwidth() -> None:

@@ -41,7 +41,14 @@ ROUNDING = 1 + 1e-6
 ALTERNATING = 1.01
 """Without a flush batches may take more and less time in turn, and a window may hold one short one more."""
 
-OVERHEADS = Overheads(forward_without_graph=0.8, recompute=0.9, backward_after_forward=0.7, exchange_factor=0.5)
+OVERHEADS = Overheads(
+    forward_without_graph=0.8,
+    recompute=0.9,
+    backward_after_forward=0.7,
+    exchange_factor=0.5,
+    instruction_s=0.01,
+    message_s_per_byte=0.05,
+)
 """Of a profile whose stages are faster than its blocks."""
 
 
