@@ -41,6 +41,7 @@ _TENSOR = (
     "Tensor parallelism is the model's own: its layers are Megatron's, by the mpu that deepspeed.initialize gets; in a"
     " PipelineModule by topology=PipeModelDataParallelTopology(**topology) in place of num_stages."
 )
+_TIED = "The embedding and the head share weights in the plan: declare both as a TiedLayerSpec of one key."
 
 
 def write(source: ExportSource) -> str:
@@ -73,6 +74,7 @@ def write(source: ExportSource) -> str:
         ),
         *([_ON_HOST] if offloads_activations(plan.offload) else []),
         *([_TENSOR] if plan.form.tensor > 1 else []),
+        *([_TIED] if source.tied and plan.sharding in _PIPELINED else []),
         *grid_notes(source, "DeepSpeed"),
         f"Start it on {plan.workers} ranks.",
         "The learning rate is not the plan's: add it to optimizer.params.",

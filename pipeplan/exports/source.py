@@ -7,6 +7,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.names import Spec, parse_spec
 from pipeplan.documents.plan import Plan
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
 from pipeplan.schedules.registry import schedule_named
@@ -19,12 +20,15 @@ _HEAD = re.compile(r"head|output|logits|classifier", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSource:
-    """A plan with its id, the cluster for which it is made, and the names of its profile's blocks."""
+    """A plan with its id, the cluster for which it is made, and its profile's blocks: their names, and which of them
+    share weights.
+    """
 
     plan_id: str
     plan: Plan
     cluster: Cluster
     block_names: tuple[str, ...]
+    tied_weights: tuple[TiedWeights, ...] = ()
 
     @property
     def heading(self) -> list[str]:
@@ -48,9 +52,18 @@ class ExportSource:
 
     @property
     def tied(self) -> bool | None:
-        """Whether the embedding and the head share weights; None if the SPEC does not say."""
+        """Whether the embedding and the head share weights; None if neither the profile nor its SPEC says so.
+
+        A profile of an earlier version lists no shared weights, and a folder's SPEC does not hold what its config says.
+        """
+        ends = {0, len(self.block_names) - 1}
+        if any(ends <= set(each.blocks) for each in self.tied_weights):
+            return True
         spec = self.spec
-        return bool(spec.options.get("tie_word_embeddings", False)) if spec and spec.is_hugging_face else None
+        if spec is None or not spec.is_hugging_face:
+            return None
+        said = spec.options.get("tie_word_embeddings", None if spec.path else False)
+        return None if said is None else bool(said)
 
     @property
     def pipeline_ranks(self) -> int:

@@ -33,6 +33,11 @@ _GRADIENTS = (
 )
 _PRECISION = "The plan is in {dtype}; torchtitan's parameters are float32, which autocast or FSDP computes in bfloat16."
 
+_TIED = (
+    "The embedding and the head share weights in the plan; torchtitan refuses models that tie weights"
+    " (enable_weight_tying) in a pipeline."
+)
+
 _PYTHON = '''"""What a plan of pipeplan decides in a torchtitan configuration: --module THIS_MODULE --config planned."""
 
 from importlib import import_module
@@ -206,6 +211,7 @@ def _job(source: ExportSource) -> _Job:
         *source.heading,
         *assumed,
         *grid_notes(source, "torchtitan", runs=("1f1b", "data-parallel", "gpipe", "1f1b-interleaved")),
+        *([_TIED] if source.tied and ranks > 1 else []),
         *(_SHARDED if ranks > 1 and width > 1 and not sharded else ()),
         *([f"Start it on {plan.workers} ranks."] if sharded else []),
         "Modules have the names of torchtitan's own language models; the model, data, learning rate and sequence"

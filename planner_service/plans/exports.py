@@ -6,6 +6,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError
 from pipeplan.exports.formats import BATCHES, FORMATS, Format, format_named
 from pipeplan.exports.source import ExportSource
@@ -60,13 +61,16 @@ def offers(context: Context, plan_id: str, plan: Plan) -> tuple[Offer, ...]:
 def _source(context: Context, plan_id: str, plan: Plan) -> ExportSource:
     asked = plans.summary(context, plan_id)
     profile = profiles.document(context, asked.profile_id)
+    names, tied_weights = context.parsing.read_stored(_of_blocks, profile, len(profile))
     return ExportSource(
         plan_id=plan_id,
         plan=plan,
         cluster=parse(Cluster, clusters.document(context, asked.cluster_id)),
-        block_names=context.parsing.read_stored(_block_names, profile, len(profile)),
+        block_names=names,
+        tied_weights=tied_weights,
     )
 
 
-def _block_names(profile: str) -> tuple[str, ...]:
-    return tuple(block.name for block in parse(Profile, profile).blocks)
+def _of_blocks(profile: str) -> tuple[tuple[str, ...], tuple[TiedWeights, ...]]:
+    parsed = parse(Profile, profile)
+    return tuple(block.name for block in parsed.blocks), parsed.tied

@@ -137,9 +137,10 @@ def build_family(spec: Spec) -> Family:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
     Keys are the family's config keys. `attn_implementation` is "sdpa" (default, where the family has it) or "eager".
-    Weights are those of a folder that has some, and random otherwise. Random input and output embeddings are tied only
-    if the SPEC says so, whatever a file says: stages that share a parameter wait for each other. Raises
-    InvalidInputError for a family, file, key or value that is not possible, and for a model that cannot be cut.
+    Weights are those of a folder that has some, and random otherwise. Input and output embeddings are tied as a file or
+    folder says, which means the family's own default where it says nothing; those of a family without a file only if
+    the SPEC says so. Raises InvalidInputError for a family, file, key or value that is not possible, and for a model
+    that cannot be cut.
     """
     options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", None)
@@ -147,7 +148,7 @@ def build_family(spec: Spec) -> Family:
     require(attention is None or attention in ATTENTION, "model.attn_implementation", rule, attention)
     found = {} if spec.path is None else _read_config(Path(spec.path))
     files = weight_files(Path(spec.path)) if spec.path and Path(spec.path).is_dir() else ()
-    if not files:
+    if spec.path is None:
         options.setdefault("tie_word_embeddings", False)
     name = str(found.pop("model_type", spec.name))
     make = partial(_build, name, found, options, attention, spec.text)
@@ -316,7 +317,7 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     known = _known(transformers.AutoConfig.for_model(name))
     for key, value in options.items():
         require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
-    tied = options.get("tie_word_embeddings", False)
+    tied = (found | options).get("tie_word_embeddings", False)
     require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
 
     try:
@@ -368,12 +369,16 @@ def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
     """A SPEC of the same model that names no file, if there is one: other nodes then need no copy of the file."""
     if spec.path is None or "num_labels" in found:
         return spec.text
-    options = {"tie_word_embeddings": False} | dict(spec.options)
+    options = dict(spec.options)
     attention = {key: options.pop(key) for key in ("attn_implementation",) if key in options}
     usual, whole = _config(name, {}, {"tie_word_embeddings": False}), _config(name, found, options).to_dict()
     known, default = _known(usual), usual.to_dict()
     asked = found.keys() | spec.options.keys()
-    keys = {key: whole[key] for key in default if key in known and (key in asked or whole[key] != default[key])}
+    keys = {k: v for k, v in whole.items() if k in known and (k in asked or k not in default or v != default[k])}
+    # as asked: T5's config is tied whatever it says
+    tied = (found | options).get("tie_word_embeddings", whole.get("tie_word_embeddings"))
+    if tied or "tie_word_embeddings" in asked:
+        keys["tie_word_embeddings"] = tied
     try:
         text = f"hf:{name}?{query_of(keys | attention)}"
     except InvalidInputError:

@@ -17,6 +17,7 @@ from pipeplan.documents.files import parse_plan
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan, Stage, Worker
 from pipeplan.documents.profile import Model
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError
 from pipeplan.exports.formats import FORMATS, format_named
 from pipeplan.exports.source import ExportSource
@@ -325,6 +326,8 @@ def test_an_export_of_an_estimated_plan_says_so(name: str, estimated: bool) -> N
         ("hf:gpt2?n_layer=4", True, False),
         ("hf:gpt2?tie_word_embeddings=false", True, False),
         ("hf:gpt2?tie_word_embeddings=true", False, False),
+        ("hf:/models/gpt2", False, True),  # its config says so, which nobody but the worker has read
+        ("hf:/models/gpt2?tie_word_embeddings=false", True, False),
         ("mine.models:gpt", False, True),
         ("preset:mlp", False, True),
         (None, False, True),
@@ -334,6 +337,25 @@ def test_megatron_unties_what_is_known_to_be_untied(spec: str | None, untied: bo
     text = FORMATS["megatron"].write(_source(_plan(model=Model(name="model", spec=spec))))
     assert ("--untie-embeddings-and-output-weights" in _evaluated(text)) == untied
     assert ("does not say whether the embedding and the head share weights" in text) == assumed
+
+
+TIED = (TiedWeights(block=0, also=(5,), weight_bytes=8),)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("megatron", False), ("deepspeed", "TiedLayerSpec"), ("torchtitan", "refuses models that tie weights")],
+)
+@pytest.mark.parametrize("spec", ["hf:/models/gpt2", "mine.models:gpt", None])
+def test_a_profile_says_that_the_embedding_and_the_head_share_weights(
+    name: str, says: str | bool, spec: str | None
+) -> None:
+    """Plans of a folder whose weights are tied were exported with separate ones."""
+    plan = _plan(**_stages(1, 1), model=Model(name="model", spec=spec), optimizer="adam", microbatches=2)
+    text, without = (FORMATS[name].write(replace(_source(plan), tied_weights=tied)) for tied in (TIED, ()))
+    if says:
+        assert says in text and says not in without
+    assert "--untie" not in text
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from pipeplan.documents.names import FAMILIES, parse_spec
 from pipeplan.errors import InvalidInputError
@@ -151,8 +153,40 @@ def test_a_folder_stands_for_its_config_json(tmp_path: Path) -> None:
         "n_head": 2,
         "vocab_size": 50,
         "n_positions": 8,
+        "tie_word_embeddings": True,
         "attn_implementation": "eager",
     }
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+def test_a_file_ties_the_embeddings_as_the_library_does(
+    family: str, said: bool | None, asked: bool | None, tmp_path: Path
+) -> None:
+    """A file that tied them was estimated and trained untied, without a word."""
+    config: dict[str, Any] = {"model_type": family, "vocab_size": 50}
+    if family == "t5":
+        config |= {"d_model": 32, "num_layers": 1, "num_heads": 2, "d_kv": 16, "d_ff": 48, "decoder_start_token_id": 0}
+    else:
+        config |= {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 16}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | ({} if said is None else {"tie_word_embeddings": said})))
+    query = "" if asked is None else f"?tie_word_embeddings={str(asked).lower()}"
+    chain = build_model(f"hf:{path}{query}", seed=0, empty=True)
+
+    wanted = said if asked is None else asked
+    theirs = AutoConfig.for_model(**config, **({} if wanted is None else {"tie_word_embeddings": wanted}))
+    assert bool(chain.tied_weights()) == theirs.tie_word_embeddings
+    assert getattr(chain.root.config, "scale_decoder_outputs", None) == getattr(theirs, "scale_decoder_outputs", None)
+    same = build_model(chain.spec, seed=0, empty=True)
+    assert str(tmp_path) not in chain.spec and same.root.config.to_dict() == chain.root.config.to_dict()
+    assert same.tied_weights() == chain.tied_weights()
+
+
+def test_a_family_without_a_file_is_untied_unless_the_spec_ties_it() -> None:
+    assert not build_model(SPECS["gpt2"], seed=0, empty=True).tied_weights()
+    assert build_model(f"{SPECS['gpt2']}&tie_word_embeddings=true", seed=0, empty=True).tied_weights()
 
 
 def test_a_config_that_no_spec_can_hold_keeps_its_path(tmp_path: Path) -> None:
@@ -175,6 +209,10 @@ def test_a_config_that_no_spec_can_hold_keeps_its_path(tmp_path: Path) -> None:
         ("{", "model: must name a file with a JSON document ("),
         ('{"model_type": "gpt2", "n_head": 5}', "model: must be possible for gpt2 (`embed_dim` must be divisible"),
         ('{"model_type": "gpt2", "n_layer": "two"}', "model: must be possible for gpt2 (Validation error for"),
+        (
+            '{"model_type": "gpt2", "tie_word_embeddings": "yes"}',
+            "model.tie_word_embeddings: must be true or false, got 'yes'",
+        ),
         (None, "file: must be a file that can be read: there is none of this name, got"),
     ],
 )

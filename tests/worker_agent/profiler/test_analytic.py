@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse, read
 from pipeplan.documents.profile import Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import ProfileTask
 from tests.pipeplan.cli.commands import pipeplan
@@ -202,5 +203,8 @@ def test_a_config_file_gives_the_profile_of_its_family(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     config = {"model_type": "gpt2", "n_layer": 3, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 16}
     path.write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"], "tie_word_embeddings": True}))
-    assert estimate(f"hf:{path}", 2).blocks == estimate(GPT2, 2).blocks
+    tied, untied = estimate(f"hf:{path}", 2), estimate(GPT2, 2)
+    assert estimate(f"hf:{path}?tie_word_embeddings=false", 2).blocks == untied.blocks
+    assert (tied.tied, untied.tied) == ((TiedWeights(block=0, also=(4,), weight_bytes=50 * 32 * 4),), ())
+    assert untied.blocks[4].weight_bytes - tied.blocks[4].weight_bytes == 50 * 32 * 4
     assert len(estimate(f"hf:{path}?n_layer=1").blocks) == 3
