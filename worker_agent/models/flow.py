@@ -16,6 +16,7 @@ A maker is a call whose result depends on no other call's, and that has no param
 What it makes is not carried: it is called again where it is used.
 """
 
+import re
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,9 @@ FACTORY = (
 
 Key = tuple[int, int]
 """A tensor that a call gave: the number of the call, and that of the tensor in its result."""
+
+_SHAPES = re.compile(r"\b(sizes?|shapes?|dims?|dimensions?)\b")
+"""The words of errors that a layer raises with contents as well."""
 
 LAYER_DROPS = ("layerdrop", "decoder_layerdrop", "encoder_layerdrop")
 """The names, in modules and configs, of the probability to skip a layer."""
@@ -265,10 +269,10 @@ class _Watch:
                 on_meta = mapped(given, _to_meta)
                 with self._draws.aside() as drawn:
                     found = own(*on_meta[0], **on_meta[1])
-            except Exception as error:  # the library's code may raise anything; a layer's result is still known
-                if name not in self._layers:
-                    raise
+            except Exception as error:  # the library's code may raise anything
                 self._failed = self._failed or (name, error)
+                if name not in self._layers or _SHAPES.search(str(error)):
+                    raise  # any other error of a layer may be for want of contents: its result is still known
                 found = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point()))
             finally:
                 module.__dict__["forward"] = stand_in

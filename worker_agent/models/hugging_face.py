@@ -21,7 +21,7 @@ from pipeplan.documents.names import FAMILIES, MAX_LENGTH, Spec, query_of
 from pipeplan.errors import InvalidInputError, MissingDependencyError, not_one_of, require
 from worker_agent.models.batches import KNOWN, BatchForm, probes
 from worker_agent.models.cut import find_cuts
-from worker_agent.models.flow import FACTORY, LAYER_DROPS
+from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless
 from worker_agent.models.layers import Cuts
 from worker_agent.models.materialise import build_empty, weight_files
 from worker_agent.models.segments import Flows, part_names, segments
@@ -76,7 +76,10 @@ _NOT_OPTIONS = frozenset(
 """Keys of a config that would make another kind of model, or that are set by other means."""
 
 
-LIBRARY_ERRORS = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError)
+LIBRARY_ERRORS = (
+    *(ValueError, TypeError, RuntimeError, LookupError),
+    *(ArithmeticError, AttributeError, ImportError, AssertionError),
+)
 """What the library raises for a config of which it cannot make a model."""
 
 _GPT2_PLAN = {
@@ -162,6 +165,7 @@ def build_family(spec: Spec) -> Family:
         _without_drops(made)
         return made
 
+    modules = list(root.modules())
     with unset_fake_temporarily():  # what is watched needs the values of positions
         sizes = {size for tensor in root.state_dict().values() for size in tensor.shape}
         sizes |= {value for value in config.to_dict().values() if type(value) is int}
@@ -171,12 +175,16 @@ def build_family(spec: Spec) -> Family:
     if blocks and name == "gpt2":  # its embeddings can be shared among devices, which the model's own forward cannot
         body: Any = root.transformer
         blocks = (Gpt2Embedding(body.wte, body.wpe, body.drop), *blocks[1:])
+    segmented = segments(flows, blocks)
+    refuse_unless(
+        modules == list(root.modules()), "have the same modules for every length of its input", type(root).__name__
+    )
     takes_tokens = form.inputs[0] == "input_ids" and not form.decodes
     return Family(
         name=name,
         spec=spec.text if files else _without_path(spec, name, found),
         root=root,
-        blocks=segments(flows, blocks),
+        blocks=segmented,
         block_names=part_names(flows.of(frozenset(form.required))),
         tokens=TokenInputs(vocab_size=_of_config(config, "vocab_size"), positions=form.positions)
         if takes_tokens
@@ -314,13 +322,12 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     if name not in transformers.CONFIG_MAPPING:
         field = "model" if text.startswith(f"hf:{name}") else "model.model_type"
         raise not_one_of(FAMILIES, field, name, f", or another one of transformers {transformers.__version__}")
-    known = _known(transformers.AutoConfig.for_model(name))
-    for key, value in options.items():
-        require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
     tied = (found | options).get("tie_word_embeddings", False)
-    require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
-
     try:
+        known = _known(transformers.AutoConfig.for_model(name))
+        for key, value in options.items():
+            require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
+        require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
         config = _config(name, found, options)
         for size in _SIZES:
             key = config.attribute_map.get(size, size)
@@ -335,16 +342,7 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
         return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
     except InvalidInputError:
         raise
-    except (
-        StrictDataclassError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        LookupError,
-        ArithmeticError,
-        AttributeError,
-        ImportError,
-    ) as error:
+    except (StrictDataclassError, *LIBRARY_ERRORS) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
 
