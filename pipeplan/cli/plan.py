@@ -39,7 +39,6 @@ Source = "The id of a stored one, or a file, which is stored first."
 @takes_options
 def create(
     cluster: Annotated[str, typer.Option(help=f"{Source[:-1]}; or a name, such as dgx-h100:4.")],
-    planner: PlannerName,
     batch_size: Annotated[int, typer.Option(min=1, max=MAX_BATCH_SIZE, help="Samples in a batch.")],
     options: Options,
     profile: Annotated[list[str] | None, typer.Option(help=f"{Source} For unequal devices one for each type.")] = None,
@@ -49,6 +48,7 @@ def create(
     ] = None,
     sequence_length: SequenceLength = None,
     dtype: ModelDtype = None,
+    planner: PlannerName = "auto",
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     url: Url = None,
     token: Token = None,

@@ -42,7 +42,7 @@ class PlanQuestion(WireModel):
     cluster_id: str = Field(
         min_length=1, max_length=64, description="id of a stored cluster, or NAME:NODES of a known one: dgx-h100:4"
     )
-    planner: str = Field(min_length=1, max_length=64, examples=["pipedream-2bw"])
+    planner: str = Field(default="auto", min_length=1, max_length=64, examples=["pipedream-2bw"])
     batch_size: int = Field(ge=1, le=MAX_BATCH_SIZE, description="samples in a batch")
     options: Options = Options()
     calibration: Calibration | None = Field(

@@ -42,7 +42,7 @@ NOT_RUN = {
     "pipeplan serve --host 0.0.0.0": SERVED,
     "pipeplan-agent start": SERVED,
     "pipeplan-agent start --allow mymodels:gpt --models-dir /models": SERVED,
-    "pipeplan plan create --model 'hf:gpt2?n_layer=12' --cluster dgx-a100:2 --planner auto --batch-size 64": (
+    "pipeplan plan create --model 'hf:gpt2?n_layer=12' --cluster dgx-a100:2 --batch-size 64": (
         "waits for an agent: tests/planner_service/plans asks for such plans"
     ),
     "docker/make-secrets.sh": DOCKER,

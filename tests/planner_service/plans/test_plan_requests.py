@@ -218,3 +218,13 @@ def test_a_job_for_a_planner_that_does_not_exist_is_refused_before_it_waits(data
         answer = http.post("/v1/plans", json=asked, headers={"Prefer": "respond-async"})
         assert http.get("/v1/jobs").json()["items"] == []
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "planner")
+
+
+def test_a_request_that_names_no_planner_asks_auto(database_url: str) -> None:
+    """As `pipeplan solve` does."""
+    with _service(database_url, halve) as http:
+        asked = request_document()
+        del asked["planner"]
+        made = http.post("/v1/plans", json=asked).raise_for_status().json()
+        again = http.post("/v1/plans", json=asked | {"planner": "auto"}).raise_for_status().json()
+    assert (made["planner"], again["id"]) == ("auto", made["id"])
