@@ -12,14 +12,13 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch.distributed.launcher.api import elastic_launch
 
 from pipeplan.costs.graph import boundaries
-from pipeplan.costs.memory import training_copies
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import read
 from pipeplan.documents.plan import ClosedForm, Plan, Stage
@@ -27,8 +26,8 @@ from pipeplan.documents.profile import Profile
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.programs.footprint import footprints
-from pipeplan.programs.program import pipelines_in_a_row
-from pipeplan.schedules.registry import schedule_named
+from pipeplan.programs.in_transit import in_transit
+from pipeplan.programs.program import Program, pipelines_in_a_row
 from pipeplan.simulation.predict import predict, program_of
 from worker_agent.engine.torchrun import one_node
 from worker_agent.runtime.job import RunJob, write_job
@@ -140,37 +139,32 @@ def plan_for(case: Case, trained: Trained, profile: Profile, cluster: Cluster, o
 
 
 def predicted_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
-    """The peak of every rank: what it holds in the play, and its buffers."""
-    lanes = predict(plan, batches=batches).lanes
-    return [
-        lane.peak_memory_bytes + buffers
-        for lane, buffers in zip(lanes, _buffer_bytes(plan, profile, batches), strict=True)
-    ]
-
-
-def _buffer_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
-    """The buffers of messages in transit for each rank, as the cost model counts them."""
+    """The peak of every rank: the most that it holds in the play, and in transit, after any instruction."""
     program = program_of(plan, batches=batches)
-    parts = [(stream.rank, part) for stream in program.streams for part in program.stage_streams(stream)]
-    held = {
-        part.stage: max(h.in_flight for h in footprints(part.instructions, recompute=plan.recompute))
-        for _, part in parts
-    }
-    tensors = boundaries(profile, plan.microbatch_size, plan.stages, plan.order)
-    sizes = [0] * len(program.streams)
-    for rank, part in parts:
-        stage = part.stage
-        copies = training_copies(
-            schedule_named(plan.schedule),
-            plan.optimizer,
-            recompute=plan.recompute,
-            held=held[stage],
-            held_before=held[stage - 1] if stage > 0 else None,
-            sends_on=stage < plan.depth - 1,
+    messages = _messages_bytes(plan, profile, program)
+    peaks = []
+    for stream, lane in zip(program.streams, predict(plan, batches=batches).lanes, strict=True):
+        following = [messages[part.stage] for part in program.stage_streams(stream)]
+        now_bytes, most_bytes = [0] * len(following), 0
+        for instruction, held_bytes in zip(stream.instructions, lane.memory_bytes, strict=True):
+            now_bytes[instruction.chunk] = next(following[instruction.chunk])
+            most_bytes = max(most_bytes, held_bytes + sum(now_bytes))
+        peaks.append(most_bytes)
+    return peaks
+
+
+def _messages_bytes(plan: Plan, profile: Profile, program: Program) -> dict[int, Iterator[int]]:
+    """By stage, what is in transit after each of its instructions."""
+    parts = {part.stage: part.instructions for stream in program.streams for part in program.stage_streams(stream)}
+    most = {s: max(h.in_flight for h in footprints(own, recompute=plan.recompute)) for s, own in parts.items()}
+    by_stage = {}
+    for stage, moved in enumerate(boundaries(profile, plan.microbatch_size, plan.stages, plan.order)):
+        counts = in_transit(
+            parts[stage], window=most.get(stage - 1, 0), recompute=plan.recompute, by_block=plan.recomputes_by_block
         )
-        moved = tensors[stage]
-        sizes[rank] += copies.buffer_bytes(moved.received_bytes, moved.sent_bytes, moved.kept_output_bytes)
-    return sizes
+        sizes = moved.received_bytes, moved.sent_bytes, moved.kept_output_bytes
+        by_stage[stage] = iter([each.bytes(*sizes) for each in counts])
+    return by_stage
 
 
 def measured_bytes(case: Case, trained: Trained, plan: Plan, folder: Path) -> tuple[list[int], list[int]]:

@@ -73,10 +73,12 @@ def warm_up(job: RunJob) -> None:
     """Loads and allocates what libraries keep for good."""
     source = open_data(job.data, microbatch_size=job.plan.microbatch_size, seed=0)
     inputs, targets = source.microbatch(0)
-    values = as_values(inputs)
     blocks = build_model(job.model, seed=0).blocks
-    for block in blocks:
-        values = as_values(block(*values))
+    for graphs in (False, True):  # a kernel without a graph may be another one
+        values = as_values(inputs)
+        with torch.set_grad_enabled(graphs):
+            for block in blocks:
+                values = as_values(block(*values))
     torch.autograd.backward(default_loss(values[0], targets))
 
 

@@ -155,7 +155,7 @@ def _stage_costs(
     completed = list(zip(backwards_s, sizes_bytes, strict=True))
     # 2BP's p1 and p2: a block without a measured split has its whole backward in p1.
     input_s = sum(b.backward_s if b.backward_input_s is None else b.backward_input_s for b in blocks)
-    by_block_bytes = boundary.input_bytes + max(b.activation_bytes for b in blocks)
+    by_block_bytes = boundary.input_bytes + max(b.again_bytes for b in blocks)
     split_known = all(b.split_activation_bytes is not None for b in blocks)
     early_bytes = fixed[0] * sum(b.split_gradient_bytes or 0 for b in blocks)
     known_bytes = [b.weight_gradient_bytes for b in blocks if b.weight_gradient_bytes is not None]

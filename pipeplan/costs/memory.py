@@ -9,20 +9,17 @@ the buffers of sends and receives.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.documents.plan import Plan, Worker
 from pipeplan.documents.profile import DTYPE_BYTES, Measurement
+from pipeplan.programs.in_transit import RECEIVES_AHEAD, InTransit, Size
 from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeight, Forward
 from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
-
-Size = TypeVar("Size", int, float, FloatArray)
-"""Bytes, or an array of them."""
 
 OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the weights that an optimizer keeps as its state."""
@@ -32,9 +29,6 @@ MASTER_BYTES = 4
 
 ROUNDS = 4
 """If ranks hold several stages, a batch of this many microbatches a rank keeps as much at a time as any longer one."""
-
-RECEIVES_AHEAD = 2
-"""Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
 
 
 def kept_bytes(blocks: Sequence[Measurement]) -> int:
@@ -105,8 +99,8 @@ class Copies:
     block_inputs: int = 0
     """The inputs of all blocks of the stage together."""
 
-    block_activations: int = 0
-    """The activations of the stage's largest block."""
+    blocks_again: int = 0
+    """What the largest block holds when it has run again: `Measurement.again_bytes`."""
 
     casts: float = 0.0
     """The 16-bit copies that autocast makes of the versions, if it makes one of every weight."""
@@ -122,13 +116,9 @@ class Copies:
         return self.stored + self.gradients + self.master_weights + self.optimizer_states
 
     def buffer_bytes(self, input_bytes: Size, output_bytes: Size, kept_output_bytes: Size) -> Size:
-        """The bytes of all buffers beside what microbatches keep: what a message costs is said here alone.
-
-        A stage's input and output, and the part of its output that its activations have
-        (`Measurement.kept_output_bytes`). Each is 0 where nothing is received or sent.
-        """
-        outputs = self.output_buffers * output_bytes - self.kept_outputs * kept_output_bytes
-        return self.input_buffers * input_bytes + outputs
+        """The bytes of all buffers beside what microbatches keep (`InTransit.bytes`)."""
+        counts = InTransit(inputs=self.input_buffers, outputs=self.output_buffers, kept_outputs=self.kept_outputs)
+        return counts.bytes(input_bytes, output_bytes, kept_output_bytes)
 
 
 def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
@@ -226,7 +216,7 @@ def training_copies(
     """The copies that training holds, and those that `held` microbatches in flight keep.
 
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs. Where its unit
-    is a block it keeps the inputs of every block, and one block's activations (Chen et al. 2016, section 4.1).
+    is a block it keeps the inputs of every block, and what one block makes (Chen et al. 2016, section 4.1).
 
     `microbatches` are those of a batch, if known. They decide whether a stage that keeps microbatches whole ever has
     gradients beside as many as `held` (`Schedule.gathers_beside`). Else the gradients of the first backward replace the
@@ -236,7 +226,8 @@ def training_copies(
     stage follows. Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many
     later messages as the edge's earlier stage has microbatches in flight, and an output no longer than until its
     gradient comes. Buffers also hold receives that are posted ahead, and a received gradient while its backward runs. A
-    received input counts as one of the stage's own inputs.
+    received input counts as one of the stage's own inputs. Where gradients replace activations, two more are there
+    when the backward has ended: the input's memory, which the next message takes, and the gradient to be sent next.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
@@ -252,9 +243,9 @@ def training_copies(
         activations=0 if by_block else 1 if recompute else held,
         inputs=held if recompute and not by_block else 0,
         block_inputs=held if by_block else 0,
-        block_activations=1 if by_block else 0,
+        blocks_again=1 if by_block else 0,
         transients=1,
-        input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before,
+        input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before + (0 if beside else 2),
         output_buffers=RECEIVES_AHEAD + 1 + held if sends_on else 0,
         kept_outputs=held if sends_on and not recompute else 0,
     )

@@ -109,8 +109,7 @@ class Measurement:
       takes only the rest in addition (0: not known, or nothing).
     - `split_activation_bytes` and `split_shared_bytes` are these where the backward is split: calls that 2BP replaces
       keep other tensors. `split_gradient_bytes` is what p1 makes of the weights' gradients (None: not known).
-    - `workspace_bytes` is the transient peak above what is kept.
-    - `forward_spread_s` and `backward_spread_s` are interquartile ranges.
+    - `workspace_bytes` is the transient peak above what is kept; spreads are interquartile ranges.
     """
 
     microbatch_size: int
@@ -175,6 +174,12 @@ class Measurement:
     def added_bytes(self) -> int:
         """The activations that the block adds to those of a stage that ends before it."""
         return self.activation_bytes - (self.shared_bytes or 0)
+
+    @property
+    def again_bytes(self) -> int:
+        """What the block holds when it has run again, beside its input: its output, and what else its graph keeps."""
+        known_bytes = self.kept_output_bytes + (0 if self.shared_bytes is None else self.input_bytes)
+        return self.output_bytes + max(self.activation_bytes - known_bytes, 0)
 
     @property
     def when_split(self) -> "Measurement":

@@ -295,7 +295,8 @@ class Outbox:
             if work is not None:
                 work.wait()
         self._finished += 1
-        self._free.append(notice)
+        if not self._free:  # one for the next send; tensors may have ridden in the others
+            self._free.append(notice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +358,10 @@ class Inbox:
         return Message(self._on_device(tensors), memory)
 
     def release(self, message: Message) -> None:
-        """Takes a message's memory back for reuse."""
-        if tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
+        """Takes a message's memory back for the next receive that is posted. Only one waits for it: where many
+        messages are released in a row, the memory of the others is free for anything else.
+        """
+        if not self._free and tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
             self._free.append(message.memory)
 
     def _on_device(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -115,6 +115,7 @@ class StageByBlock:
                 held_bytes = kept.held_bytes + kept.graph_bytes + (inputs_bytes[place - 1] if place else 0)
                 self._most_bytes = max(self._most_bytes, others_bytes + held_bytes)
                 asked = [t.requires_grad for t in kept.inputs if carries_gradient(t)]
+                del kept  # its inputs are not needed while the block before runs
                 found = part.backward_where_reached(microbatch, found)
         return required(inputs, found)
 

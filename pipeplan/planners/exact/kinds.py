@@ -35,8 +35,8 @@ class Intervals:
     @cached_property
     def _measured(self) -> dict[str, FloatArray]:
         blocks = self.profile.at(self.microbatch_size)
-        moved, held = ("input_bytes", "output_bytes", "kept_output_bytes"), ("activation_bytes", "added_bytes")
-        fields = (*moved, *held, "workspace_bytes")
+        moved = ("input_bytes", "output_bytes", "kept_output_bytes")
+        fields = (*moved, "activation_bytes", "added_bytes", "again_bytes", "workspace_bytes")
         return {name: np.asarray([getattr(block, name) for block in blocks], dtype=np.float64) for name in fields}
 
     @property
@@ -71,9 +71,9 @@ class Intervals:
         return interval_sums(self._measured["input_bytes"].tolist())
 
     @cached_property
-    def block_activation_bytes(self) -> FloatArray:
-        """The activations of the block that has the most."""
-        return interval_maxima(self._measured["activation_bytes"].tolist())
+    def again_bytes(self) -> FloatArray:
+        """The most that a block holds when it has run again."""
+        return interval_maxima(self._measured["again_bytes"].tolist())
 
     @cached_property
     def input_bytes(self) -> FloatArray:
@@ -114,7 +114,7 @@ class Intervals:
         if held.late_gradients:
             total += self.late_bytes(held.late_gradients)
         if held.block_inputs:
-            total += held.block_inputs * self.block_input_bytes + held.block_activations * self.block_activation_bytes
+            total += held.block_inputs * self.block_input_bytes + held.blocks_again * self.again_bytes
         return np.asarray(total)
 
     def items(self, held: Copies, start: int, stop: int) -> StageMemory:
@@ -125,7 +125,7 @@ class Intervals:
         moved = inputs, int(self.output_bytes[stop - 1]), int(self.kept_output_bytes[stop - 1])
         kept = held.activations * activations + held.inputs * inputs
         kept += held.block_inputs * int(self.block_input_bytes[here])
-        kept += held.block_activations * int(self.block_activation_bytes[here])
+        kept += held.blocks_again * int(self.again_bytes[here])
         return StageMemory(
             weights=int(held.stored * weights),
             gradients=held.gradients * weights + int(self.late_bytes(held.late_gradients)[here]),

@@ -154,7 +154,7 @@ class ChunkedTerms:
     def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
         """The bytes that so many microbatches keep on a stage: whole, and by their inputs alone.
 
-        By block, the inputs are those of all blocks, and a whole microbatch has the largest block's activations too.
+        By block, the inputs are those of all blocks, and a whole microbatch has what the largest block holds, too.
         """
         if unit == "block":
             return self.inputs_of_blocks(whole + inputs) + whole * self.largest_bytes
@@ -168,8 +168,8 @@ class ChunkedTerms:
 
     @cached_property
     def largest_bytes(self) -> FloatArray:
-        """The activations of the block that has the most."""
-        found = self.chain.block_activation_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
+        """The most that a block holds when it has run again."""
+        found = self.chain.again_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
         return np.vstack((found, np.zeros(self.blocks + 1)))
 
     @cached_property

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce
-from pipeplan.costs.memory import RECEIVES_AHEAD, copies
+from pipeplan.costs.memory import copies
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
@@ -21,6 +21,7 @@ from pipeplan.planners.two_bw.shapes import Execution, ShapeRows
 from pipeplan.planners.two_bw.split import ROUNDING
 from pipeplan.planners.two_bw.terms import PipelineShape, is_flushed
 from pipeplan.planners.two_bw.whole_blocks import WholeBlocks
+from pipeplan.programs.in_transit import RECEIVES_AHEAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

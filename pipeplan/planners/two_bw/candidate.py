@@ -280,7 +280,7 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
     kept = held.activations * activations + held.inputs * moved[0]
     if held.block_inputs:
         kept += held.block_inputs * int(chain.inputs_bytes[stop] - chain.inputs_bytes[start])
-        kept += held.block_activations * int(chain.block_activation_bytes(*place)[0, 0])
+        kept += held.blocks_again * int(chain.again_bytes(*place)[0, 0])
     return StageMemory(
         weights=int(held.stored * weights),
         gradients=held.gradients * weights + int(late[stop] - late[start]),

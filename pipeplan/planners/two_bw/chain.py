@@ -17,7 +17,7 @@ from math import frexp
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.profile import Profile
@@ -39,7 +39,10 @@ _BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredBlocks:
-    """A profile's measurements, a row a microbatch size and a column a block."""
+    """A profile's measurements, a row a microbatch size and a column a block.
+
+    `counts_input`: whether the block's input is known to be among its activations.
+    """
 
     sizes: tuple[int, ...]
     weight_bytes: FloatArray
@@ -51,6 +54,7 @@ class MeasuredBlocks:
     workspace_bytes: FloatArray
     shared_bytes: FloatArray
     kept_output_bytes: FloatArray
+    counts_input: BoolArray
 
     @property
     def blocks(self) -> int:
@@ -64,6 +68,7 @@ class MeasuredBlocks:
             weight_bytes=self.weight_bytes,
             **{name: interpolated(getattr(self, name), self.sizes, sizes) for name in _TIMES},
             **{name: np.rint(interpolated(getattr(self, name), self.sizes, sizes)) for name in _BYTES},
+            counts_input=interpolated(self.counts_input.astype(np.float64), self.sizes, sizes) > 0,
         )
 
     @property
@@ -75,6 +80,12 @@ class MeasuredBlocks:
     def least_kept(self) -> FloatArray:
         """The same if stages may recompute by block."""
         return np.minimum(self.added_bytes, self.input_bytes)
+
+    @property
+    def again_bytes(self) -> FloatArray:
+        """What every block holds when it has run again: `Measurement.again_bytes`."""
+        known = self.counts_input * self.input_bytes + self.kept_output_bytes
+        return np.asarray(self.output_bytes + np.maximum(self.activation_bytes - known, 0.0))
 
     def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
         """Forward and backward with recomputation, of every block (`costs.compute.compute_s`)."""
@@ -102,7 +113,8 @@ def measured(profile: Profile) -> MeasuredBlocks:
         for name in (*_TIMES, *_BYTES)
     }
     weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
-    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, **columns)
+    counts_input = np.asarray([[m.shared_bytes is not None for m in row] for row in rows]).T
+    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, counts_input=counts_input, **columns)
 
 
 def profiled(problem: PlanningProblem) -> MeasuredBlocks:
@@ -301,21 +313,21 @@ class ProfileChain:
         """The same for starts and stops that broadcast."""
         return self._largest(self._workspaces, starts, stops)
 
-    def block_activation_bytes(self, starts: slice, stops: slice) -> FloatArray:
-        """The activations of the block that has most, for the stages that begin and end in these ranges."""
-        return self.largest_block_activations(*_grid(starts, stops))
+    def again_bytes(self, starts: slice, stops: slice) -> FloatArray:
+        """The most that a block holds when it has run again, for the stages that begin and end in these ranges."""
+        return self.most_again(*_grid(starts, stops))
 
-    def largest_block_activations(self, starts: IntArray, stops: IntArray) -> FloatArray:
+    def most_again(self, starts: IntArray, stops: IntArray) -> FloatArray:
         """The same for starts and stops that broadcast."""
-        return self._largest(self._block_activations, starts, stops)
+        return self._largest(self._again, starts, stops)
 
     @cached_property
-    def least_activations(self) -> float:
-        return float(self.source.activation_bytes[self.row].min())
+    def least_again(self) -> float:
+        return float(self.source.again_bytes[self.row].min())
 
     @cached_property
-    def largest_activations(self) -> float:
-        return float(self.source.activation_bytes[self.row].max())
+    def largest_again(self) -> float:
+        return float(self.source.again_bytes[self.row].max())
 
     @cached_property
     def least_kept(self) -> float:
@@ -338,8 +350,8 @@ class ProfileChain:
         return self._doubled(self.source.workspace_bytes[self.row])
 
     @cached_property
-    def _block_activations(self) -> FloatArray:
-        return self._doubled(self.source.activation_bytes[self.row])
+    def _again(self) -> FloatArray:
+        return self._doubled(self.source.again_bytes[self.row])
 
     def _doubled(self, values: FloatArray) -> FloatArray:
         """Row k: the largest of the 2^k values from each one on."""

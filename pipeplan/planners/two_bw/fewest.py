@@ -87,7 +87,7 @@ class FewestStages:
         if place > 1:
             outputs, kept = np.asarray([held.output_buffers]), np.asarray([held.kept_outputs])
             room -= float(self.chain.least_output_buffers(outputs, kept)[0])
-        room -= held.block_activations * self.chain.least_activations
+        room -= held.blocks_again * self.chain.least_again
         inner = room - (held.inputs + held.input_buffers) * least_input
         sums = self.chain.held(held.weights, held.activations, held.block_inputs, held.late_gradients)
         return StageLimit(

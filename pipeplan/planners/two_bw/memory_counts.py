@@ -63,8 +63,8 @@ class MemoryCounts:
         return self._column(lambda held: held.block_inputs)
 
     @cached_property
-    def block_activations(self) -> FloatArray:
-        return self._column(lambda held: held.block_activations)
+    def blocks_again(self) -> FloatArray:
+        return self._column(lambda held: held.blocks_again)
 
     def _column(self, count: Callable[[Copies], float]) -> FloatArray:
         return np.asarray([count(held) for held in self.copies], dtype=np.float64)

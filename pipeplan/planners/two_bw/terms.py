@@ -167,7 +167,7 @@ class PipelineTerms:
             until -= at.of_stages(counts.kept_outputs) * at.stops(chain.kept_output_bytes)
         held = at.between(before, until)
         if by_block.any():
-            held += at.of_stages(counts.block_activations)[..., None] * chain.largest_block_activations(*at.ranges)
+            held += at.of_stages(counts.blocks_again)[..., None] * chain.most_again(*at.ranges)
         if chain.has_workspaces and (transients := at.of_stages(counts.transients)).any():
             held += transients[..., None] * chain.largest_workspaces(*at.ranges)
         return held
@@ -325,7 +325,7 @@ class PipelineTerms:
         added, shared = chain.added_bytes, chain.shared_bytes.max()
         activations = counts.activations * (added[highs] - added[lows] + shared)
         activations += counts.block_inputs * (chain.inputs_bytes[highs] - chain.inputs_bytes[lows])
-        activations += counts.block_activations * chain.largest_activations
+        activations += counts.blocks_again * chain.largest_again
         late_bytes = chain.late_bytes(counts.late_gradients)
         activations += counts.late * (late_bytes[highs] - late_bytes[lows])
         moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
@@ -367,7 +367,7 @@ class PipelineTerms:
         """By mode and unit, for every stage: the least that it holds of the blocks [0, i), and the least besides.
 
         The first counts copies of the weights, activations and blocks' inputs; the second counts inputs and buffers,
-        and the smallest block's activations.
+        and the least that a block holds when it has run again.
         """
         inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
         inputs[0] = self.chain.input_bytes[0]
@@ -379,7 +379,7 @@ class PipelineTerms:
             each = zip(*columns, late, strict=True)
             sums: list[Sequence[float]] = [self.chain.listed_bytes(*copies) for copies in each]
             besides = counts.inputs * inputs + self.chain.least_output_buffers(counts.outputs, counts.kept_outputs)
-            besides += counts.block_activations * self.chain.least_activations
+            besides += counts.blocks_again * self.chain.least_again
             held_least.append((mode, sums, besides.tolist()))
         return held_least
 

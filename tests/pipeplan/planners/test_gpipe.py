@@ -85,22 +85,28 @@ def test_a_partition_that_fits_is_found_wherever_there_is_one(
         assert max(stage.memory_bytes for stage in answer.stages) <= memory_bytes
 
 
+def again_bytes(cell: Cell, read_bytes: int) -> int:
+    """What a block holds when it has run again, beside its input."""
+    known = cell.kept_output_bytes + (read_bytes if cell.shared_bytes is not None else 0)
+    return cell.output_bytes + max(cell.activation_bytes - known, 0)
+
+
 def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
     """|W| and its gradients, what four microbatches keep, and the largest transient.
 
     Without recomputation all four are kept only before the first gradients, which replace one's activations.
 
     They keep their inputs and one of them its activations, or without recomputation all their activations. By block
-    they keep the inputs of all blocks, and one of them the activations of the largest. In buffers: four microbatches
-    sent, two received ahead, and on the stage before a gradient in use. Without recomputation those sent take only what
-    is not kept.
+    they keep the inputs of all blocks, and one of them what the largest has made when it has run again. In buffers:
+    four microbatches sent, two received ahead, and on the stage before a gradient in use. Without recomputation those
+    sent take only what is not kept; two more inputs are there when gradients have replaced activations.
     """
     activations = kept_bytes(stage)
-    every_input = inputs + sum(cell.output_bytes for cell in stage[:-1])
+    reads = [inputs, *(cell.output_bytes for cell in stage[:-1])]
     kept = {
         "no": 4 * activations,
         "yes": activations + 4 * inputs,
-        "by block": max(cell.activation_bytes for cell in stage) + 4 * every_input,
+        "by block": max(again_bytes(cell, read) for cell, read in zip(stage, reads, strict=True)) + 4 * sum(reads),
     }[recomputes]
     weights = sum(cell.weight_bytes for cell in stage)
     late = sum(max(cell.weight_bytes - (cell.activation_bytes - (cell.shared_bytes or 0)), 0) for cell in stage)
@@ -108,7 +114,7 @@ def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
         weights
         + (late if recomputes == "no" else weights)
         + kept
-        + (4 + 2) * inputs
+        + (4 + 2 + (2 if recomputes == "no" else 0)) * inputs
         + max(cell.workspace_bytes for cell in stage)
     )
 

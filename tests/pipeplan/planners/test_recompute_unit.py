@@ -91,7 +91,7 @@ def test_what_planners_count_by_block_is_what_the_streams_hold(
         memory = stage.memory
         assert memory is not None
         held = plan.optimal_in_flight if stage.start == 0 else None
-        every_input, largest = sum(b.input_bytes for b in own), max(b.activation_bytes for b in own)
+        every_input, largest = sum(b.input_bytes for b in own), max(b.again_bytes for b in own)
         assert held is None or memory.activations == held * every_input + largest
 
 
@@ -129,19 +129,28 @@ def test_the_same_holds_where_ranks_hold_several_stages(
         assert most_bytes - own_bytes <= lane.peak_memory_bytes <= most_bytes  # not all gradients may be there
 
 
+def test_what_runs_again_has_its_input_and_a_kept_output_once() -> None:
+    # Of 9 bytes 4 are the input, where that is known, and 3 the output, where the block keeps it.
+    first = Cell(output_bytes=4)
+    for shared, kept, expected in ((None, 0, 3 + 9), (0, 0, 3 + 5), (0, 3, 3 + 2), (None, 3, 3 + 6)):
+        cell = Cell(output_bytes=3, activation_bytes=9, shared_bytes=shared, kept_output_bytes=kept)
+        block = profile([first, cell]).at(1)[1]
+        assert block.again_bytes == expected
+
+
 def test_per_layer_checkpoints_make_one_device_fit() -> None:
-    # Eight inputs (the first of no bytes) and one block's 20 bytes; as a whole, 8 x 20.
-    asked: dict[str, Any] = {"memory_bytes": 27, "microbatch_size": 1}
+    # Eight inputs (the first of no bytes), one block's 20 bytes and its output; as a whole, 8 x 20.
+    asked: dict[str, Any] = {"memory_bytes": 28, "microbatch_size": 1}
     for planner in ("pipedream-2bw", "exact", "auto"):
         plan = answer_for(planner, LAYERS, 1, **asked)
         assert isinstance(plan, Plan), planner
-        assert [(stage.recomputes, stage.memory_bytes) for stage in plan.stages] == [("by block", 27)]
+        assert [(stage.recomputes, stage.memory_bytes) for stage in plan.stages] == [("by block", 28)]
         assert plan.simulated is not None
-        assert plan.simulated.peak_memory_bytes == (27,)
+        assert plan.simulated.peak_memory_bytes == (28,)
         if planner != "auto":
             whole = answer_for(planner, LAYERS, 1, **asked, recompute_unit="stage")
             assert isinstance(whole, Infeasible)
-    assert isinstance(answer_for("pipedream-2bw", LAYERS, 1, memory_bytes=26, microbatch_size=1), Infeasible)
+    assert isinstance(answer_for("pipedream-2bw", LAYERS, 1, memory_bytes=27, microbatch_size=1), Infeasible)
 
 
 def test_per_layer_checkpoints_make_ranks_of_several_stages_fit() -> None:
@@ -183,7 +192,7 @@ def test_a_stage_recomputes_as_a_whole_where_that_fits() -> None:
 def test_of_two_units_that_do_not_fit_the_miss_is_that_of_the_smaller() -> None:
     answer = answer_for("pipedream-2bw", LAYERS, 1, memory_bytes=20, microbatch_size=1)
     assert isinstance(answer, Infeasible)
-    assert answer.reasons[0].missing_bytes == 7
+    assert answer.reasons[0].missing_bytes == 8
 
 
 def test_a_blocks_forward_runs_again_when_the_gradient_is_there() -> None:

@@ -9,8 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeplan.programs.instructions import Instruction, RecvActivation, RecvGradient, SendActivation, SendGradient
+from pipeplan.programs.footprint import footprints
+from pipeplan.programs.in_transit import in_transit
+from pipeplan.programs.instructions import (
+    Backward,
+    BackwardInput,
+    Forward,
+    Instruction,
+    RecvActivation,
+    RecvGradient,
+    SendActivation,
+    SendGradient,
+)
 from pipeplan.programs.program import Program
+from pipeplan.programs.text import format_instruction
 from pipeplan.simulation.predict import program_of
 from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
@@ -166,6 +178,75 @@ def play(
 PIPELINES = sorted(set(SCHEDULES) - DATA_PARALLEL)
 
 
+def memories_of(mail: Mail, held: set[int], *, gradients: bool) -> int:
+    """The messages that a stage has memory for, received and sent, but for received ones of these microbatches."""
+    inboxes = [inbox for (_, of_gradients), inbox in mail._inboxes.items() if of_gradients == gradients]
+    sent = [len(outbox._pending) for (_, of_gradients), outbox in mail._outboxes.items() if of_gradients != gradients]
+    lent = [k for k in held if any(inbox in inboxes for inbox, _ in mail._borrowed.get(k, ()))]
+    there = sum(len(inbox._posted) + len(inbox._free) for inbox in inboxes) + sum(sent)
+    return there + (len(lent) if gradients else 0)
+
+
+def transfer(instruction: Instruction, mail: Mail, held: set[int]) -> None:
+    """A stage's transfers, all of one size; the microbatches whose messages it holds."""
+    match instruction:
+        case SendActivation(microbatch=k, peer=peer):
+            mail.send_activation(k, peer, [torch.zeros(3)])
+        case SendGradient(peer=peer):
+            mail.send_gradient(peer, [torch.zeros(3)])
+        case RecvActivation(microbatch=k, peer=peer):
+            mail.receive_activation(k, peer)
+            held.add(k)
+        case RecvGradient(microbatch=k, peer=peer):
+            mail.receive_gradient(k, peer)
+            held.add(k)
+        case Backward(microbatch=k) | BackwardInput(microbatch=k):
+            mail.release(k)
+            held.discard(k)
+        case _:
+            pass
+
+
+@pytest.mark.parametrize("schedule", PIPELINES)
+def test_what_is_in_transit_is_what_the_streams_say(schedule: str) -> None:
+    """Messages are released when the backward that needs them has ended. What the next instruction sends counts."""
+    depth, chunks = 3, chunks_of(schedule)
+    microbatches = 1 if schedule in STASHING else 2 * depth
+    cuts = tuple(range(depth * chunks + 1))
+    program = program_of(make_plan(schedule, cuts, microbatches=microbatches, chunks=chunks), batches=4)
+    parts = {part.stage: part.instructions for stream in program.streams for part in program.stage_streams(stream)}
+    most = {stage: max(h.in_flight for h in footprints(own, recompute=False)) for stage, own in parts.items()}
+    kinds = {stage: set(map(type, own)) for stage, own in parts.items()}
+    board, wrong = Switchboard(greets=False), list[str]()
+
+    def rank_of(rank: int) -> None:
+        try:
+            lines, stream = lines_of(board, program, rank, 2), program.streams[rank]
+            mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
+            stages = [part.stage for part in program.stage_streams(stream)]
+            said = [in_transit(parts[s], window=most.get(s - 1, 0), recompute=False) for s in stages]
+            held = [set[int]() for _ in stages]
+            for instruction in stream.instructions:
+                chunk = instruction.chunk
+                transfer(instruction, mails[chunk], held[chunk])
+                own = kinds[stages[chunk]]
+                output = isinstance(instruction, Forward) and SendActivation in own
+                gradient = isinstance(instruction, Backward | BackwardInput) and RecvActivation in own
+                inputs = memories_of(mails[chunk], held[chunk], gradients=False) + gradient
+                outputs = memories_of(mails[chunk], held[chunk], gradients=True) + output
+                expected = next(said[chunk])
+                assert (inputs, outputs) == (expected.inputs, expected.outputs), format_instruction(instruction)
+        except (Stuck, AssertionError) as error:
+            wrong.append(f"rank {rank}: {error!r}")
+
+    threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in range(len(program.streams))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * WAIT_S)
+    assert wrong == []
+
+
 @pytest.mark.parametrize("depth", [2, 4])
 @pytest.mark.parametrize("schedule", PIPELINES)
 def test_no_schedule_waits_for_itself_where_first_uses_wait_for_the_other_rank(schedule: str, depth: int) -> None:
@@ -274,6 +355,18 @@ def test_what_is_posted_ahead_is_used_again_for_messages_that_are_shorter() -> N
         places.add(received.memory[0].data_ptr())
         inbox.release(received)
     assert len(places) <= 3
+
+
+@pytest.mark.parametrize("riding_bytes", [0, 64])
+def test_of_what_is_released_in_a_row_one_memory_waits_for_the_next_message(riding_bytes: int) -> None:
+    """What a batch under GPipe has received stayed allocated until the next one, and so did the notices it had sent."""
+    outbox, inbox, _ = channel(2, 8, riding_bytes)
+    for _ in range(6):
+        outbox.send([torch.zeros(3)])
+    for message in [inbox.receive() for _ in range(6)]:
+        inbox.release(message)
+    outbox.flush()
+    assert len(inbox._free) == len(outbox._free) == 1
 
 
 def test_a_received_tensor_keeps_what_it_holds_until_it_is_released() -> None:

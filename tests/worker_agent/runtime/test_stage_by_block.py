@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.parametrizations import spectral_norm
 
 from pipeplan.errors import RunFailedError
@@ -323,6 +324,31 @@ def test_a_block_runs_again_when_the_activations_of_all_others_are_gone() -> Non
     alive.clear()
     stage.backward(1, (torch.ones(3, 4),))
     assert alive == [0, 0, 0, 0]
+
+
+def test_a_blocks_input_is_gone_when_the_block_before_runs_again() -> None:
+    """It stayed until that one had run, beside the gradient in its place."""
+    inputs: list[StorageWeakRef] = []
+    alive: list[int] = []
+
+    class Watched(nn.Linear):
+        """Counts the inputs of its like that are still there when it runs again."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch.is_grad_enabled():
+                alive.append(sum(not storage.expired() for storage in inputs))
+            else:
+                inputs.append(StorageWeakRef(x.untyped_storage()))
+            return super().forward(x)
+
+    stage = stage_of([Watched(4, 4) for _ in range(4)])
+    for microbatch in (1, 2):  # the first one finds what has a gradient, and what changes its input
+        inputs.clear()
+        alive.clear()
+        stage.forward(microbatch, (torch.ones(3, 4, requires_grad=True),))
+        alive.clear()
+        stage.backward(microbatch, (torch.ones(3, 4),))
+    assert alive == [4, 3, 2, 1]
 
 
 def test_an_input_that_was_changed_after_its_forward_is_an_error() -> None:
