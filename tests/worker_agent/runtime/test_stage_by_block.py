@@ -336,9 +336,9 @@ def test_a_blocks_input_is_gone_when_the_block_before_runs_again() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             if torch.is_grad_enabled():
-                alive.append(sum(not storage.expired() for storage in inputs))
+                alive.append(sum(not storage.expired() for storage in inputs))  # type: ignore[no-untyped-call]
             else:
-                inputs.append(StorageWeakRef(x.untyped_storage()))
+                inputs.append(StorageWeakRef(x.untyped_storage()))  # type: ignore[no-untyped-call]
             return super().forward(x)
 
     stage = stage_of([Watched(4, 4) for _ in range(4)])
