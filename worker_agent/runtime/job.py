@@ -327,11 +327,14 @@ class LossScale:
 def holding(root: Path) -> Iterator[None]:
     """Holds a run's folder, and makes it if there is none.
 
-    Raises InvalidInputError naming the holder where another run has the folder, RunFailedError where it cannot be made.
+    Raises InvalidInputError naming the holder where another run has the folder, and for a path that can be no folder;
+    RunFailedError where the folder cannot be made for another reason.
     """
     try:
         (root / "ranks").mkdir(parents=True, exist_ok=True)
         descriptor = _open(root / "run.lock")
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise InvalidInputError("out", f"must be a folder that can be made: {error.strerror}", str(root)) from error
     except OSError as error:
         raise RunFailedError(f"cannot prepare the run's folder {root}: {error}") from error
     try:

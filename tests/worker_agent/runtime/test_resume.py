@@ -148,6 +148,14 @@ def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None
         execute(job_in(tmp_path / "out"), lambda _progress: None)
 
 
+def test_a_path_that_can_be_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    for path in (tmp_path / "file", tmp_path / "file" / "out"):
+        rule = r"out: must be a folder that can be made: Not a directory, got "
+        with pytest.raises(InvalidInputError, match=rule), holding(path):
+            pass
+
+
 def test_a_folder_has_one_run_at_a_time_and_is_free_after_it(tmp_path: Path) -> None:
     refused = pytest.raises(InvalidInputError, match=f"out: must be free, and process {os.getpid()} on ")
     with holding(tmp_path), refused, holding(tmp_path):
