@@ -87,7 +87,11 @@ def test_what_a_rank_holds_is_what_its_plan_says(
     weight_bytes = (8 * 8 + 8) * torch.float64.itemsize
     measured = [
         Cell(
-            weight_bytes=weight_bytes, output_bytes=m.output_bytes, activation_bytes=m.activation_bytes + m.graph_bytes
+            weight_bytes=weight_bytes,
+            output_bytes=m.output_bytes,
+            activation_bytes=m.activation_bytes + m.graph_bytes,
+            shared_bytes=m.shared_bytes,
+            kept_output_bytes=m.kept_output_bytes,
         )
         for m in memories
     ]

@@ -150,12 +150,18 @@ class Split:
                 added = [cell.activation_bytes - (cell.shared_bytes or 0) for cell in self.stage(s)]
                 pairs = zip(self.stage(s), added, strict=True)
                 always += sum(max(cell.weight_bytes - own * self.b, 0) for cell, own in pairs) - weights
+                buffers += 2 * inputs  # the memory of the input, and its gradient
             return always + transient + buffers + kept * activations
-        every_input = inputs + sum(cell.output_bytes for cell in self.stage(s)[:-1]) * self.b
-        largest = max(cell.activation_bytes for cell in self.stage(s)) * self.b
+        reads = [inputs, *(cell.output_bytes * self.b for cell in self.stage(s)[:-1])]
+        largest, every_input = max(map(self.again_bytes, self.stage(s), reads)), sum(reads)
         ways = {"stage": kept * inputs + activations, "block": kept * every_input + largest}
         units = [options.recompute_unit] if options.recompute_unit else ["stage", "block"]
         return always + transient + buffers + min(ways[unit] for unit in units)
+
+    def again_bytes(self, cell: Cell, read_bytes: int) -> int:
+        """What a block holds when it has run again, beside its input."""
+        known = cell.kept_output_bytes * self.b + (read_bytes if cell.shared_bytes is not None else 0)
+        return cell.output_bytes * self.b + max(cell.activation_bytes * self.b - known, 0)
 
     def in_flight(self, s: int, schedule: str) -> int:
         return {"gpipe": self.m, "pipedream-2bw": self.d - s, "1f1b": min(self.d - s, self.m)}.get(schedule, 1)
