@@ -184,6 +184,11 @@ class _DrawsByName(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module = ""
         self._draws: Counter[str] = Counter()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports its compiler for it, which takes a second and 72 MiB. No compiled code runs here."""
+        return False
+
     def begin(self, module: str) -> None:
         """The next draws belong to this module."""
         self._module = module

@@ -83,6 +83,11 @@ class WeightRecipe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._draws = 0
         self._failed: str | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch imports its compiler for it, which takes a second and 72 MiB. No compiled code runs here."""
+        return False
+
     @contextmanager
     def noting(self) -> Iterator[None]:
         """While it is active, torch makes tensors without contents."""

@@ -63,10 +63,12 @@ def test_an_unknown_optimizer_is_refused() -> None:
 
 
 def test_a_rank_does_not_import_the_compiler() -> None:
-    """`torch._dynamo` takes a process 1.5 s and 72 MiB, and torch's optimizer classes import it."""
+    """`torch._dynamo` takes a process 1.5 s and 72 MiB. Optimizer classes and dispatch modes of torch import it."""
     program = (
         "import sys, worker_agent.runtime.rank, torch\n"
         "from worker_agent.engine.optimizers import Optimizer\n"
+        "from worker_agent.models.chain import build_model\n"
+        "build_model('preset:resnet50?scale=0.125&image_size=32', seed=0)\n"
         f"for name in {OPTIMIZERS}: Optimizer(name, 0.1).step({{0: torch.ones(2)}}, {{0: torch.ones(2)}})\n"
         "print('torch._dynamo' in sys.modules)"
     )
