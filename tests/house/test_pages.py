@@ -5,6 +5,7 @@ A page's commands run in order, in one folder for all pages, with one service fo
 models small; `NOT_RUN` names what cannot run here, with the reason.
 """
 
+import faulthandler
 import io
 import json
 import re
@@ -30,6 +31,9 @@ from tests.house.pages import DECISIONS, DOCS, FIGURED, GENERATED, ROOT, Fence, 
 from tests.pipeplan.cli.commands import PROFILES, cluster_document, pipeplan, profile_document, write
 from tests.planner_service.servers import served
 from worker_agent.profiler.datasheets import find_datasheet
+
+HUNG_S = 400
+"""When a command counts as hung: `faulthandler_timeout`."""
 
 SERVED = "runs until it is interrupted: the tests of the service and of the agent start it"
 DOCKER = "needs Docker, or images that are built: tests/docker checks the files"
@@ -157,7 +161,11 @@ def test_every_command_and_every_block_of_code_runs(named: tuple[str, ...] | Non
 
 
 def run(command: str, page: str) -> None:
-    """Runs a command. Agents and schedules of one's own have processes of their own; others need none."""
+    """Runs a command. Agents and schedules of one's own have processes of their own; others need none.
+
+    Each has as long as other tests have for all that they do: together, on a busy machine, they take longer.
+    """
+    faulthandler.dump_traceback_later(HUNG_S, exit=True, file=sys.__stderr__ or sys.stderr)
     program, *arguments = shlex.split(command)
     assert program in ("pipeplan", "pipeplan-agent"), f"{page}: {command}: neither run nor in NOT_RUN"
     if program == "pipeplan" and "waves" not in command:
