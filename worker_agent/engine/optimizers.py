@@ -48,7 +48,14 @@ class Optimizer:
         A place that has its first gradient gets its states.
         """
         updated, taken = list(weights.values()), [gradients[place] for place in weights]
-        states = [self._states_of(place, weight) for place, weight in weights.items()]
+        for place, weight in weights.items():
+            state = self.states[place]
+            if self.name == "momentum" and not state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            elif self.name != "sgd" and not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        states = [self.states[place] for place in weights]
         if self.name in ("sgd", "momentum"):
             sgd(
                 updated,
@@ -81,17 +88,6 @@ class Optimizer:
                 eps=1e-8,
                 maximize=False,
             )
-
-    def _states_of(self, place: int, weight: Tensor) -> dict[str, Tensor]:
-        state = self.states[place]
-        if state or self.name == "sgd":
-            return state
-        if self.name == "momentum":
-            state["momentum_buffer"] = torch.zeros_like(weight)
-        else:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-        return state
 
 
 def in_buckets(items: Sequence[Item], size_bytes: Callable[[Item], int]) -> Iterator[Sequence[Item]]:

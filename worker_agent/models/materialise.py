@@ -21,10 +21,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeplan.errors import InvalidInputError, require
-from worker_agent.models.recipe import Constructors, changed
+from worker_agent.models.recipe import ConstructionMode, Constructors, changed
 
 Place = tuple[dict[str, Tensor], str, str]
 """Where a module holds a tensor: its dictionary, the key in it, and the name in the whole model."""
@@ -172,22 +171,17 @@ def _initialise(root: Any, seed: int, fresh: Mapping[str, Tensor]) -> list[str]:
     return [name for name, tensor in fresh.items() if tensor.isnan().any() or tensor not in draws.written]
 
 
-class _DrawsByName(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _DrawsByName(ConstructionMode):  # type: ignore[no-untyped-call]
     """Seeds every random operation from the name of the tensor that it fills; of others from the module's name."""
 
     def __init__(self, seed: int, tensors: Mapping[str, Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._seed = seed
         self._names = {tensor.untyped_storage()._cdata: name for name, tensor in tensors.items()}
         self._tensors = {tensor.untyped_storage()._cdata: tensor for tensor in tensors.values()}
         self.written: set[Tensor] = set()
         self._module = ""
         self._draws: Counter[str] = Counter()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Else torch imports its compiler for it, which takes a second and 72 MiB. No compiled code runs here."""
-        return False
 
     def begin(self, module: str) -> None:
         """The next draws belong to this module."""

@@ -70,11 +70,25 @@ class _Operation:
     draw: int | None
 
 
-class WeightRecipe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode in which models are built: no compiled code runs in it.
+
+    torch is told so, and need not import its compiler for it, which takes a process a second and 72 MiB.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
     """Notes what is done while it is `noting`, and does it again for the tensors that are asked for."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._seed = seed
         self._operations: list[_Operation] = []
         self._writers: list[list[int]] = []  # of every storage: the operations that make or change it
@@ -82,11 +96,6 @@ class WeightRecipe(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: list[torch.UntypedStorage] = []  # as long as they are kept, no other one gets their address
         self._draws = 0
         self._failed: str | None = None
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Else torch imports its compiler for it, which takes a second and 72 MiB. No compiled code runs here."""
-        return False
 
     @contextmanager
     def noting(self) -> Iterator[None]:
