@@ -144,6 +144,26 @@ def execute(instruction: Instruction, mail: Mail) -> None:
             assert sum(held) <= len(mail._sent), "an output is held though its gradient has come"
 
 
+def on_threads(rank_of: Callable[[int], None], ranks: int) -> list[str]:
+    """Every rank on a thread of its own; what went wrong."""
+    wrong: list[str] = []
+
+    def run(rank: int) -> None:
+        try:
+            rank_of(rank)
+        except (Stuck, AssertionError) as error:
+            wrong.append(f"rank {rank}: {error!r}")
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for rank, thread in enumerate(threads):
+        thread.join(2 * WAIT_S)
+        if thread.is_alive():
+            wrong.append(f"rank {rank} has not ended")
+    return wrong
+
+
 def play(
     schedule: str, *, depth: int, meets: bool, ahead: int, frees: bool = False, wait_s: float = WAIT_S
 ) -> list[str]:
@@ -152,27 +172,19 @@ def play(
     cuts = tuple(range(depth * chunks + 1))
     microbatches = 1 if schedule in STASHING else 2 * depth
     program = program_of(make_plan(schedule, cuts, microbatches=microbatches, chunks=chunks), batches=3)
-    board, wrong = Switchboard(greets=True, wait_s=wait_s), list[str]()
+    board = Switchboard(greets=True, wait_s=wait_s)
 
     def rank_of(rank: int) -> None:
-        try:
-            lines = lines_of(board, program, rank, ahead)
-            if meets:
-                meet(lines, rank, CPU)
-            mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
-            for instruction in program.streams[rank].instructions:
-                execute(instruction, mails[instruction.chunk])
-                if frees:
-                    free(lines, rank)
-        except (Stuck, AssertionError) as error:
-            wrong.append(f"rank {rank}: {error!r}")
+        lines = lines_of(board, program, rank, ahead)
+        if meets:
+            meet(lines, rank, CPU)
+        mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
+        for instruction in program.streams[rank].instructions:
+            execute(instruction, mails[instruction.chunk])
+            if frees:
+                free(lines, rank)
 
-    threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in range(len(program.streams))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * WAIT_S)
-    return wrong
+    return on_threads(rank_of, len(program.streams))
 
 
 PIPELINES = sorted(set(SCHEDULES) - DATA_PARALLEL)
@@ -217,34 +229,26 @@ def test_what_is_in_transit_is_what_the_streams_say(schedule: str) -> None:
     parts = {part.stage: part.instructions for stream in program.streams for part in program.stage_streams(stream)}
     most = {stage: max(h.in_flight for h in footprints(own, recompute=False)) for stage, own in parts.items()}
     kinds = {stage: set(map(type, own)) for stage, own in parts.items()}
-    board, wrong = Switchboard(greets=False), list[str]()
+    board = Switchboard(greets=False)
 
     def rank_of(rank: int) -> None:
-        try:
-            lines, stream = lines_of(board, program, rank, 2), program.streams[rank]
-            mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
-            stages = [part.stage for part in program.stage_streams(stream)]
-            said = [in_transit(parts[s], window=most.get(s - 1, 0), recompute=False) for s in stages]
-            held = [set[int]() for _ in stages]
-            for instruction in stream.instructions:
-                chunk = instruction.chunk
-                transfer(instruction, mails[chunk], held[chunk])
-                own = kinds[stages[chunk]]
-                output = isinstance(instruction, Forward) and SendActivation in own
-                gradient = isinstance(instruction, Backward | BackwardInput) and RecvActivation in own
-                inputs = memories_of(mails[chunk], held[chunk], gradients=False) + gradient
-                outputs = memories_of(mails[chunk], held[chunk], gradients=True) + output
-                expected = next(said[chunk])
-                assert (inputs, outputs) == (expected.inputs, expected.outputs), format_instruction(instruction)
-        except (Stuck, AssertionError) as error:
-            wrong.append(f"rank {rank}: {error!r}")
+        lines, stream = lines_of(board, program, rank, 2), program.streams[rank]
+        mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
+        stages = [part.stage for part in program.stage_streams(stream)]
+        said = [in_transit(parts[s], window=most.get(s - 1, 0), recompute=False) for s in stages]
+        held = [set[int]() for _ in stages]
+        for instruction in stream.instructions:
+            chunk = instruction.chunk
+            transfer(instruction, mails[chunk], held[chunk])
+            own = kinds[stages[chunk]]
+            output = isinstance(instruction, Forward) and SendActivation in own
+            gradient = isinstance(instruction, Backward | BackwardInput) and RecvActivation in own
+            inputs = memories_of(mails[chunk], held[chunk], gradients=False) + gradient
+            outputs = memories_of(mails[chunk], held[chunk], gradients=True) + output
+            expected = next(said[chunk])
+            assert (inputs, outputs) == (expected.inputs, expected.outputs), format_instruction(instruction)
 
-    threads = [threading.Thread(target=rank_of, args=(rank,), daemon=True) for rank in range(len(program.streams))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * WAIT_S)
-    assert wrong == []
+    assert on_threads(rank_of, len(program.streams)) == []
 
 
 @pytest.mark.parametrize("depth", [2, 4])
