@@ -358,9 +358,7 @@ class Inbox:
         return Message(self._on_device(tensors), memory)
 
     def release(self, message: Message) -> None:
-        """Takes a message's memory back for the next receive that is posted. Only one waits for it: where many
-        messages are released in a row, the memory of the others is free for anything else.
-        """
+        """Takes a message's memory back for the next receive. Of many released in a row, that of one is kept."""
         if not self._free and tuple(memory.nbytes for memory in message.memory) == self._ahead.sizes:
             self._free.append(message.memory)
 

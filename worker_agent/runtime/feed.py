@@ -189,12 +189,11 @@ def open_feed(
     job: RunJob,
     program: Program,
     stream: Stream,
-    *,
     form: BatchForm | KeywordForm | None,
     device: torch.device,
     busy: Busy,
 ) -> MicrobatchFeed | None:
-    """The first stage's inputs, or the last one's targets; None for others.
+    """The first stage's inputs, or the last one's targets, with the first microbatch loaded; None for other stages.
 
     Each opens the data for itself, because a rank with both stages reads the data at two positions. Processes compare
     what they read in batches 1, 2, 4, 8, ... and in the last one.
@@ -212,7 +211,7 @@ def open_feed(
     if last and job.loss is None:
         updates = (program.schedule.updates_a_batch(pipeline, stage) for stage in range(pipeline.depth))
         source = TokenMeans(opened, pipeline.batch_microbatches if all(n == 1 for n in updates) else 1)
-    return MicrobatchFeed(
+    feed = MicrobatchFeed(
         source,
         job.data,
         (i.microbatch for i in stream.instructions if isinstance(i, Forward)),
@@ -224,3 +223,5 @@ def open_feed(
         ahead=device.type == "cuda",
         compared=compared,
     )
+    feed.begin()
+    return feed

@@ -157,15 +157,10 @@ class Rank:
         lines, replicas, groups = self._meet(status)
 
         status.at(STARTING)
-        feeds = [
-            open_feed(self.job, self.program, part.stream, form=part.takes, device=self.device, busy=status)
-            for part in self.parts
-        ]
+        feeds = [open_feed(self.job, self.program, p.stream, p.takes, self.device, status) for p in self.parts]
         mails = [
             Mail(self.program, self.stream.rank, lines, self.device, chunk=chunk) for chunk in range(len(self.parts))
         ]
-        for feed in filter(None, feeds):
-            feed.begin()
         gc.collect()
 
         status.at(MEETING)
