@@ -28,9 +28,9 @@ from pipeplan.programs.instructions import (
 )
 from pipeplan.simulation.predict import program_of
 from tests.worker_agent.runtime.plans import make_plan
-from worker_agent.engine.channel import open_lines
 from worker_agent.engine.clocks import HostClock
 from worker_agent.engine.devices import place_process
+from worker_agent.engine.lines import open_lines
 from worker_agent.models.chain import build_model
 from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob

@@ -1,10 +1,6 @@
 """Channels: move tensors from stage to stage. Each directed edge has a first-in, first-out queue for each kind of
 message.
 
-With gloo all edges share the group of all ranks, and tags tell their messages apart. Each further group would have its
-own connections, and threads that wake up a hundred times a second. NCCL has no tags: there every edge has a group for
-its tensors.
-
 A notice announces every message, from host to host. It has 16 bytes, with the number of the message's layout. A layout
 lists how many tensors there are, with their shapes and types. A layout that is new on the edge follows its notice, so
 each message may differ from the one before in any way. Small tensors travel in the notice, after its 16 bytes, until
@@ -17,140 +13,19 @@ posted ahead with one byte.
 
     sender     notice 0, layout 0, payload   notice 0, payload   notice 1, layout 1, 1 byte, 1 byte, payload
     receiver   knows nothing, posts payload  2 posted ahead      1 does not fit: empties both, posts payload
-
-Gloo moves only tensors in the host's memory: a GPU's tensors are copied to the host and back.
 """
 
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from worker_agent.engine.devices import let_gloo_wait
+from worker_agent.engine.lines import LAYOUT, NOTICE, PAYLOAD, RECEIVES_AHEAD, ChannelEdge, ChannelLines
 from worker_agent.engine.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
-
-RECEIVES_AHEAD = 2
-
-RIDING_BYTES = 256 * 2**10
-"""Tensors of at most this many bytes travel in their notice: copying them takes less time than a separate message."""
-
-PAYLOAD, NOTICE, LAYOUT = range(3)
-"""The parts of an edge."""
-
-
-class Work(Protocol):
-    """A transfer in progress."""
-
-    def wait(self) -> object:
-        """Waits until it has completed; on a GPU, makes work that is enqueued later wait for it."""
-
-
-Posted = tuple[Work | None, Tensor]
-"""A transfer with its tensor, which must be kept until the transfer has completed."""
-
-
-class Wire(Protocol):
-    """Moves tensors between this rank and another one, in order for each tag. No call waits."""
-
-    def send(self, tensor: Tensor, target: int, tag: int) -> Work | None:
-        """Starts to send."""
-
-    def receive(self, tensor: Tensor, source: int, tag: int) -> Work | None:
-        """Starts to receive into the tensor."""
-
-
-class GroupWire:
-    """A process group of torch as a wire, called directly: `isend` and `irecv` would repeat needless checks."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._places = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
-
-    def send(self, tensor: Tensor, target: int, tag: int) -> Work | None:
-        """Starts to send."""
-        return self._group.send([tensor], self._places[target], tag)
-
-    def receive(self, tensor: Tensor, source: int, tag: int) -> Work | None:
-        """Starts to receive into the tensor."""
-        return self._group.recv([tensor], self._places[source], tag)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ChannelEdge:
-    """A directed edge between two ranks. Activations and gradients have edges of their own.
-
-    So has every `stage` of the sender: ranks that hold several stages send each other tensors of several shapes.
-    """
-
-    source: int
-    target: int
-    gradients: bool
-    stage: int = 0
-
-    def tag(self, part: int) -> int:
-        """Distinguishes its messages from those of other edges between the two ranks, and its parts from each other."""
-        return 3 * (2 * self.stage + self.gradients) + part
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelLines:
-    """The lines of an edge: one for its tensors, and one for their notices, which go from host to host.
-
-    With `through_host` tensors also travel from host to host, and up to `riding_bytes` of them in their notice. `ahead`
-    is how many of them may be posted before their size is known.
-    """
-
-    tensors: Wire
-    notices: Wire
-    through_host: bool = True
-    ahead: int = RECEIVES_AHEAD
-    riding_bytes: int = 0
-
-
-Lines = Mapping[ChannelEdge, ChannelLines]
-"""A rank's lines, by their edges."""
-
-
-def open_lines(edges: Iterable[ChannelEdge], rank: int) -> Lines:
-    """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
-
-    NCCL receives a message into memory of exactly its size, so the size must be known before a receive is posted. The
-    first use of an NCCL group waits for the other rank. Therefore all edges meet here, before any instruction.
-    """
-    if dist.get_backend() != "nccl":
-        let_gloo_wait()
-        world = GroupWire(_made(dist.group.WORLD))
-        lines = ChannelLines(world, world, riding_bytes=RIDING_BYTES)
-        return {edge: lines for edge in edges if rank in (edge.source, edge.target)}
-    notices = GroupWire(_made(dist.new_group(backend="gloo", group_desc="notices")))
-    of_edges = {}
-    for edge in sorted(edges):
-        group = dist.new_group([edge.source, edge.target], group_desc=str(edge))
-        if rank in (edge.source, edge.target):
-            of_edges[edge] = ChannelLines(GroupWire(_made(group)), notices, through_host=False, ahead=0)
-    meet(of_edges, rank, torch.device("cuda", torch.cuda.current_device()))
-    return of_edges
-
-
-def meet(lines: Mapping[ChannelEdge, ChannelLines], rank: int, device: torch.device) -> None:
-    """Sends a byte over every edge, in an order that all ranks share: no two ranks wait for each other."""
-    for edge in sorted(lines):
-        wire, byte = lines[edge].tensors, torch.zeros(1, dtype=torch.uint8, device=device)
-        sends = edge.source == rank
-        work = wire.send(byte, edge.target, edge.tag(PAYLOAD)) if sends else None
-        work = work if sends else wire.receive(byte, edge.source, edge.tag(PAYLOAD))
-        if work is not None:
-            work.wait()
-
-
-def _made(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    assert group is not None, "this rank is in the group, and the ranks have met"
-    return group
+from worker_agent.engine.wires import Posted, Work
 
 
 class Ahead:

@@ -13,7 +13,8 @@ from statistics import median, quantiles
 import torch
 import torch.distributed as dist
 
-from worker_agent.engine.channel import ChannelEdge, Inbox, Outbox, open_lines
+from worker_agent.engine.channel import Inbox, Outbox
+from worker_agent.engine.lines import ChannelEdge, open_lines
 
 TINY_BYTES = 1024
 BIG_BYTES = (2**20, 4 * 2**20, 16 * 2**20)

@@ -10,7 +10,8 @@ from pipeplan.programs.footprint import footprints
 from pipeplan.programs.instructions import RecvActivation, RecvGradient, SendActivation, SendGradient
 from pipeplan.programs.program import Program, Stream, brief
 from pipeplan.programs.repeating import counted
-from worker_agent.engine.channel import ChannelEdge, ChannelLines, Inbox, Message, Outbox
+from worker_agent.engine.channel import Inbox, Message, Outbox
+from worker_agent.engine.lines import ChannelEdge, ChannelLines
 
 
 def edges_of(stream: Stream) -> Counter[ChannelEdge]:

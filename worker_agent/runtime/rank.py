@@ -26,10 +26,10 @@ from pipeplan.programs.repeating import shortened
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline_document import lane_document
 from worker_agent.engine import results
-from worker_agent.engine.channel import Lines, open_lines
 from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
 from worker_agent.engine.cores import CoresWatch
 from worker_agent.engine.devices import device_memory, place_process
+from worker_agent.engine.lines import Lines, open_lines
 from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
 from worker_agent.engine.results import RankResult, failure_of

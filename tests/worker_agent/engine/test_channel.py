@@ -26,7 +26,8 @@ from pipeplan.programs.text import format_instruction
 from pipeplan.simulation.predict import program_of
 from tests.schedules import DATA_PARALLEL, SCHEDULES, STASHING, chunks_of
 from tests.worker_agent.runtime.plans import make_plan
-from worker_agent.engine.channel import NOTICE, PAYLOAD, ChannelEdge, ChannelLines, Inbox, Outbox, meet
+from worker_agent.engine.channel import Inbox, Outbox
+from worker_agent.engine.lines import NOTICE, PAYLOAD, ChannelEdge, ChannelLines, meet
 from worker_agent.runtime.mail import Mail, edges_of
 
 CPU = torch.device("cpu")

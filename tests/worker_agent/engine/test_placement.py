@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.forked import fork_server
 from worker_agent.engine import devices as placement
-from worker_agent.engine.channel import open_lines
+from worker_agent.engine.lines import open_lines
 from worker_agent.engine.replicas import open_replica_group
 
 
