@@ -57,6 +57,7 @@ class RankReport:
     where no backward was split.
     `compute_spread`: how much longer the compute of a batch took in the slowest eighth of the run than in the fastest,
     by their medians (0.1: a tenth); None of a run that was too short for this.
+    `reads_memory_of`: the ranks of its node whose memory it read for messages between hosts; gloo moved all others.
     """
 
     rank: int
@@ -68,6 +69,7 @@ class RankReport:
     off_processor_fraction: float | None = None
     deferred_share: float | None = None
     compute_spread: float | None = None
+    reads_memory_of: tuple[int, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 

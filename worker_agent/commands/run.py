@@ -102,7 +102,7 @@ def run(
     transport: Annotated[
         str,
         typer.Option(
-            help="How GPUs exchange tensors: nccl, host (by gloo; ranks may then share a GPU), or auto: nccl."
+            help="How GPUs exchange tensors: nccl, host (through the host; ranks may then share a GPU), or auto: nccl."
         ),
     ] = "auto",
     timeout_s: Annotated[float, typer.Option(help="Seconds that a rank waits for another one.")] = 300.0,

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeplan.errors import RunFailedError
 from worker_agent.engine.lines import LAYOUT, NOTICE, PAYLOAD, RECEIVES_AHEAD, ChannelEdge, ChannelLines
 from worker_agent.engine.notice import HEAD_BYTES, Known, Layout, Notice, Sizes
 from worker_agent.engine.wires import Posted, Work
@@ -78,6 +79,8 @@ class Outbox:
     stages can be in transit in either direction: the most microbatches that the upstream stage ever has in flight.
     All earlier messages have arrived, and waiting for them takes no time. An answer to a message says so sooner
     (`arrived`).
+
+    A tensor that a block changes in place meanwhile may or may not arrive as it was: this is found, and ends the run.
     """
 
     def __init__(self, edge: ChannelEdge, lines: ChannelLines, *, messages: int, window: int) -> None:
@@ -86,7 +89,7 @@ class Outbox:
         self._window = window
         self._known: dict[tuple[tuple[torch.Size, torch.dtype], ...], Known] = {}
         self._ahead = Ahead(messages, lines)
-        self._pending: deque[tuple[Notice, list[Posted]]] = deque()
+        self._pending: deque[tuple[Notice, list[Posted], list[int]]] = deque()
         self._finished = 0
         self._free: list[Notice] = []
 
@@ -114,7 +117,7 @@ class Outbox:
             message.append(self._say(text, LAYOUT))
         if not rides:
             message += self._payload(tensors, known.sizes)
-        self._pending.append((notice, message))
+        self._pending.append((notice, message, [tensor._version for _, tensor in message]))
         number = self._finished + len(self._pending) - 1
         while len(self._pending) > self._window:
             self._finish_oldest()
@@ -165,10 +168,15 @@ class Outbox:
         return torch.zeros(1, dtype=torch.uint8, device=device)
 
     def _finish_oldest(self) -> None:
-        notice, message = self._pending.popleft()
+        notice, message, versions = self._pending.popleft()
         for work, _ in message:
             if work is not None:
                 work.wait()
+        if versions != [tensor._version for _, tensor in message]:
+            raise RunFailedError(
+                f"a tensor for rank {self._edge.target} was changed in place while it was on its way: a block must "
+                "return a copy of what it changes later"
+            )
         self._finished += 1
         if not self._free:  # one for the next send; tensors may have ridden in the others
             self._free.append(notice)

@@ -1,10 +1,11 @@
 """Lines: which wires carry the messages between stages. Each directed edge has one for tensors and one for notices.
 
-With gloo all edges share the group of all ranks, and tags tell their messages apart. Each further group would have its
-own connections, and threads that wake up a hundred times a second. NCCL has no tags: there every edge has a group for
-its tensors.
+Two processes of one node read tensors from each other's memory (`same_node`). All others send them by gloo, where all
+edges share the group of all ranks, and tags tell their messages apart: each further group would have its own
+connections, and threads that wake up a hundred times a second. Both move only tensors in the host's memory: a GPU's are
+copied to the host and back.
 
-Gloo moves only tensors in the host's memory: a GPU's tensors are copied to the host and back.
+NCCL moves a GPU's tensors itself. It has no tags: every edge has a group for its tensors.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +15,17 @@ import torch
 import torch.distributed as dist
 
 from worker_agent.engine.devices import let_gloo_wait
+from worker_agent.engine.same_node import SameNode, open_same_node
 from worker_agent.engine.wires import GroupWire, Wire
 
 RECEIVES_AHEAD = 2
 
-RIDING_BYTES = 256 * 2**10
-"""Tensors of at most this many bytes travel in their notice: copying them takes less time than a separate message."""
+RIDING_BYTES, RIDING_NEAR_BYTES = 256 * 2**10, 64 * 2**10
+"""Tensors of at most this many bytes travel in their notice, by gloo and on one node: copying them takes less time than
+a separate message."""
+
+TIMEOUT_S = 1800.0
+"""How long torch waits for another rank unless it is told."""
 
 PAYLOAD, NOTICE, LAYOUT = range(3)
 """The parts of an edge."""
@@ -36,6 +42,15 @@ class ChannelEdge:
     target: int
     gradients: bool
     stage: int = 0
+
+    @property
+    def back(self) -> "ChannelEdge":
+        """The edge of the gradients of what moves on this one."""
+        return ChannelEdge(self.target, self.source, gradients=not self.gradients, stage=self.stage)
+
+    def other(self, rank: int) -> int:
+        """The rank at its other end."""
+        return self.target if rank == self.source else self.source
 
     def tag(self, part: int) -> int:
         """Distinguishes its messages from those of other edges between the two ranks, and its parts from each other."""
@@ -61,25 +76,40 @@ Lines = Mapping[ChannelEdge, ChannelLines]
 """A rank's lines, by their edges."""
 
 
-def open_lines(edges: Iterable[ChannelEdge], rank: int) -> Lines:
+def open_lines(edges: Iterable[ChannelEdge], rank: int, *, timeout_s: float = TIMEOUT_S) -> Lines:
     """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
+
+    What goes from host to host goes through memory where both ranks are on one node, else by gloo. `timeout_s` bounds
+    every wait for another rank.
 
     NCCL receives a message into memory of exactly its size, so the size must be known before a receive is posted. The
     first use of an NCCL group waits for the other rank. Therefore all edges meet here, before any instruction.
     """
-    if dist.get_backend() != "nccl":
+    edges = sorted(edges)
+    own = [edge for edge in edges if rank in (edge.source, edge.target)]
+    by_nccl = dist.get_backend() == "nccl"
+    hosts = _made(dist.new_group(backend="gloo", group_desc="notices") if by_nccl else dist.group.WORLD)
+    if not by_nccl:
         let_gloo_wait()
-        world = GroupWire(_made(dist.group.WORLD))
-        lines = ChannelLines(world, world, riding_bytes=RIDING_BYTES)
-        return {edge: lines for edge in edges if rank in (edge.source, edge.target)}
-    notices = GroupWire(_made(dist.new_group(backend="gloo", group_desc="notices")))
+    near = open_same_node(sorted({edge.other(rank) for edge in own}), rank, hosts, timeout_s)
+    far = GroupWire(hosts)
+    host_wires: dict[ChannelEdge, Wire] = {edge: near if near.reaches(edge.other(rank)) else far for edge in own}
+    if not by_nccl:
+        riding = {near: RIDING_NEAR_BYTES, far: RIDING_BYTES}
+        return {edge: ChannelLines(wire, wire, riding_bytes=riding[wire]) for edge, wire in host_wires.items()}
     of_edges = {}
-    for edge in sorted(edges):
+    for edge in edges:
         group = dist.new_group([edge.source, edge.target], group_desc=str(edge))
-        if rank in (edge.source, edge.target):
-            of_edges[edge] = ChannelLines(GroupWire(_made(group)), notices, through_host=False, ahead=0)
+        if edge in host_wires:
+            of_edges[edge] = ChannelLines(GroupWire(_made(group)), host_wires[edge], through_host=False, ahead=0)
     meet(of_edges, rank, torch.device("cuda", torch.cuda.current_device()))
     return of_edges
+
+
+def near_ranks(lines: Lines, rank: int) -> tuple[int, ...]:
+    """The ranks whose memory this one reads, as they read its."""
+    near = {edge.other(rank) for edge, of_edge in lines.items() if isinstance(of_edge.notices, SameNode)}
+    return tuple(sorted(near))
 
 
 def meet(lines: Mapping[ChannelEdge, ChannelLines], rank: int, device: torch.device) -> None:

@@ -24,7 +24,8 @@ class RankResult:
     last ones begin; 0 if the lane holds all batches. `busy_s` are seconds of compute, `processor_s` the processor time
     in them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
     `first_processor_s` is the processor time from the start to the end of each of the first batches.
-    `cores`: the use of the node's cores meanwhile. The figures of each batch are in a file of their own (`batches`).
+    `cores`: the use of the node's cores meanwhile. `reads_memory_of`: the ranks of its node that it has messages from
+    by reading their memory (`same_node`). The figures of each batch are in a file of their own (`batches`).
     """
 
     lane: LaneDocument
@@ -37,6 +38,7 @@ class RankResult:
     deferred_share: float | None = None
     first_processor_s: tuple[float, ...] = ()
     cores: CoresUsed | None = None
+    reads_memory_of: tuple[int, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from worker_agent.engine.channel import Inbox, Outbox
-from worker_agent.engine.lines import ChannelEdge, open_lines
+from worker_agent.engine.lines import PAYLOAD, ChannelEdge, Lines, open_lines
 
 TINY_BYTES = 1024
 BIG_BYTES = (2**20, 4 * 2**20, 16 * 2**20)
@@ -48,13 +48,16 @@ def measure_links(device: torch.device, *, repeats: int = 10) -> Link | None:
             copies_s.append(time.perf_counter() - start_s)
         return Link(bandwidth_bytes_per_s=COPIED_BYTES / _typical_s(copies_s), latency_s=0.0)
 
+    edges = {ChannelEdge(left, left + 1, gradients=False) for left in range(ranks - 1)}
+    lines = open_lines(edges | {edge.back for edge in edges}, rank)
     found = None
     for left in range(ranks - 1):
         if rank in (left, left + 1):
-            latency_s = _one_way_s(TINY_BYTES, left, left + 1, device, 5 * repeats)
+            edge = ChannelEdge(left, left + 1, gradients=False)
+            latency_s = _one_way_s(TINY_BYTES, lines, edge, device, 5 * repeats)
             rates = []
             for size_bytes in BIG_BYTES:
-                one_way_s = _one_way_s(size_bytes, left, left + 1, device, repeats)
+                one_way_s = _one_way_s(size_bytes, lines, edge, device, repeats)
                 rates.append(size_bytes / (one_way_s - latency_s if one_way_s > latency_s else one_way_s))
             if rank == left:
                 found = Link(bandwidth_bytes_per_s=median(rates), latency_s=latency_s)
@@ -96,19 +99,19 @@ def measure_handing_over(
     return median(own_s[1:]) if own_s else None
 
 
-def _one_way_s(size_bytes: int, left: int, right: int, device: torch.device, repeats: int) -> float:
-    """Half a round trip of a message. The first trip, in which connections are made, does not count."""
+def _one_way_s(size_bytes: int, lines: Lines, edge: ChannelEdge, device: torch.device, repeats: int) -> float:
+    """Half a round trip over an edge and back. The first trip, in which connections are made, does not count."""
     message = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     trips_s = []
     for _ in range(repeats + 1):
         settle(device)
         start_s = time.perf_counter()
-        if dist.get_rank() == left:
-            dist.send(message, right)
-            dist.recv(message, right)
-        else:
-            dist.recv(message, left)
-            dist.send(message, left)
+        for one in (edge, edge.back):
+            wire, tag = lines[one].tensors, one.tag(PAYLOAD)
+            sends = one.source == dist.get_rank()
+            work = wire.send(message, one.target, tag) if sends else wire.receive(message, one.source, tag)
+            if work is not None:
+                work.wait()
         settle(device)
         trips_s.append(time.perf_counter() - start_s)
     return _typical_s(trips_s[1:]) / 2

@@ -135,6 +135,7 @@ class RunMeasurements:
                 off_processor_fraction=result.off_processor_fraction,
                 deferred_share=result.deferred_share,
                 compute_spread=compute_spread(rows["busy_s"]),
+                reads_memory_of=result.reads_memory_of,
             )
             for result, rows in zip(self._results, self._rows, strict=True)
         )

@@ -29,7 +29,7 @@ from worker_agent.engine import results
 from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
 from worker_agent.engine.cores import CoresWatch
 from worker_agent.engine.devices import device_memory, place_process
-from worker_agent.engine.lines import Lines, open_lines
+from worker_agent.engine.lines import Lines, near_ranks, open_lines
 from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
 from worker_agent.engine.results import RankResult, failure_of
@@ -202,6 +202,7 @@ class Rank:
             cores=cores.used(),
             first_processor_s=recorder.first_processor_s,
             deferred_share=deferred_share(lane, defers=any(part.stage.defers for part in self.parts)),
+            reads_memory_of=near_ranks(lines, self.stream.rank),
         )
 
     def _meet(self, status: StatusWriter) -> tuple[Lines, dist.ProcessGroup | None, TiedGroups]:
@@ -212,7 +213,7 @@ class Rank:
         streams = [part for stream in self.program.streams for part in self.program.stage_streams(stream)]
         edges = {edge for stream in streams for edge in edges_of(stream)}
         status.at(MEETING)
-        lines = open_lines(edges, self.stream.rank)
+        lines = open_lines(edges, self.stream.rank, timeout_s=self.job.timeout_s)
         replicas = open_replica_group([s.stage for s in self.program.streams], self.stream.rank)
         groups = open_tied_groups(self.program, self.job.tied, self.stream.rank)
         if not self.job.first_step:  # a checkpoint gives all copies the same weights

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pipeplan.errors import RunFailedError
 from pipeplan.programs.footprint import footprints
 from pipeplan.programs.in_transit import in_transit
 from pipeplan.programs.instructions import (
@@ -439,3 +440,15 @@ def test_a_sender_may_be_ahead_of_the_receiver_by_all_its_messages() -> None:
     for length in (1, 16, 17, 2, 90, 5):
         outbox.send([torch.arange(float(length))])
     assert [len(inbox.receive().tensors[0]) for _ in range(6)] == [1, 16, 17, 2, 90, 5]
+
+
+def test_a_tensor_that_is_changed_while_it_is_on_its_way_ends_the_run() -> None:
+    """A receiver on the same node reads it when it wants: it may be the changed one."""
+    edge, board = ChannelEdge(0, 1, gradients=False), Switchboard(greets=False)
+    outbox = Outbox(edge, ChannelLines(FakeWire(board, edge, 0), FakeWire(board, "world", 0)), messages=2, window=1)
+    kept = torch.zeros(3)
+    outbox.arrived(outbox.send([kept]))
+    number = outbox.send([kept.view(3, 1)])
+    kept += 1
+    with pytest.raises(RunFailedError, match="rank 1 was changed in place while it was on its way"):
+        outbox.arrived(number)

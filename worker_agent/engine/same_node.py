@@ -1,0 +1,262 @@
+"""Same node: a wire between the processes of one node, which read tensors from each other's memory.
+
+The sender says in a pipe where a tensor lies. The receiver copies it when it waits for it, and answers in a pipe. Gloo
+would move the same tensor through a socket, by a thread of its own that shares the rank's core.
+
+Whoever waits, for a message, for an answer or for room in a pipe, reads all of its pipes: no two ranks can wait for
+each other to read. A process whose pipe ends is gone.
+
+Linux allows this (`process_vm_readv`) to a process that may trace the other one. Some containers forbid it; with Yama
+only a process may that the other one has named. Each pair of ranks finds out by trying.
+"""
+
+import ctypes
+import os
+import select
+import struct
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_RECORD = struct.Struct("=qqq")
+"""What a pipe carries: a tag, an address and a number of bytes; or a tag, 0 and `_TAKEN`."""
+
+_TAKEN = -1
+_READ_BYTES = 1024 * _RECORD.size
+_FULL_MS = 10
+_NAME_A_TRACER = 0x59616D61
+_TOKEN_BYTES = 16
+
+
+class PeerGoneError(RuntimeError):
+    """Another process of this node has ended, or is silent for too long."""
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t))
+
+
+_read_memory = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+if _read_memory is not None:
+    _read_memory.restype = ctypes.c_ssize_t
+
+
+def copy_from(process: int, address: int, memory: Tensor, size: int) -> None:
+    """Copies `size` bytes at an address of another process to the start of a contiguous tensor. Raises OSError."""
+    if _read_memory is None:
+        raise OSError("this system has no process_vm_readv")
+    done = 0
+    while done < size:
+        here = _Range(memory.data_ptr() + done, size - done)
+        there = _Range(address + done, size - done)
+        copied = _read_memory(process, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        if copied <= 0:
+            raise OSError(ctypes.get_errno(), f"cannot read the memory of process {process}")
+        done += copied
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another process: the pipes to and from it, what it has said, and the receives that wait for it, by tag."""
+
+    rank: int
+    process: int
+    say: int
+    said: int
+    messages: defaultdict[int, deque[tuple[int, int]]] = field(default_factory=lambda: defaultdict(deque))
+    posted: "defaultdict[int, deque[_Receive]]" = field(default_factory=lambda: defaultdict(deque))
+    sent: Counter[int] = field(default_factory=Counter)
+    taken: Counter[int] = field(default_factory=Counter)
+    is_gone: bool = False
+
+
+class SameNode:
+    """The wire between this rank and those whose memory it can read, as they can read its.
+
+    Its pipes stay open until the process ends: others must not think it gone before it has reported why it failed.
+    """
+
+    def __init__(self, peers: Iterable[_Peer], timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._peers = {peer.rank: peer for peer in peers}
+        self._by_pipe = {peer.said: peer for peer in self._peers.values()}
+        self._poll = select.poll()
+        for pipe in self._by_pipe:
+            self._poll.register(pipe, select.POLLIN)
+
+    def reaches(self, rank: int) -> bool:
+        """Whether it leads to a rank."""
+        return rank in self._peers
+
+    def send(self, tensor: Tensor, target: int, tag: int) -> "_Send":
+        """Says where the tensor lies. It must stay as it is until the transfer has completed."""
+        peer = self._peers[target]
+        peer.sent[tag] += 1
+        self._say(peer, tag, tensor.data_ptr(), tensor.nbytes)
+        return _Send(self, peer, tag, peer.sent[tag])
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> "_Receive":
+        """A receive into the tensor's first bytes, which happens when it is waited for."""
+        peer = self._peers[source]
+        receive = _Receive(self, peer, tag, tensor)
+        peer.posted[tag].append(receive)
+        return receive
+
+    def take(self, peer: _Peer, tag: int) -> None:
+        """Completes the oldest receive: copies the oldest message into it, once there is one."""
+        messages = peer.messages[tag]
+        while not messages:
+            self.hear(peer)
+        address, size = messages.popleft()
+        receive = peer.posted[tag].popleft()
+        if size > receive.memory.nbytes:
+            raise RuntimeError(f"a message of {size} bytes came where {receive.memory.nbytes} were awaited")
+        try:
+            copy_from(peer.process, address, receive.memory, size)
+        except OSError as error:
+            raise PeerGoneError(f"rank {peer.rank} is gone: {error}") from error
+        receive.is_done = True
+        self._say(peer, tag, 0, _TAKEN)
+
+    def hear(self, peer: _Peer) -> None:
+        """Waits until some process has said something, and notes it. Raises PeerGoneError if `peer` cannot any more."""
+        if peer.is_gone:
+            raise PeerGoneError(f"rank {peer.rank} is gone")
+        if not self._listen(1000 * self._timeout_s):
+            raise PeerGoneError(f"rank {peer.rank} said nothing for {self._timeout_s:g} s")
+
+    def _listen(self, timeout_ms: float) -> bool:
+        """Notes all that has been said; waits until something is. False if nothing was in this time."""
+        ready = self._poll.poll(timeout_ms)
+        for pipe, _ in ready:
+            peer = self._by_pipe[pipe]
+            records = os.read(pipe, _READ_BYTES)
+            if not records:
+                peer.is_gone = True
+                self._poll.unregister(pipe)
+            for tag, address, size in _RECORD.iter_unpack(records):
+                if size == _TAKEN:
+                    peer.taken[tag] += 1
+                else:
+                    peer.messages[tag].append((address, size))
+        return bool(ready)
+
+    def _say(self, peer: _Peer, tag: int, address: int, size: int) -> None:
+        """Writes a record, whole or not at all: it is shorter than what a pipe takes at once."""
+        record = _RECORD.pack(tag, address, size)
+        end_s = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                os.write(peer.say, record)
+            except BlockingIOError:  # the pipe is full
+                self._listen(_FULL_MS)
+            except BrokenPipeError as error:
+                raise PeerGoneError(f"rank {peer.rank} is gone") from error
+            else:
+                return
+            if time.monotonic() > end_s:
+                raise PeerGoneError(f"rank {peer.rank} read nothing for {self._timeout_s:g} s")
+
+
+@dataclass(slots=True)
+class _Send:
+    """A message that the other process takes when it wants."""
+
+    wire: SameNode
+    peer: _Peer
+    tag: int
+    number: int
+
+    def wait(self) -> None:
+        """Until the other process has taken it."""
+        while self.peer.taken[self.tag] < self.number:
+            self.wire.hear(self.peer)
+
+
+@dataclass(slots=True)
+class _Receive:
+    """A receive that waits for its message, after those before it."""
+
+    wire: SameNode
+    peer: _Peer
+    tag: int
+    memory: Tensor
+    is_done: bool = False
+
+    def wait(self) -> None:
+        """Until the message is in the memory."""
+        while not self.is_done:
+            self.wire.take(self.peer, self.tag)
+
+
+_Said = TypeVar("_Said")
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a process says of itself: a token in its memory, and the pipes that it reads, by the rank that writes."""
+
+    process: int
+    address: int
+    token: bytes
+    pipes: dict[int, int]
+
+
+def _gathered(own: _Said, group: dist.ProcessGroup) -> list[_Said]:
+    """What every rank says."""
+    every: list[_Said] = [own] * dist.get_world_size(group)
+    dist.all_gather_object(every, own, group)
+    return every
+
+
+def _let_siblings_read() -> None:
+    """Names the launcher and all of its processes to Yama, where it guards memory; elsewhere nothing changes."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_NAME_A_TRACER, ctypes.c_ulong(os.getppid()), *[ctypes.c_ulong(0)] * 3)
+
+
+def _reach(offer: _Offer, rank: int) -> int | None:
+    """The pipe to a process, for writing; None if its memory cannot be read: it may be another node's."""
+    found = torch.zeros(_TOKEN_BYTES, dtype=torch.uint8)
+    try:
+        copy_from(offer.process, offer.address, found, _TOKEN_BYTES)
+        if found.numpy().tobytes() != offer.token:
+            return None
+        return os.open(f"/proc/{offer.process}/fd/{offer.pipes[rank]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def open_same_node(others: Iterable[int], rank: int, group: dist.ProcessGroup, timeout_s: float) -> SameNode:
+    """The wire to those of some other ranks that are on this node. Collective among all ranks of the group, which moves
+    tensors of the host.
+
+    Each rank tries to read a token from the other one's memory. Only ranks that both succeed have a wire. `timeout_s`
+    bounds every wait.
+    """
+    token = os.urandom(_TOKEN_BYTES)
+    memory = torch.frombuffer(bytearray(token), dtype=torch.uint8)
+    pipes = {other: os.pipe() for other in others}
+    _let_siblings_read()
+    offer = _Offer(os.getpid(), memory.data_ptr(), token, {other: say for other, (_, say) in pipes.items()})
+    offers = _gathered(offer, group)
+    reached = {other: say for other in pipes if (say := _reach(offers[other], rank)) is not None}
+    reaching = _gathered(frozenset(reached), group)
+
+    peers = []
+    for other, (said, own_say) in pipes.items():
+        os.close(own_say)  # else the pipe would not end with the other process
+        if other in reached and rank in reaching[other]:
+            peers.append(_Peer(other, offers[other].process, say=reached[other], said=said))
+        else:
+            os.close(said)
+            if other in reached:
+                os.close(reached[other])
+    return SameNode(peers, timeout_s)
