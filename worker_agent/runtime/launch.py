@@ -176,7 +176,7 @@ def _ending(end: _End, log: Path) -> str:
     """How a rank ended, in the words of the error."""
     if end.said is not None and end.hung:
         return end.said.message
-    if end.exit_code < 0:
+    if end.exit_code < 0 and (end.said is None or end.exit_code != -signal.SIGTERM):
         name = signal.Signals(-end.exit_code).name
         hint = ", as the kernel does when memory runs out," if end.exit_code == -signal.SIGKILL else ""
         return f"was killed by {name}{hint}"

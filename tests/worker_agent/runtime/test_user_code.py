@@ -40,6 +40,7 @@ def run(
         ("key", 3, "KeyError: 'no such key'"),
         ("memory", 1, "too little memory"),
         ("exit", 3, "SystemExit: 0"),
+        ("ended", 1, "LookupError: no more rows"),
     ],
 )
 def test_an_error_in_a_block_is_reported_whole(how: str, block: int, sentence: str, tmp_path: Path) -> None:
