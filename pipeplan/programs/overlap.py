@@ -12,7 +12,6 @@ pipedream-2bw   F1 B1 F3 S1 B3 F5 B5 F7 S2 B7 G1 U1 F9@1 B9@1 F11@1 S3 B11@1 G2 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from pipeplan.programs.instructions import (
     Backward,
@@ -95,7 +94,8 @@ def _latest(instructions: Sequence[Instruction], end: int, exchange: ReduceGradi
     That backward adds to the gradients of yet another version: they would be a third set.
     """
     version, chunk, place = exchange.version, exchange.chunk, stands
-    for i, own in enumerate(islice(instructions, end, stands), end):
+    for i in range(end, stands):
+        own = instructions[i]
         if not isinstance(own, _ON_A_VERSION) or own.chunk != chunk:
             continue
         if own.version == version or (i > stood and isinstance(own, _BACKWARD)):
