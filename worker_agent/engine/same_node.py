@@ -207,31 +207,23 @@ class _Offer:
     token: bytes
     pipes: dict[int, int]
 
+    def reach(self, rank: int) -> int | None:
+        """This rank's pipe to the process; None if its memory cannot be read: it may be another node's."""
+        found = torch.zeros(_TOKEN_BYTES, dtype=torch.uint8)
+        try:
+            copy_from(self.process, self.address, found, _TOKEN_BYTES)
+            if found.numpy().tobytes() != self.token:
+                return None
+            return os.open(f"/proc/{self.process}/fd/{self.pipes[rank]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+
 
 def _gathered(own: _Said, group: dist.ProcessGroup) -> list[_Said]:
     """What every rank says."""
     every: list[_Said] = [own] * dist.get_world_size(group)
     dist.all_gather_object(every, own, group)
     return every
-
-
-def _let_siblings_read() -> None:
-    """Names the launcher and all of its processes to Yama, where it guards memory; elsewhere nothing changes."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    if prctl is not None:
-        prctl(_NAME_A_TRACER, ctypes.c_ulong(os.getppid()), *[ctypes.c_ulong(0)] * 3)
-
-
-def _reach(offer: _Offer, rank: int) -> int | None:
-    """The pipe to a process, for writing; None if its memory cannot be read: it may be another node's."""
-    found = torch.zeros(_TOKEN_BYTES, dtype=torch.uint8)
-    try:
-        copy_from(offer.process, offer.address, found, _TOKEN_BYTES)
-        if found.numpy().tobytes() != offer.token:
-            return None
-        return os.open(f"/proc/{offer.process}/fd/{offer.pipes[rank]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
 
 
 def open_same_node(others: Iterable[int], rank: int, group: dist.ProcessGroup, timeout_s: float) -> SameNode:
@@ -244,10 +236,12 @@ def open_same_node(others: Iterable[int], rank: int, group: dist.ProcessGroup, t
     token = os.urandom(_TOKEN_BYTES)
     memory = torch.frombuffer(bytearray(token), dtype=torch.uint8)
     pipes = {other: os.pipe() for other in others}
-    _let_siblings_read()
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:  # where Yama guards memory, the launcher and all of its processes may read ours
+        prctl(_NAME_A_TRACER, ctypes.c_ulong(os.getppid()), *[ctypes.c_ulong(0)] * 3)
     offer = _Offer(os.getpid(), memory.data_ptr(), token, {other: say for other, (_, say) in pipes.items()})
     offers = _gathered(offer, group)
-    reached = {other: say for other in pipes if (say := _reach(offers[other], rank)) is not None}
+    reached = {other: say for other in pipes if (say := offers[other].reach(rank)) is not None}
     reaching = _gathered(frozenset(reached), group)
 
     peers = []
