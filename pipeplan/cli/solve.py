@@ -25,6 +25,7 @@ from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, require_place, write_document
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
 from pipeplan.documents.profile import Profile
+from pipeplan.errors import require
 from pipeplan.formats import four_digits
 from pipeplan.planners.problem import (
     ACCOUNTINGS,
@@ -264,6 +265,7 @@ def solve(
     from pipeplan.cli.plan_tables import show_choices, show_reasons, show_solution
 
     require_place(output)
+    _require_choices(explain, as_json=as_json, engine=options.engine)
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype, no_cache=no_cache)
     where, calibrated = read_cluster(cluster), read_calibration(calibration)
     if asked is not None:
@@ -293,3 +295,11 @@ def solve(
         show_solution(answer)
         if explain:
             show_choices(answer)
+
+
+def _require_choices(explain: bool, *, as_json: bool, engine: str | None) -> None:
+    """Raises InvalidInputError for --explain where it could show nothing more."""
+    rule = "is for the degrees of another engine: name it with --engine"
+    require(not explain or engine not in (None, OUR_RUNTIME), "explain", rule, explain)
+    rule = "must be left out with --json: the document has the choices"
+    require(not explain or not as_json, "explain", rule, explain)

@@ -52,7 +52,7 @@ class Options:
 
     - `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
     - `recompute_unit`: the unit of recomputation (None: the stage if that fits, else the unit that holds less).
-    - `recompute_factor`: 2BW's c_extra where the recomputed forward is not to be taken from the profile.
+    - `recompute_factor`: 2BW's c_extra, at least 1, where the recomputed forward is not to be taken from the profile.
     - `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
       all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2).
     - `memory`: the accounting.
@@ -148,6 +148,15 @@ class Options:
         """The optimizer; where none is asked for, that of the engine."""
         return self.optimizer or ENGINES[self.engine or OUR_RUNTIME].optimizer
 
+    def require_possible(self) -> None:
+        """Raises InvalidInputError for values that no plan can have, though requests stored earlier may hold them.
+
+        A stage with recomputation takes at least as long as without.
+        """
+        factor = self.recompute_factor
+        rule = "must be at least 1, because recomputation only adds work"
+        require(factor is None or factor >= 1, "recompute_factor", rule, factor)
+
     def _require_unit(self) -> None:
         """Raises InvalidInputError for a unit of recomputation without effect beside the other options."""
         unit = self.recompute_unit
@@ -184,6 +193,7 @@ class PlanningProblem:
 
     def __post_init__(self) -> None:
         require_count("batch_size", self.batch_size)
+        self.options.require_possible()
         rule = f"must be left out for the engine {self.options.engine}, which has no autocast: profile in 16 bits"
         ours = self.options.engine in (None, OUR_RUNTIME)
         require(ours or self.profile.autocast is None, "profile.autocast", rule, self.profile.autocast)

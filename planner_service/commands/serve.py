@@ -22,7 +22,7 @@ import typer
 
 from pipeplan.cli.console import require_extra, show_table
 from pipeplan.documents.files import dump
-from pipeplan.errors import PipeplanError
+from pipeplan.errors import InvalidInputError, PipeplanError
 from planner_service.platform.logs import configure, tell
 
 if TYPE_CHECKING:
@@ -148,6 +148,7 @@ def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    rule = "must be an address of this machine"
     try:
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -156,7 +157,12 @@ def _listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             advice = "stop what listens there, or choose another with --port (0 takes a free one)"
             raise PipeplanError(f"port {port} of {host} is taken: {advice}") from error
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise InvalidInputError("host", f"{rule} ({error.strerror})", host) from error
         raise PipeplanError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+    except (TypeError, ValueError) as error:  # what the name's encoding raises
+        listener.close()
+        raise InvalidInputError("host", f"{rule} ({error})", host) from error
     return listener
 
 

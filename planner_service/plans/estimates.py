@@ -34,7 +34,11 @@ def enqueue(context: Context, request: ModelPlanRequest, *, asked_by: str | None
 
 
 def task_of(context: Context, request: ModelPlanRequest) -> EstimateTask:
-    """The estimate that the request needs. Raises InvalidInputError if the devices have no datasheet."""
+    """The estimate that the request needs.
+
+    Raises InvalidInputError for options that no plan can have, and for devices without a datasheet.
+    """
+    request.options.require_possible()
     cluster = parse(Cluster, plans.cluster_text(context, request.cluster_id))
     types = [device.name for device in cluster.types]
     require(len(types) == 1, "cluster_id", "must have devices of one type where the profile is estimated", types)

@@ -157,6 +157,10 @@ def _require_used(context: typer.Context) -> None:
 
     if values["analytic"] is not None:
         refuse(MEASURING, "cannot be given with --analytic, which measures nothing")
+        if values["cluster_output"] is None:
+            refuse(
+                ("devices",), "is for --cluster-output here: with --analytic it counts the written cluster's devices"
+            )
     else:
         refuse(("forms",), "is for --analytic: forms are estimated")
     if values["forms"]:

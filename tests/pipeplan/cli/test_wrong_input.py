@@ -108,6 +108,22 @@ def test_a_recomputation_that_drowns_all_times_is_refused(files: tuple[str, ...]
         assert pipeplan(*asked, "1000").status == 0
 
 
+def test_a_recomputation_that_saves_time_is_refused(files: tuple[str, ...]) -> None:
+    """It was accepted, and plans counted stages with recomputation as faster than without."""
+    asked = ("solve", *files, "--planner", "gpipe", "--batch-size", "4", "--recompute-factor")
+    rule = "--recompute-factor: must be at least 1, because recomputation only adds work, got 0.5"
+    refused(pipeplan(*asked, "0.5"), rule)
+    assert pipeplan(*asked, "1").status == 0
+
+
+def test_choices_that_would_not_be_shown_are_refused(files: tuple[str, ...]) -> None:
+    """--explain had no effect for our runtime, nor with --json, and said nothing of it."""
+    asked = ("solve", *files, "--planner", "gpipe", "--batch-size", "4", "--explain")
+    refused(pipeplan(*asked), "--explain: is for the degrees of another engine: name it with --engine")
+    with_json = (*asked, "--engine", "megatron", "--json")
+    refused(pipeplan(*with_json), "--explain: must be left out with --json: the document has the choices")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

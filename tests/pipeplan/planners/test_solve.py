@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.documents.files import answer_document, dump, parse_plan
+from pipeplan.documents.files import answer_document, dump, parse, parse_plan
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Device, Model, Profile
@@ -159,6 +159,14 @@ def test_options_out_of_range_are_refused_by_field_rule_and_value(field: str, va
     assert caught.value.field == field
     assert "must be a" in caught.value.rule
     assert repr(value) in str(caught.value)
+
+
+def test_a_stored_factor_that_no_plan_can_have_still_loads_but_makes_no_problem() -> None:
+    """Requests were stored before the rule was there."""
+    stored = parse(Options, '{"recompute_factor": 0.5}')
+    with pytest.raises(InvalidInputError) as caught:
+        PlanningProblem(profile=profile([Cell()]), cluster=cluster((2, 1.0)), batch_size=4, options=stored)
+    assert (caught.value.field, caught.value.value) == ("recompute_factor", 0.5)
 
 
 @pytest.mark.parametrize("planner", ["gpipe", "auto"])

@@ -68,6 +68,16 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
     assert second.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.9", "ä..b"])
+def test_an_address_that_is_not_this_machines_is_wrong_input(tmp_path: Path, host: str) -> None:
+    answer = pipeplan_process(
+        "serve", "--host", host, "--port", "0", "--database", f"sqlite:///{tmp_path / 'x.sqlite3'}"
+    )
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: --host: must be an address of this machine (")
+    assert answer.stderr.endswith(f"got {host!r}\n") and answer.stderr.count("\n") == 1
+
+
 def test_a_service_refuses_to_listen_beyond_this_machine_without_a_token(tmp_path: Path) -> None:
     answer = pipeplan_process(
         "serve", "--host", "0.0.0.0", "--port", "0", PIPEPLAN_DATABASE_URL=f"sqlite:///{tmp_path / 'x.sqlite3'}"

@@ -189,6 +189,7 @@ def test_forms_are_asked_for_that_the_engine_and_the_options_allow(
         ({"batch_size": 0}, "batch_size"),
         ({"profile_id": "0" * 32}, "profile_id"),
         ({"options": {"time_limit_s": 1e9}}, "options.time_limit_s"),
+        ({"options": {"recompute_factor": 0.5}}, "recompute_factor"),
         ({"planner": "auto", "options": {"tensor": 2}}, "tensor"),
         ({"planner": "auto", "options": {"engine": "megatron", "tensor": 3}}, "tensor"),
         ({"planner": "auto", "options": {"engine": "deepspeed", "context": 2}}, "context"),

@@ -74,6 +74,7 @@ def test_no_feasible_plan_is_an_answer_that_names_stage_and_bytes_and_stores_not
         ({"batch_size": 10**30}, "batch_size"),
         ({"options": {"schedule": "fastest"}}, "options.schedule"),
         ({"options": {"speed": 1}}, "options.speed"),
+        ({"options": {"recompute_factor": 0.5}}, "recompute_factor"),
         ({"surprise": 1}, "surprise"),
     ],
 )

@@ -188,6 +188,7 @@ def test_json_is_the_profile_alone() -> None:
         (("--clock", "wall"), "--clock"),
         (("--device", "cuda"), "--device"),
         (("--warm-up-rounds", "0"), "--warm-up-rounds"),
+        (("--devices", "9"), "--devices"),
         (("--microbatch-sizes", "65537"), "--microbatch-sizes"),
         (("--dtype", "int8"), "--dtype"),
         (("--analytic", "missing.json"), "--analytic"),
