@@ -265,7 +265,10 @@ def solve(
     from pipeplan.cli.plan_tables import show_choices, show_reasons, show_solution
 
     require_place(output)
-    _require_choices(explain, as_json=as_json, engine=options.engine)
+    ours, rule = options.engine in (None, OUR_RUNTIME), "is for the degrees of another engine: name it with --engine"
+    require(not explain or not ours, "explain", rule, explain)
+    rule = "must be left out with --json: the document has the choices"
+    require(not explain or not as_json, "explain", rule, explain)
     asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype, no_cache=no_cache)
     where, calibrated = read_cluster(cluster), read_calibration(calibration)
     if asked is not None:
@@ -295,11 +298,3 @@ def solve(
         show_solution(answer)
         if explain:
             show_choices(answer)
-
-
-def _require_choices(explain: bool, *, as_json: bool, engine: str | None) -> None:
-    """Raises InvalidInputError for --explain where it could show nothing more."""
-    rule = "is for the degrees of another engine: name it with --engine"
-    require(not explain or engine not in (None, OUR_RUNTIME), "explain", rule, explain)
-    rule = "must be left out with --json: the document has the choices"
-    require(not explain or not as_json, "explain", rule, explain)
