@@ -1,10 +1,10 @@
 """Same node: a wire between the processes of one node, which read tensors from each other's memory.
 
-The sender says in a pipe where a tensor lies. The receiver copies it when it waits for it, and answers in a pipe. Gloo
-would move the same tensor through a socket, by a thread of its own that shares the rank's core.
+The sender says in a pipe where a tensor lies. The receiver copies it when it waits for it, and counts it in memory that
+both share. Gloo would move the same tensor through a socket, by a thread of its own that shares the rank's core.
 
-Whoever waits, for a message, for an answer or for room in a pipe, reads all of its pipes: no two ranks can wait for
-each other to read. A process whose pipe ends is gone.
+Whoever waits, for a message, for one to be taken or for room in a pipe, reads all of its pipes: no two ranks can wait
+for each other to read. A process whose pipe ends is gone.
 
 Linux allows this (`process_vm_readv`) to a process that may trace the other one. Some containers forbid it; with Yama
 only a process may that the other one has named. Each pair of ranks finds out by trying.
@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from mmap import mmap
 from typing import TypeVar
 
 import torch
@@ -25,11 +26,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 _RECORD = struct.Struct("=qqq")
-"""What a pipe carries: a tag, an address and a number of bytes; or a tag, 0 and `_TAKEN`."""
+"""What a pipe carries: a tag, an address and a number of bytes."""
 
-_TAKEN = -1
+MOST_TAGS = 2**16
+"""Tags are below this: so many counts of messages are shared. Only pages in use take memory."""
+
 _READ_BYTES = 1024 * _RECORD.size
-_FULL_MS = 10
+_LOOK_MS = 1
+"""How soon a rank looks again that waits for a full pipe, or for a message of its own to be taken: both are rare."""
+
 _NAME_A_TRACER = 0x59616D61
 _TOKEN_BYTES = 16
 
@@ -63,16 +68,20 @@ def copy_from(process: int, address: int, memory: Tensor, size: int) -> None:
 
 @dataclass(slots=True)
 class _Peer:
-    """Another process: the pipes to and from it, what it has said, and the receives that wait for it, by tag."""
+    """Another process: the pipes to and from it, what it has said, and the receives that wait for it, by tag.
+
+    `taken` counts our messages that it has taken, `took` its messages that we have. Both processes see both.
+    """
 
     rank: int
     process: int
     say: int
     said: int
+    taken: "memoryview[int]"
+    took: "memoryview[int]"
     messages: defaultdict[int, deque[tuple[int, int]]] = field(default_factory=lambda: defaultdict(deque))
     posted: "defaultdict[int, deque[_Receive]]" = field(default_factory=lambda: defaultdict(deque))
     sent: Counter[int] = field(default_factory=Counter)
-    taken: Counter[int] = field(default_factory=Counter)
     is_gone: bool = False
 
 
@@ -112,7 +121,10 @@ class SameNode:
         """Completes the oldest receive: copies the oldest message into it, once there is one."""
         messages = peer.messages[tag]
         while not messages:
-            self.hear(peer)
+            if peer.is_gone:
+                raise PeerGoneError(f"rank {peer.rank} is gone")
+            if not self._listen(1000 * self._timeout_s):
+                raise PeerGoneError(f"rank {peer.rank} said nothing for {self._timeout_s:g} s")
         address, size = messages.popleft()
         receive = peer.posted[tag].popleft()
         if size > receive.memory.nbytes:
@@ -122,14 +134,17 @@ class SameNode:
         except OSError as error:
             raise PeerGoneError(f"rank {peer.rank} is gone: {error}") from error
         receive.is_done = True
-        self._say(peer, tag, 0, _TAKEN)
+        peer.took[tag] += 1
 
-    def hear(self, peer: _Peer) -> None:
-        """Waits until some process has said something, and notes it. Raises PeerGoneError if `peer` cannot any more."""
-        if peer.is_gone:
-            raise PeerGoneError(f"rank {peer.rank} is gone")
-        if not self._listen(1000 * self._timeout_s):
-            raise PeerGoneError(f"rank {peer.rank} said nothing for {self._timeout_s:g} s")
+    def until_taken(self, peer: _Peer, tag: int, number: int) -> None:
+        """Waits until another process has taken a message of ours. Raises PeerGoneError if it will not any more."""
+        end_s = time.monotonic() + self._timeout_s
+        while peer.taken[tag] < number:
+            if peer.is_gone and peer.taken[tag] < number:
+                raise PeerGoneError(f"rank {peer.rank} is gone")
+            if time.monotonic() > end_s:
+                raise PeerGoneError(f"rank {peer.rank} took nothing for {self._timeout_s:g} s")
+            self._listen(_LOOK_MS)
 
     def _listen(self, timeout_ms: float) -> bool:
         """Notes all that has been said; waits until something is. False if nothing was in this time."""
@@ -141,10 +156,7 @@ class SameNode:
                 peer.is_gone = True
                 self._poll.unregister(pipe)
             for tag, address, size in _RECORD.iter_unpack(records):
-                if size == _TAKEN:
-                    peer.taken[tag] += 1
-                else:
-                    peer.messages[tag].append((address, size))
+                peer.messages[tag].append((address, size))
         return bool(ready)
 
     def _say(self, peer: _Peer, tag: int, address: int, size: int) -> None:
@@ -155,7 +167,7 @@ class SameNode:
             try:
                 os.write(peer.say, record)
             except BlockingIOError:  # the pipe is full
-                self._listen(_FULL_MS)
+                self._listen(_LOOK_MS)
             except BrokenPipeError as error:
                 raise PeerGoneError(f"rank {peer.rank} is gone") from error
             else:
@@ -175,8 +187,7 @@ class _Send:
 
     def wait(self) -> None:
         """Until the other process has taken it."""
-        while self.peer.taken[self.tag] < self.number:
-            self.wire.hear(self.peer)
+        self.wire.until_taken(self.peer, self.tag, self.number)
 
 
 @dataclass(slots=True)
@@ -200,23 +211,37 @@ _Said = TypeVar("_Said")
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a process says of itself: a token in its memory, and the pipes that it reads, by the rank that writes."""
+    """What a process says of itself: a token in its memory, and for each rank the pipe that it reads and its counts."""
 
     process: int
     address: int
     token: bytes
     pipes: dict[int, int]
+    counts: dict[int, int]
 
-    def reach(self, rank: int) -> int | None:
-        """This rank's pipe to the process; None if its memory cannot be read: it may be another node's."""
+    def reach(self, rank: int) -> "tuple[int, memoryview[int]] | None":
+        """This rank's pipe to the process, and the counts of what that takes.
+
+        None if its memory cannot be read: it may be another node's.
+        """
         found = torch.zeros(_TOKEN_BYTES, dtype=torch.uint8)
+        files = f"/proc/{self.process}/fd"
         try:
             copy_from(self.process, self.address, found, _TOKEN_BYTES)
             if found.numpy().tobytes() != self.token:
                 return None
-            return os.open(f"/proc/{self.process}/fd/{self.pipes[rank]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            counts = os.open(f"{files}/{self.counts[rank]}", os.O_RDWR | os.O_CLOEXEC)
+            pipe = os.open(f"{files}/{self.pipes[rank]}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return pipe, _shared(counts)
         except OSError:
             return None
+
+
+def _shared(counts: int) -> "memoryview[int]":
+    """The counts of a file in memory, which is closed: they stay as long as one process has them."""
+    shared = mmap(counts, 8 * MOST_TAGS)
+    os.close(counts)
+    return memoryview(shared).cast("q")
 
 
 def _gathered(own: _Said, group: dist.ProcessGroup) -> list[_Said]:
@@ -233,24 +258,31 @@ def open_same_node(others: Iterable[int], rank: int, group: dist.ProcessGroup, t
     Each rank tries to read a token from the other one's memory. Only ranks that both succeed have a wire. `timeout_s`
     bounds every wait.
     """
+    if _read_memory is None:  # no Linux
+        others = ()
     token = os.urandom(_TOKEN_BYTES)
     memory = torch.frombuffer(bytearray(token), dtype=torch.uint8)
     pipes = {other: os.pipe() for other in others}
+    counts = {other: os.memfd_create("pipeplan") for other in pipes}
+    for descriptor in counts.values():
+        os.truncate(descriptor, 8 * MOST_TAGS)
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:  # where Yama guards memory, the launcher and all of its processes may read ours
         prctl(_NAME_A_TRACER, ctypes.c_ulong(os.getppid()), *[ctypes.c_ulong(0)] * 3)
-    offer = _Offer(os.getpid(), memory.data_ptr(), token, {other: say for other, (_, say) in pipes.items()})
+    offer = _Offer(os.getpid(), memory.data_ptr(), token, {o: say for o, (_, say) in pipes.items()}, counts)
     offers = _gathered(offer, group)
-    reached = {other: say for other in pipes if (say := offers[other].reach(rank)) is not None}
+    reached = {other: found for other in pipes if (found := offers[other].reach(rank)) is not None}
     reaching = _gathered(frozenset(reached), group)
 
     peers = []
     for other, (said, own_say) in pipes.items():
         os.close(own_say)  # else the pipe would not end with the other process
+        took = _shared(counts[other])
         if other in reached and rank in reaching[other]:
-            peers.append(_Peer(other, offers[other].process, say=reached[other], said=said))
+            say, taken = reached[other]
+            peers.append(_Peer(other, offers[other].process, say=say, said=said, taken=taken, took=took))
         else:
             os.close(said)
             if other in reached:
-                os.close(reached[other])
+                os.close(reached[other][0])
     return SameNode(peers, timeout_s)
