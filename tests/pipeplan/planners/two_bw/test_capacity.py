@@ -32,7 +32,7 @@ def pipeline(schedule: str, depth: int, recompute: bool | None) -> PipelineShape
     st.sampled_from(["pipedream-2bw", "1f1b"]),
     st.sampled_from([None, True, False]),
     st.sampled_from(ACCOUNTINGS),
-    st.sampled_from([None, 0.8, 4 / 3]),
+    st.sampled_from([None, 1.0, 4 / 3]),
 )
 def test_no_split_that_fits_computes_for_less(
     blocks: list[Cell],
