@@ -16,8 +16,8 @@ from planner_service.upkeep import chores
 
 CHORE = "backup"
 
-HELD_S = 3600.0
-"""How long a service may take for one backup before another service tries."""
+HELD_S, RENEWED_S = 30.0, 10.0
+"""How long after its last sign of life a service that backs up is taken for dead, and how often it gives one."""
 
 AGAIN_S = 600.0
 """After which time a failed backup is tried again."""
@@ -50,7 +50,8 @@ def take_turn(context: Context, plan: BackupPlan) -> Path | None:
         return None
     next_s = min(AGAIN_S, plan.every_s)
     try:
-        file = make(context, plan)
+        with chores.renewed(context, claim, RENEWED_S):
+            file = make(context, plan)
         next_s = plan.every_s
     except (OSError, PipeplanError) as error:
         context.metrics.count_chore(CHORE, "failed")

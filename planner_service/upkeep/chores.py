@@ -2,14 +2,19 @@
 
 A service claims a chore that is due by an update, and holds it for a while. The update has no effect if another service
 has claimed the chore first. Each part of the work renews the claim in its own transaction, under the claim's fence. A
-service that stood still until another one took the chore over therefore writes nothing more.
+service that stood still until another one took the chore over therefore writes nothing more. Work that is a single long
+part has its claim renewed beside it, so that the chore is free soon after its service has died.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, Connection, insert, or_, select, update
 
+from pipeplan.errors import PipeplanError
 from planner_service.platform.context import Context
 from planner_service.platform.listing import insert_once
 from planner_service.platform.tables import chores
@@ -20,11 +25,15 @@ HELD_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoreClaim:
-    """A chore that this service holds, under a fence that no other claim of it has. It was due `overdue_s` ago."""
+    """A chore that this service holds for `held_s`, under a fence that no other claim of it has.
+
+    It was due `overdue_s` ago.
+    """
 
     name: str
     fence: int
     overdue_s: float
+    held_s: float
 
 
 def claim(context: Context, name: str, every_s: float, held_s: float = HELD_S) -> ChoreClaim | None:
@@ -53,13 +62,32 @@ def claim(context: Context, name: str, every_s: float, held_s: float = HELD_S) -
         row = connection.execute(claimed).one_or_none()
     if row is None:
         return None
-    return ChoreClaim(name=name, fence=row.fence, overdue_s=(now - row.due_at).total_seconds())
+    return ChoreClaim(name=name, fence=row.fence, overdue_s=(now - row.due_at).total_seconds(), held_s=held_s)
 
 
 def is_held(connection: Connection, held: ChoreClaim, now: datetime) -> bool:
     """Renews the claim; False if another service has taken the chore over."""
-    until = now + timedelta(seconds=HELD_S)
+    until = now + timedelta(seconds=held.held_s)
     return connection.execute(update(chores).where(*_is(held)).values(held_until=until)).rowcount == 1
+
+
+@contextmanager
+def renewed(context: Context, held: ChoreClaim, every_s: float) -> Iterator[None]:
+    """Renews the claim again and again until the block ends. A renewal that fails is followed by the next one."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(every_s):
+            with suppress(PipeplanError), context.database.write() as connection:
+                is_held(connection, held, context.now())
+
+    beside = threading.Thread(target=renew, name=f"renewal of {held.name}", daemon=True)
+    beside.start()
+    try:
+        yield
+    finally:
+        over.set()
+        beside.join()
 
 
 def end(context: Context, held: ChoreClaim, due_at: datetime) -> None:

@@ -4,23 +4,27 @@ import sqlite3
 import stat
 import time
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 from pipeplan.client.client import Client
 from pipeplan.errors import InvalidInputError, ServiceError
 from planner_service.app import create_app
+from planner_service.platform import tables
 from planner_service.platform.context import Context
 from planner_service.platform.database import Database
 from planner_service.platform.migrations import backup, upgrade
 from planner_service.platform.settings import load_settings
-from planner_service.upkeep import backups
+from planner_service.upkeep import backups, chores
 from planner_service.upkeep.backups import BackupPlan
 from tests.planner_service.answers import halve
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import PROFILE_TASK, store_plan
 from tests.planner_service.servers import pipeplan, served
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -89,6 +93,38 @@ def test_a_backup_that_fails_is_counted_said_and_tried_again(stored: Context, cl
     assert backups.take_turn(stored, _plan(folder)) is None
     clock.advance(backups.AGAIN_S + 1)
     assert backups.take_turn(stored, _plan(folder)) is not None
+
+
+def test_a_backup_whose_service_died_is_made_by_another_one_soon(stored: Context, clock: Clock, tmp_path: Path) -> None:
+    assert chores.claim(stored, backups.CHORE, 3600.0, backups.HELD_S) is not None
+    assert backups.take_turn(stored, _plan(tmp_path)) is None
+    clock.advance(backups.HELD_S + 1)
+    assert backups.take_turn(stored, _plan(tmp_path)) is not None
+
+
+def test_a_backup_that_takes_long_is_left_to_its_service(
+    stored: Context, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = []
+
+    def slowly(context: Context, plan: BackupPlan) -> Path:
+        for _ in range(3):
+            held = _held_until(context)
+            clock.advance(backups.HELD_S - 1)
+            wait_until(lambda held=held: _held_until(context) > held)
+            others.append(backups.take_turn(context, plan))
+        return tmp_path / "backup"
+
+    (tmp_path / "backup").touch()
+    monkeypatch.setattr(backups, "RENEWED_S", 0.01)
+    monkeypatch.setattr(backups, "make", slowly)
+    assert backups.take_turn(stored, _plan(tmp_path)) == tmp_path / "backup"
+    assert others == [None] * 3
+
+
+def _held_until(context: Context) -> datetime:
+    with context.database.read() as connection:
+        return connection.execute(select(tables.chores.c.held_until)).scalar_one()
 
 
 def test_a_copy_that_is_not_whole_gets_no_name(stored: Context, tmp_path: Path) -> None:
