@@ -25,8 +25,7 @@ from pipeplan.documents.plan import ClosedForm, Plan, Stage
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.problem import Options, PlanningProblem
-from pipeplan.programs.footprint import footprints
-from pipeplan.programs.in_transit import in_transit
+from pipeplan.programs.in_transit import in_transit, windows
 from pipeplan.programs.program import Program, pipelines_in_a_row
 from pipeplan.simulation.predict import predict, program_of
 from worker_agent.engine.torchrun import one_node
@@ -155,12 +154,14 @@ def predicted_bytes(plan: Plan, profile: Profile, batches: int) -> list[int]:
 
 def _messages_bytes(plan: Plan, profile: Profile, program: Program) -> dict[int, Iterator[int]]:
     """By stage, what is in transit after each of its instructions."""
-    parts = {part.stage: part.instructions for stream in program.streams for part in program.stage_streams(stream)}
-    most = {s: max(h.in_flight for h in footprints(own, recompute=plan.recompute)) for s, own in parts.items()}
+    parts = {part.stage: part for stream in program.streams for part in program.stage_streams(stream)}
     by_stage = {}
     for stage, moved in enumerate(boundaries(profile, plan.microbatch_size, plan.stages, plan.order)):
         counts = in_transit(
-            parts[stage], window=most.get(stage - 1, 0), recompute=plan.recompute, by_block=plan.recomputes_by_block
+            parts[stage].instructions,
+            windows=windows(program, parts[stage]),
+            recompute=plan.recompute,
+            by_block=plan.recomputes_by_block,
         )
         sizes = moved.received_bytes, moved.sent_bytes, moved.kept_output_bytes
         by_stage[stage] = iter([each.bytes(*sizes) for each in counts])

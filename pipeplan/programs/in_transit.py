@@ -1,13 +1,14 @@
 """In transit: what a stage's messages take in memory after each instruction of its stream, in counts.
 
-The rules are those of the runtime's channels. An output is held until its microbatch's gradient comes, which says that
-all outputs sent before have arrived, too. A gradient is held until as many later ones have been sent as the stage
-before has microbatches in flight. Beside the messages that microbatches hold there is memory for those whose receives
-are posted ahead, and for one more, once one has been released.
+The rules are those of the runtime's channels, of which each worker of a neighbouring stage has its own. An output is
+held until its microbatch's gradient comes, which says that all outputs sent there before have arrived, too. A gradient
+is held until as many later ones have been sent there as that worker has microbatches in flight. Beside the messages
+that microbatches hold there is, for every channel, memory for those whose receives are posted ahead, and for one more,
+once one has been released.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +23,7 @@ from pipeplan.programs.instructions import (
     SendActivation,
     SendGradient,
 )
+from pipeplan.programs.program import Program, Stream
 
 RECEIVES_AHEAD = 2
 """Messages for which a worker has receives posted on an edge, beyond those that it has taken."""
@@ -51,49 +53,84 @@ class InTransit:
         return self.inputs * input_bytes + self.outputs * output_bytes - self.kept_outputs * kept_output_bytes
 
 
+def most_in_flight(instructions: Sequence[Instruction], peer: int) -> int:
+    """The most microbatches of a stage's stream that its worker has sent on to a peer, and has no gradient of yet."""
+    for_peer = {each.microbatch for each in instructions if isinstance(each, SendActivation) and each.peer == peer}
+    now = most = 0
+    for instruction in instructions:
+        match instruction:
+            case Forward(microbatch=k) if k in for_peer:
+                now += 1
+                most = max(most, now)
+            case RecvGradient(microbatch=k) if k in for_peer:
+                now -= 1
+            case _:
+                pass
+    return most
+
+
+def windows(program: Program, stream: Stream) -> dict[int, int]:
+    """By worker of the stage before, `most_in_flight` for the worker of a stage's stream."""
+    peers = {each.peer for each in stream.instructions if isinstance(each, RecvActivation)}
+    if not peers:
+        return {}
+    _, place = program.pipeline.place_of(stream.stage - 1)
+    return {
+        peer: most_in_flight(program.stage_streams(program.streams[peer])[place].instructions, stream.rank)
+        for peer in peers
+    }
+
+
 def in_transit(
-    instructions: Sequence[Instruction], *, window: int, recompute: bool, by_block: bool = False
+    instructions: Sequence[Instruction], *, windows: Mapping[int, int], recompute: bool, by_block: bool = False
 ) -> Iterator[InTransit]:
     """What is in transit after each instruction of one stage's stream, which lists its transfers.
 
-    `window`: the most microbatches that the stage before has in flight at once. For a backward by block it is what is
-    in transit while that runs.
+    `windows` are those of the stage's program. For a backward by block it is what is in transit while that runs.
     """
-    kinds = list(map(type, instructions))
-    received, gradients = _Inbox(kinds.count(RecvActivation)), _Inbox(kinds.count(RecvGradient))
-    receives, sends = RecvActivation in kinds, SendActivation in kinds
-    unanswered: deque[int] = deque()  # outputs, by microbatch
-    made = sent = 0  # gradients of inputs
+    sources = {each.microbatch: each.peer for each in instructions if isinstance(each, RecvActivation)}
+    targets = {each.microbatch: each.peer for each in instructions if isinstance(each, SendActivation)}
+    received, gradients = _inboxes(sources), _inboxes(targets)
+    unanswered: list[int] = []  # outputs, by microbatch
+    sent = Counter[int]()  # gradients of inputs, by peer
+    made = 0
     now = InTransit()
     for instruction in instructions:
         match instruction:
-            case RecvActivation():
-                received.take()
-            case Forward(microbatch=k) if sends:
+            case RecvActivation(peer=peer):
+                received[peer].take()
+            case Forward(microbatch=k) if k in targets:
                 unanswered.append(k)
-            case RecvGradient(microbatch=k):
-                gradients.take()
-                while k in unanswered:
-                    unanswered.popleft()
-            case Backward() | BackwardInput():
-                made = int(receives)
-                received.release()
-                gradients.release()
-            case SendGradient():
-                made, sent = 0, min(sent + 1, window)
+            case RecvGradient(microbatch=k, peer=peer):
+                gradients[peer].take()
+                sent_before = unanswered[: unanswered.index(k) + 1] if k in unanswered else []
+                unanswered = [each for each in unanswered if targets[each] != peer or each not in sent_before]
+            case Backward(microbatch=k) | BackwardInput(microbatch=k):
+                made = int(k in sources)
+                if k in sources:
+                    received[sources[k]].release()
+                if k in targets:
+                    gradients[targets[k]].release()
+            case SendGradient(peer=peer):
+                made, sent[peer] = 0, min(sent[peer] + 1, windows[peer])
             case _:
                 pass
         before = now
         now = InTransit(
-            inputs=received.others + made + sent,
-            outputs=gradients.held + gradients.others + len(unanswered),
+            inputs=sum(inbox.others for inbox in received.values()) + made + sent.total(),
+            outputs=sum(inbox.held + inbox.others for inbox in gradients.values()) + len(unanswered),
             kept_outputs=0 if recompute else len(unanswered),
         )
         yield before if by_block and isinstance(instruction, Backward) else now
 
 
+def _inboxes(peers: Mapping[int, int]) -> dict[int, "_Inbox"]:
+    """By peer, for the messages of these microbatches."""
+    return {peer: _Inbox(messages) for peer, messages in Counter(peers.values()).items()}
+
+
 class _Inbox:
-    """The messages of an edge that microbatches hold, and the memory for others: posted, and free."""
+    """The messages of a channel that microbatches hold, and the memory for others: posted, and free."""
 
     def __init__(self, messages: int) -> None:
         self._left = messages

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 import torch
 from torch import Tensor
 
-from pipeplan.programs.footprint import footprints
+from pipeplan.programs.in_transit import most_in_flight, windows
 from pipeplan.programs.instructions import RecvActivation, RecvGradient, SendActivation, SendGradient
 from pipeplan.programs.program import Program, Stream, brief
 from pipeplan.programs.repeating import counted
@@ -44,6 +44,9 @@ class Mail:
         chunk: int = 0,
     ) -> None:
         stream = program.stage_streams(program.streams[rank])[chunk]
+        short = brief(program)
+        own = short.stage_streams(short.streams[rank])[chunk]
+        before = windows(short, own)
         self._outboxes: dict[tuple[int, bool], Outbox] = {}
         self._inboxes: dict[tuple[int, bool], Inbox] = {}
         self._borrowed: dict[int, list[tuple[Inbox, Message]]] = {}
@@ -52,14 +55,8 @@ class Mail:
             if edge.source != stream.rank:
                 self._inboxes[edge.source, edge.gradients] = Inbox(edge, lines[edge], messages=messages, device=device)
                 continue
-
-            # The window is the most microbatches that the earlier of the edge's two stages ever has in flight.
-            short = brief(program)
-            earlier_rank, earlier = (edge.target, edge.stage - 1) if edge.gradients else (edge.source, edge.stage)
-            _, place = short.pipeline.place_of(earlier)
-            theirs = short.stage_streams(short.streams[earlier_rank])[place]
-            held = footprints(theirs.instructions, recompute=short.pipeline.recomputes(theirs.stage))
-            window = max(h.in_flight for h in held)
+            # The most microbatches of the edge that the earlier of its two stages ever has in flight.
+            window = before[edge.target] if edge.gradients else most_in_flight(own.instructions, edge.target)
             self._outboxes[edge.target, edge.gradients] = Outbox(edge, lines[edge], messages=messages, window=window)
 
     def send_activation(self, microbatch: int, peer: int, tensors: Sequence[Tensor]) -> None:

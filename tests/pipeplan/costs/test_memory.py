@@ -13,8 +13,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
-from pipeplan.programs.footprint import footprints
-from pipeplan.programs.in_transit import in_transit
+from pipeplan.programs.in_transit import in_transit, windows
 from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import predict, program_of
 from tests.pipeplan.builders import Cell, cells, cluster, profile
@@ -168,11 +167,12 @@ def test_a_planner_never_counts_less_than_the_streams_hold_and_have_in_transit(
     batches = 2 * stages + 3
     program, lanes = program_of(plan, batches=batches), predict(plan, batches=batches).lanes
     sizes = boundaries(measured, 1, plan.stages, None)
-    most = [max(h.in_flight for h in footprints(s.instructions, recompute=plan.recompute)) for s in program.streams]
     for stage, (stream, lane, moved) in enumerate(zip(program.streams, lanes, sizes, strict=True)):
-        window = most[stage - 1] if stage else 0
         counts = in_transit(
-            stream.instructions, window=window, recompute=plan.recompute, by_block=plan.recomputes_by_block
+            stream.instructions,
+            windows=windows(program, stream),
+            recompute=plan.recompute,
+            by_block=plan.recomputes_by_block,
         )
         moved_bytes = moved.received_bytes, moved.sent_bytes, moved.kept_output_bytes
         held = [now + each.bytes(*moved_bytes) for now, each in zip(lane.memory_bytes, counts, strict=True)]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeplan.errors import RunFailedError
-from pipeplan.programs.footprint import footprints
-from pipeplan.programs.in_transit import in_transit
+from pipeplan.programs.in_transit import in_transit, windows
 from pipeplan.programs.instructions import (
     Backward,
     BackwardInput,
@@ -221,30 +220,36 @@ def transfer(instruction: Instruction, mail: Mail, held: set[int]) -> None:
             pass
 
 
+@pytest.mark.parametrize("replicas", [(2, 1), (1, 2), (3, 2, 1), (2, 3), (1, 4, 2), (4, 6)], ids=str)
+@pytest.mark.parametrize("schedule", ["pipedream"])
+def test_what_is_in_transit_is_counted_by_peer(schedule: str, replicas: tuple[int, ...]) -> None:
+    cuts = tuple(range(len(replicas) + 1))
+    check_transit(program_of(make_plan(schedule, cuts, replicas=replicas, microbatches=1), batches=4))
+
+
 @pytest.mark.parametrize("schedule", PIPELINES)
 def test_what_is_in_transit_is_what_the_streams_say(schedule: str) -> None:
-    """Messages are released when the backward that needs them has ended. What the next instruction sends counts."""
     depth, chunks = 3, chunks_of(schedule)
     microbatches = 1 if schedule in STASHING else 2 * depth
     cuts = tuple(range(depth * chunks + 1))
-    program = program_of(make_plan(schedule, cuts, microbatches=microbatches, chunks=chunks), batches=4)
-    parts = {part.stage: part.instructions for stream in program.streams for part in program.stage_streams(stream)}
-    most = {stage: max(h.in_flight for h in footprints(own, recompute=False)) for stage, own in parts.items()}
-    kinds = {stage: set(map(type, own)) for stage, own in parts.items()}
+    check_transit(program_of(make_plan(schedule, cuts, microbatches=microbatches, chunks=chunks), batches=4))
+
+
+def check_transit(program: Program) -> None:
+    """Messages are released when the backward that needs them has ended. What the next instruction sends counts."""
     board = Switchboard(greets=False)
 
     def rank_of(rank: int) -> None:
-        lines, stream = lines_of(board, program, rank, 2), program.streams[rank]
-        mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(chunks)]
-        stages = [part.stage for part in program.stage_streams(stream)]
-        said = [in_transit(parts[s], window=most.get(s - 1, 0), recompute=False) for s in stages]
-        held = [set[int]() for _ in stages]
-        for instruction in stream.instructions:
+        lines, parts = lines_of(board, program, rank, 2), program.stage_streams(program.streams[rank])
+        mails = [Mail(program, rank, lines, CPU, chunk=chunk) for chunk in range(len(parts))]
+        said = [in_transit(part.instructions, windows=windows(program, part), recompute=False) for part in parts]
+        kinds = [set(map(type, part.instructions)) for part in parts]
+        held = [set[int]() for _ in parts]
+        for instruction in program.streams[rank].instructions:
             chunk = instruction.chunk
             transfer(instruction, mails[chunk], held[chunk])
-            own = kinds[stages[chunk]]
-            output = isinstance(instruction, Forward) and SendActivation in own
-            gradient = isinstance(instruction, Backward | BackwardInput) and RecvActivation in own
+            output = isinstance(instruction, Forward) and SendActivation in kinds[chunk]
+            gradient = isinstance(instruction, Backward | BackwardInput) and RecvActivation in kinds[chunk]
             inputs = memories_of(mails[chunk], held[chunk], gradients=False) + gradient
             outputs = memories_of(mails[chunk], held[chunk], gradients=True) + output
             expected = next(said[chunk])
