@@ -5,6 +5,7 @@ import stat
 import time
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def test_a_backup_that_takes_long_is_left_to_its_service(
         for _ in range(3):
             held = _held_until(context)
             clock.advance(backups.HELD_S - 1)
-            wait_until(lambda held=held: _held_until(context) > held)
+            wait_until(partial(_renewed, context, held))
             others.append(backups.take_turn(context, plan))
         return tmp_path / "backup"
 
@@ -122,9 +123,14 @@ def test_a_backup_that_takes_long_is_left_to_its_service(
     assert others == [None] * 3
 
 
+def _renewed(context: Context, before: datetime) -> bool:
+    return _held_until(context) > before
+
+
 def _held_until(context: Context) -> datetime:
     with context.database.read() as connection:
-        return connection.execute(select(tables.chores.c.held_until)).scalar_one()
+        until: datetime = connection.execute(select(tables.chores.c.held_until)).scalar_one()
+    return until
 
 
 def test_a_copy_that_is_not_whole_gets_no_name(stored: Context, tmp_path: Path) -> None:
