@@ -9,6 +9,7 @@ the buffers of sends and receives.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 
 import numpy as np
 
@@ -26,6 +27,9 @@ OPTIMIZER_COPIES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 MASTER_BYTES = 4
 """A master weight is a float32, and so are the gradient that it takes and the states that belong to it."""
+
+ON_EDGE = RECEIVES_AHEAD + 1
+"""Messages for which a worker may have memory on an edge beside those of its microbatches: posted ahead, and free."""
 
 ROUNDS = 4
 """If ranks hold several stages, a batch of this many microbatches a rank keeps as much at a time as any longer one."""
@@ -197,6 +201,19 @@ def paper_copies(schedule: Schedule, *, recompute: bool, depth: int, microbatche
     )
 
 
+def minibatches_in_flight(replicas: Sequence[int]) -> list[int]:
+    """Minibatches in flight on each of PipeDream's stages with so many replicas, first to last (2018, section 3.3)."""
+    return [-(-sum(replicas[stage:]) // count) for stage, count in enumerate(replicas)]
+
+
+def edges_to(replicas: int, others: int) -> int:
+    """How many of the other workers of a neighbouring stage each of so many replicas exchanges messages with.
+
+    Microbatch k is that of replica k modulo replicas on every stage (`programs.instructions`).
+    """
+    return others // gcd(replicas, others)
+
+
 @lru_cache(maxsize=65_536)
 def training_copies(
     schedule: Schedule,
@@ -208,6 +225,8 @@ def training_copies(
     master_weights: bool = False,
     held_before: int | None = None,
     sends_on: bool = False,
+    edges_before: int = 1,
+    edges_after: int = 1,
     microbatches: int | None = None,
     replicas: int = 1,
     unit: str = "stage",
@@ -222,12 +241,14 @@ def training_copies(
     gradients beside as many as `held` (`Schedule.gathers_beside`). Else the gradients of the first backward replace the
     activations of its microbatch.
 
-    `held_before` are the microbatches in flight on the stage before; None on the first stage. `sends_on` says that a
-    stage follows. Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many
-    later messages as the edge's earlier stage has microbatches in flight, and an output no longer than until its
-    gradient comes. Buffers also hold receives that are posted ahead, and a received gradient while its backward runs. A
-    received input counts as one of the stage's own inputs. Where gradients replace activations, two more are there
-    when the backward has ended: the input's memory, which the next message takes, and the gradient to be sent next.
+    `held_before` are the microbatches that a worker of the stage before has in flight for this one; None on the first
+    stage. `sends_on` says that a stage follows. A worker has edges to so many workers of the stages before and after
+    (`edges_to`). Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many
+    later messages as the edge's earlier worker has microbatches in flight for it, and an output no longer than until
+    its gradient comes. Buffers also hold receives that are posted ahead on every edge, a message's memory on every
+    other edge, and a received gradient while its backward runs. A received input counts as one of the stage's own
+    inputs. Where gradients replace activations, two more are there when the backward has ended: the input's memory,
+    which the next message takes, and the gradient to be sent next.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
@@ -245,8 +266,8 @@ def training_copies(
         block_inputs=held if by_block else 0,
         blocks_again=1 if by_block else 0,
         transients=1,
-        input_buffers=0 if held_before is None else RECEIVES_AHEAD + held_before + (0 if beside else 2),
-        output_buffers=RECEIVES_AHEAD + 1 + held if sends_on else 0,
+        input_buffers=0 if held_before is None else edges_before * (ON_EDGE + held_before) - 1 + (0 if beside else 2),
+        output_buffers=edges_after * ON_EDGE + held if sends_on else 0,
         kept_outputs=held if sends_on and not recompute else 0,
     )
 

@@ -10,7 +10,8 @@ from pipeplan.documents.plan import Alternative, Certificate, Infeasible, Reason
 from pipeplan.planners.exact.first_plans import balanced, least_excess
 from pipeplan.planners.exact.kinds import StageShape, Tabulated
 from pipeplan.planners.exact.places import Placed
-from pipeplan.planners.exact.search import PRECISION, ExactSearch, Result, Solution
+from pipeplan.planners.exact.search import PRECISION, ExactSearch, Result, Solution, slowest
+from pipeplan.planners.messages import excess_bytes, with_messages
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
@@ -21,13 +22,13 @@ MAX_LOOKED_AT = 200
 """How many shapes are searched for their nearest miss."""
 
 
-def stages_of(search: ExactSearch, found: Solution) -> Iterator[Stage]:
+def stages_of(search: ExactSearch, found: Solution) -> tuple[Stage, ...]:
     """A solution's stages, as a plan has them."""
     shape, tabulated = found.shape, search.tabulated(found.shape.microbatch_size)
-    start = 0
+    stages, start = [], 0
     for kind, stop in zip(found.placed.kinds, found.stops, strict=True):
         choice = tabulated.choice(shape, kind, start, stop)
-        yield Stage(
+        one = Stage(
             start=start,
             stop=stop,
             replicas=kind.replicas,
@@ -38,7 +39,12 @@ def stages_of(search: ExactSearch, found: Solution) -> Iterator[Stage]:
             memory=choice.memory,
             device=tabulated.types[kind.type].name if len(tabulated.types) > 1 else None,
         )
+        stages.append(one)
         start = stop
+    if shape.width is not None:
+        return tuple(stages)
+    # the solver counts PipeDream's stages without messages
+    return with_messages(search.problem, stages, shape.laws, shape.microbatch_size)
 
 
 def batch_of(shape: StageShape, placed: Placed) -> int:
@@ -53,7 +59,9 @@ def certificate(result: Result, best: Solution, limit: float, shapes: int) -> Ce
     value = best.sample_s
     bound = min(result.bound_s, value)
     searched = f"{shapes} combinations of depth, width and microbatch size"
-    if result.decided:
+    if result.with_room:
+        claim = f"as if no messages were under way, CP-SAT proved that no plan of {searched} takes less than the bound"
+    elif result.decided:
         claim = f"CP-SAT proved that no plan of {searched} is faster by more than {PRECISION:.0e} of its time"
     else:
         claim = (
@@ -65,14 +73,14 @@ def certificate(result: Result, best: Solution, limit: float, shapes: int) -> Ce
 def alternatives(search: ExactSearch, best: Solution) -> Iterator[Alternative]:
     """Two obvious alternatives, on the same places, if they are not the answer."""
     shape, kinds = best.shape, best.placed.kinds
-    stages = tuple(stages_of(search, best))
+    stages = stages_of(search, best)
     tabulated = search.tabulated(shape.microbatch_size)
 
     # Stages of equal numbers of blocks.
     stops = tuple(tabulated.blocks * stage // shape.depth for stage in range(1, shape.depth + 1))
     allowed = all(tabulated.may_be_stage[a, b - 1] for a, b in zip((0, *stops[:-1]), stops, strict=True))
     if allowed and stops != best.stops:
-        uniform = tuple(stages_of(search, replace(best, stops=stops)))
+        uniform = stages_of(search, replace(best, stops=stops))
         yield _judged(search, best, uniform, "stages of equal numbers of blocks")
 
     # The best stops if no stage recomputes; of those that do not fit, the nearest.
@@ -85,7 +93,7 @@ def alternatives(search: ExactSearch, best: Solution) -> Iterator[Alternative]:
             fitting = least_excess([plain.excess_bytes(shape, kind) for kind in kinds])
         twin = ExactSearch(problem=problem, shapes=(), limit=0.0, observe=search.observe)
         other = replace(best, stops=fitting or best.stops)
-        yield _judged(search, best, tuple(stages_of(twin, other)), "without recomputation")
+        yield _judged(search, best, stages_of(twin, other), "without recomputation")
 
 
 def _judged(search: ExactSearch, best: Solution, stages: Sequence[Stage], what: str) -> Alternative:
@@ -136,27 +144,40 @@ def infeasible(planner: str, problem: PlanningProblem, search: ExactSearch) -> I
 
 
 def _nearest(search: ExactSearch, shape: StageShape) -> Reason | None:
-    """Of the cuts whose worst stage lacks the least memory, that stage; None if the cuts leave no stages."""
-    questions = search.questions(shape)
-    nearest: tuple[int, int, Placed] | None = None
-    for placed in search.first_places(questions, "excess_bytes"):
-        tables = [questions.tabulated.excess_bytes(shape, questions.shared(kind)) for kind in placed.kinds]
-        stops = least_excess(tables)
-        if stops is not None:
-            starts = (0, *stops[:-1])
-            excess = [int(t[a, b - 1]) for t, a, b in zip(tables, starts, stops, strict=True)]
-            if nearest is None or max(excess) < nearest[0]:
-                nearest = max(excess), excess.index(max(excess)), placed
-    if nearest is None:
+    """The nearest miss of a shape; None if the cuts leave no stages."""
+    found = nearest(search, shape)
+    if found is None:
         return None
-    missing_bytes, stage, placed = nearest
+    excess = excess_bytes(search.problem, stages := stages_of(search, found))
+    missing_bytes, stage = max(excess), excess.index(max(excess))
     layout = f"{shape.schedule}, width {shape.width}, depth {shape.depth}"
     if shape.width is None:
-        layout = f"nearest is {'-'.join(str(kind.replicas) for kind in placed.kinds)} (replicas by stage)"
+        layout = f"nearest is {'-'.join(str(each.replicas) for each in stages)} (replicas by stage)"
     return memory_reason(
         f"{layout}, microbatches of {shape.microbatch_size}",
         stage=stage,
         missing_bytes=missing_bytes,
-        device_bytes=questions.tabulated.types[placed.kinds[stage].type].usable_bytes,
+        device_bytes=stages[stage].memory_bytes - missing_bytes,
         configurations=1,
     )
+
+
+def nearest(search: ExactSearch, shape: StageShape) -> Solution | None:
+    """The stages whose worst lacks the least memory, by themselves; None if the cuts leave no stages.
+
+    They may take infinitely long.
+    """
+    questions = search.questions(shape)
+    best: tuple[float, Solution] | None = None
+    for placed in search.first_places(questions, "excess_bytes"):
+        kinds = [questions.shared(kind) for kind in placed.kinds]
+        tables = [questions.tabulated.excess_bytes(shape, kind) for kind in kinds]
+        stops = least_excess(tables)
+        if stops is not None and (best is None or slowest(tables, stops) < best[0]):
+            step_s = slowest([questions.table(kind) for kind in kinds], stops)
+            shape_found = replace(shape, depth=len(stops))
+            best = (
+                slowest(tables, stops),
+                Solution(shape=shape_found, placed=placed, stops=stops, step_s=step_s),
+            )
+    return None if best is None else best[1]

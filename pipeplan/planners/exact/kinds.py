@@ -206,10 +206,11 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Tabulated:
-    """The tables of one problem at one microbatch size."""
+    """The tables of one problem at one microbatch size, where `reserved_bytes` of every device stay free."""
 
     problem: PlanningProblem
     microbatch_size: int
+    reserved_bytes: float = 0.0
 
     @property
     def options(self) -> Options:
@@ -265,7 +266,7 @@ class Tabulated:
 
     def time_s(self, shape: StageShape, kind: StageKind) -> FloatArray:
         """A stage's time a microbatch, infinite where it does not fit or may not be."""
-        usable = self.types[kind.type].usable_bytes
+        usable = self.types[kind.type].usable_bytes - self.reserved_bytes
         tables = [
             np.where(self._held(shape, kind, recompute) <= usable, self._time_s(shape, kind, recompute), np.inf)
             for recompute in self.recomputes
@@ -274,7 +275,7 @@ class Tabulated:
 
     def excess_bytes(self, shape: StageShape, kind: StageKind) -> FloatArray:
         """The bytes by which a stage exceeds its device, negative if it fits; infinite where no stage may be."""
-        usable = self.types[kind.type].usable_bytes
+        usable = self.types[kind.type].usable_bytes - self.reserved_bytes
         return self._better([self._held(shape, kind, recompute) - usable for recompute in self.recomputes])
 
     def choice(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> Choice:
@@ -293,7 +294,7 @@ class Tabulated:
             for recompute in self.recomputes
             for unit in self._units(shape, recompute)
         ]
-        usable = self.types[kind.type].usable_bytes
+        usable = self.types[kind.type].usable_bytes - self.reserved_bytes
         fitting = [way for way in ways if way.memory.total <= usable]
         if fitting:
             return min(fitting, key=lambda way: (way.time_s, way.recompute))

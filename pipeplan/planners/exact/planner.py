@@ -22,6 +22,7 @@ from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.chunk_answers import chunked
 from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
 from pipeplan.planners.exact.kinds import StageShape
+from pipeplan.planners.exact.room import searched_with_room
 from pipeplan.planners.exact.search import ExactSearch, Solution
 from pipeplan.planners.pipedream.planner import minibatch_size
 from pipeplan.planners.problem import (
@@ -77,8 +78,11 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     if schedule.chunked:
         return chunked(problem, schedule.name, limit, observe)
     shapes = shapes_of(problem)
-    search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
-    result = search.run()
+    search, result = searched_with_room(
+        lambda reserved_bytes: ExactSearch(
+            problem=problem, shapes=shapes, limit=limit, observe=observe, reserved_bytes=reserved_bytes
+        )
+    )
     if result.best is None:
         rule = "must be longer: in this time no plan was found, and no proof that none fits"
         require(result.decided, "time_limit_s", rule, limit)
@@ -109,7 +113,7 @@ def decided(
         Decision(
             planner=NAME,
             cost_model=f"exact/{shape.schedule}",
-            stages=tuple(stages_of(search, best)),
+            stages=stages_of(search, best),
             placement=best.placed.placement,
             devices=best.placed.devices,
             schedule=shape.schedule,

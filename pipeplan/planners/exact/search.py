@@ -55,13 +55,15 @@ class Solution:
 class Result:
     """The best solution, None where there is none; no plan takes less than `bound_s` a sample.
 
-    `decided`: the time sufficed for all shapes.
+    `decided`: the time sufficed for all shapes. `with_room`: it is found again with room for messages, of which the
+    bound knows nothing (`room`).
     """
 
     best: Solution | None
     bound_s: float
     decided: bool
     spent: float
+    with_room: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +83,7 @@ class ExactSearch:
     shapes: Sequence[StageShape]
     limit: float
     observe: Observer
+    reserved_bytes: float = 0.0
     places: Places = field(init=False)
     spent: float = 0.0
     best: Solution | None = None
@@ -149,7 +152,9 @@ class ExactSearch:
     def tabulated(self, microbatch_size: int) -> Tabulated:
         """The tables at a size."""
         if microbatch_size not in self._tabulated:
-            self._tabulated[microbatch_size] = Tabulated(problem=self.problem, microbatch_size=microbatch_size)
+            self._tabulated[microbatch_size] = Tabulated(
+                problem=self.problem, microbatch_size=microbatch_size, reserved_bytes=self.reserved_bytes
+            )
         return self._tabulated[microbatch_size]
 
     def _target_s(self) -> float:

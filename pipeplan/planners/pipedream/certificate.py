@@ -13,7 +13,7 @@ from math import ceil, inf, sqrt
 
 from pipeplan.documents.plan import Certificate, Plan
 from pipeplan.errors import PipeplanError
-from pipeplan.planners.pipedream.partition import Partition
+from pipeplan.planners.pipedream.parts import Partition
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States, cut_states
 from pipeplan.planners.pipedream.terms import FACTORS, network, released
@@ -32,6 +32,8 @@ _CHECKED = 5_000_000
 
 _CLAIMS = {
     "recurrence": "Every partition was compared, by the recurrence: solving it again gives the bound.",
+    "recurrence without messages": "Every partition was compared, by the recurrence, as if no messages were under way: "
+    "no partition is below the bound. Of those above it that fit with their messages, not all were compared.",
     "fewest that fit": "Below the bound the stages that fit their devices need more machines than there are; above it "
     "the search for what fits is not complete.",
 }

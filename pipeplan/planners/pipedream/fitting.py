@@ -8,12 +8,14 @@ downstream of no other. That argument does not reach a first stage of one device
 `memory_recurrence` does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.memory import Copies, minibatches_in_flight
 from pipeplan.planners.pipedream.probe import Stages, Table, UnitsNeeded, path
 from pipeplan.planners.pipedream.recurrence import LevelSearch
 from pipeplan.planners.pipedream.space import STEP, PartitionSpace
@@ -26,17 +28,24 @@ FEW_DEVICES = 64
 Factors: TypeAlias = tuple[float, float, float, float, float]
 """By how much each of a law's amounts counts, in their order."""
 
+Neighbours: TypeAlias = tuple[int, int, int, int]
+"""The devices of the stage before, of the stage itself, of the stage after (0 where there is none), and of all later
+ones.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
     """Bytes held = fixed + held x each, of a stage's weights, activations, input, largest transient and late gradients.
 
-    `held` is the number of minibatches in flight. Both accountings of `costs.memory` have this form.
+    `held` is the number of minibatches in flight. Both accountings of `costs.memory` have this form, but for the
+    messages that a stage has under way: `buffers` counts them, where they count, by its neighbours.
     """
 
     fixed: Factors
     each: Factors
     limit_bytes: float
+    buffers: Callable[[Neighbours], Copies] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +59,15 @@ class Memory:
     input_bytes: FloatArray
     transient_bytes: FloatArray | None
     late_bytes: FloatArray | None
+    boundary_bytes: FloatArray
+    kept_output_bytes: FloatArray
+
+    def message_bytes(self, rows: IntArray, columns: IntArray, neighbours: Neighbours) -> FloatArray:
+        """The bytes of messages under way of the stages from each row to each column, between such neighbours."""
+        if self.law.buffers is None:
+            return np.zeros((len(rows), len(columns)))
+        received, sent = self.boundary_bytes[rows, None], self.boundary_bytes[columns]
+        return self.law.buffers(neighbours).buffer_bytes(received, sent, self.kept_output_bytes[columns])
 
     def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
         """The bytes of a worker of the stages from each row to each column, with so many minibatches in flight."""
@@ -90,12 +108,9 @@ def memory_of(states: States, space: PartitionSpace, law: Law) -> Memory:
         input_bytes=np.asarray(states.input_bytes, dtype=np.float64)[order],
         transient_bytes=None if transients is None else transients[np.ix_(order, order)],
         late_bytes=None if states.late_bytes is None else states.late_bytes[order],
+        boundary_bytes=space.boundary_bytes,
+        kept_output_bytes=np.zeros(len(space)) if states.kept_output_bytes is None else states.kept_output_bytes[order],
     )
-
-
-def in_flight(replicas: list[int]) -> list[int]:
-    """Minibatches in flight on each of these stages, first to last."""
-    return [-(-sum(replicas[stage:]) // count) for stage, count in enumerate(replicas)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -204,7 +219,7 @@ def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float
 
 
 def _largest(memory: Memory, stages: Stages) -> float:
-    held = in_flight([units for _, _, units in stages])
+    held = minibatches_in_flight([units for _, _, units in stages])
     return max(
         float(memory.held_bytes(np.array([start]), np.array([stop]), count)[0, 0])
         for (start, stop, _), count in zip(stages, held, strict=True)

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm
 
+from pipeplan.costs.memory import minibatches_in_flight
 from pipeplan.documents.plan import Alternative, Answer, Certificate, ClosedForm, Infeasible, Stage, Worker
 from pipeplan.errors import LARGEST_COUNT, InvalidInputError, require
 from pipeplan.planners.complete import Decision, complete
+from pipeplan.planners.messages import with_messages
 from pipeplan.planners.pipedream.certificate import certificate
-from pipeplan.planners.pipedream.fitting import in_flight
-from pipeplan.planners.pipedream.partition import Partition, PartitionSearch, data_parallel, nearest, partition
+from pipeplan.planners.pipedream.partition import nearest, partition
+from pipeplan.planners.pipedream.parts import Partition, PartitionSearch, data_parallel
 from pipeplan.planners.pipedream.refine import refine
 from pipeplan.planners.pipedream.release import ReleasedProgram, released_boundaries, released_cuts
 from pipeplan.planners.pipedream.states import CutStates, States, cut_states
@@ -32,6 +34,7 @@ from pipeplan.planners.pipedream.terms import (
 )
 from pipeplan.planners.problem import PlanningProblem, measured_at, refuse_unused, require_schedule
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
+from pipeplan.schedules.registry import schedule_named
 
 NAME = "pipedream"
 SCHEDULES = (NAME, "pipedream-vertical-sync")
@@ -71,10 +74,12 @@ class CutModel:
     def stages(self, found: Partition) -> tuple[Stage, ...]:
         """The stages as a plan has them."""
         before = self.cuts.blocks_before
-        return tuple(
+        stages = [
             stage(self.problem, self.states, share, count, (int(before[share.start]), int(before[share.stop])))
-            for share, count in zip(found.shares, in_flight(found.replicas), strict=True)
-        )
+            for share, count in zip(found.shares, minibatches_in_flight(found.replicas), strict=True)
+        ]
+        laws = schedule_named(self.problem.options.schedule or NAME)
+        return with_messages(self.problem, stages, laws, self.microbatch_size, self.order(found))
 
     def order(self, found: Partition) -> tuple[int, ...] | None:
         """The blocks of a graph in an order in which those of each stage stand together; None for a chain."""

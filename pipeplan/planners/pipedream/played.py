@@ -21,15 +21,8 @@ from math import inf, prod
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import complete
-from pipeplan.planners.pipedream.partition import (
-    Partition,
-    PartitionSearch,
-    data_parallel,
-    fits,
-    least_s,
-    partition,
-    priced,
-)
+from pipeplan.planners.pipedream.partition import least_s, partition
+from pipeplan.planners.pipedream.parts import Partition, PartitionSearch, data_parallel, fits, priced
 from pipeplan.planners.pipedream.planner import NAME, CutModel, cut_model, decided
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.terms import network, search, synchronised

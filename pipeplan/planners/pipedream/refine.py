@@ -29,7 +29,8 @@ from pipeplan.planners.pipedream.graph_bound import (
     compute_bound,
     windows_of,
 )
-from pipeplan.planners.pipedream.partition import Partition, fits, partition
+from pipeplan.planners.pipedream.partition import partition
+from pipeplan.planners.pipedream.parts import Partition, fits
 from pipeplan.planners.pipedream.states import CutStates, evenly, exactly_summed, states_of, summed
 from pipeplan.planners.pipedream.terms import FACTORS, gradient_copies, law, search, synchronisation
 from pipeplan.planners.problem import PlanningProblem

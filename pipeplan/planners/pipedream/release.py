@@ -30,7 +30,7 @@ import numpy as np
 from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.costs.graph import closures, graph_of, members
 from pipeplan.documents.profile import Profile
-from pipeplan.planners.pipedream.partition import LevelPart, LevelShare, Partition, Proof, placement_of
+from pipeplan.planners.pipedream.parts import LevelPart, LevelShare, Partition, Proof, placement_of
 from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, LevelLinks
 from pipeplan.planners.pipedream.states import CutStates, States

@@ -64,6 +64,10 @@ class States:
     input_bytes: FloatArray
     """What a stage that begins at the state keeps as its input."""
 
+    kept_output_bytes: FloatArray | None = None
+    """The part of `boundary_bytes` that the stage before keeps anyway (`Measurement.kept_output_bytes`); None if none.
+    """
+
     late_bytes: FloatArray | None = None
     """What gradients take beyond activations (`costs.memory.replacing_bytes`), over all blocks before the state; None
     if none are counted.
@@ -102,6 +106,7 @@ def chain_states(profile: Profile, microbatch_size: int, *, gradients: int = 1) 
         added_bytes=added_bytes,
         kept_before=kept_before,
         boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
+        kept_output_bytes=np.asarray([0, *(block.kept_output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         input_bytes=np.asarray([*(block.input_bytes for block in blocks), 0], dtype=np.float64),
         transient_bytes=transient_bytes,
     )

@@ -9,12 +9,12 @@ numbers of `space`, with m' = 1:
 O(n^2 M), less what lies beyond a bound on the work of a stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.pipedream.fitting import Memory
 from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
@@ -60,16 +60,28 @@ class Straight:
         The last is by j as well if memory counts.
         """
         space, held = self.space, np.arange(1.0, stages + 1)[:, None]
+        messages = self._messages(stages)
         ends = np.searchsorted(space.compute_s, (space.compute_s + bound_s) * (1 + ROUNDING), side="right")
         for here in reversed(range(space.last)):
             window = slice(here + 1, int(ends[here]))
             cost = (space.compute_s[window] - space.compute_s[here])[None]
             if self.memory is not None:
                 columns = np.arange(window.start, window.stop)
-                held_bytes = self.memory.held_bytes(np.array([here]), columns, held)
+                held_bytes = self.memory.held_bytes(np.array([here]), columns, held) + messages(here, columns)
                 fits = held_bytes <= self.memory.law.limit_bytes
                 cost = held_bytes if self.of_bytes else np.where(fits, cost, np.inf)
             yield here, window, cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
+
+    def _messages(self, stages: int) -> Callable[[int, IntArray], FloatArray]:
+        """The bytes under way of stages from one state to others, by the number of stages from there to the end."""
+        memory = self.memory
+        if memory is None or memory.law.buffers is None:
+            return lambda here, columns: np.zeros((1, 1))
+        every = [memory.law.buffers((int(left < stages), 1, int(left > 1), left - 1)) for left in range(1, stages + 1)]
+        counts = [(each.input_buffers, each.output_buffers, each.kept_outputs) for each in every]
+        inputs, outputs, kept = np.array(counts, dtype=np.float64).T[:, :, None]
+        boundary, kept_bytes = memory.boundary_bytes, memory.kept_output_bytes
+        return lambda here, columns: inputs * boundary[here] + outputs * boundary[columns] - kept * kept_bytes[columns]
 
     def _cuts_s(self, stages: int) -> FloatArray:
         """The seconds of a cut at each state, by the number of stages downstream: 2 a / B of the level crossed."""

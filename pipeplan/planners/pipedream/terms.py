@@ -6,8 +6,9 @@ from dataclasses import replace
 from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
 from pipeplan.documents.plan import Stage
 from pipeplan.documents.stage_memory import StageMemory
-from pipeplan.planners.pipedream.fitting import Law
-from pipeplan.planners.pipedream.partition import LevelShare, PartitionSearch, search_of
+from pipeplan.planners.messages import messages_of
+from pipeplan.planners.pipedream.fitting import Law, Neighbours
+from pipeplan.planners.pipedream.parts import LevelShare, PartitionSearch, search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
@@ -59,9 +60,8 @@ def search(
 
 
 def law(problem: PlanningProblem) -> Law:
-    """The accounting asked for, as a linear function of the minibatches in flight; both accountings are linear.
-
-    The buffers of messages under way are left out: how many there are depends on the stage before as well.
+    """The accounting asked for, as a linear function of the minibatches in flight; both accountings are linear, but
+    for messages.
     """
     one, two = (
         (count.weights, count.activations, count.inputs, count.transients, float(bool(count.late_gradients)))
@@ -73,7 +73,12 @@ def law(problem: PlanningProblem) -> Law:
         fixed=(fixed[0], fixed[1], fixed[2], fixed[3], fixed[4]),
         each=(each[0], each[1], each[2], each[3], each[4]),
         limit_bytes=problem.cluster.device.usable_bytes,
+        buffers=None if problem.options.memory == "paper" else _messages,
     )
+
+
+def _messages(neighbours: Neighbours) -> Copies:
+    return messages_of(_PIPEDREAM, *neighbours)
 
 
 def copies(problem: PlanningProblem, held: int) -> Copies:

@@ -129,9 +129,9 @@ def test_an_infeasible_problem_exits_3_with_stage_and_bytes_in_document_and_word
     document = ended.document
     assert document["feasible"] is False
     # Two stages, the first with two minibatches: 2 versions of 1000 bytes, 2 x 50 of activations, and gradients of
-    # 1000 in place of 50.
-    assert (document["reasons"][0]["stage"], document["reasons"][0]["missing_bytes"]) == (0, 50)
-    assert "stage 0 misses 50 B" in ended.err
+    # 1000 in place of 50, and five messages of 10 under way.
+    assert (document["reasons"][0]["stage"], document["reasons"][0]["missing_bytes"]) == (0, 50 + 5 * 10)
+    assert "stage 0 misses 100 B" in ended.err
 
 
 @pytest.mark.parametrize(

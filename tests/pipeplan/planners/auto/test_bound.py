@@ -24,7 +24,7 @@ from pipeplan.planners.batches import one_pipeline
 from pipeplan.planners.bound import _stage_times, least_batch_s, most_samples_per_s, played_turns_s
 from pipeplan.planners.complete import complete, play
 from pipeplan.planners.interleaved.terms import ChunkedTerms
-from pipeplan.planners.pipedream.partition import LevelPart, priced
+from pipeplan.planners.pipedream.parts import LevelPart, priced
 from pipeplan.planners.pipedream.planner import cut_model, decided
 from pipeplan.planners.pipedream.terms import search
 from pipeplan.planners.problem import Options, PlanningProblem

@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
+from pipeplan.costs.memory import minibatches_in_flight
 from pipeplan.documents.plan import Infeasible
-from pipeplan.planners.pipedream.fitting import DevicesNeeded, Law, fewest, fits_any, in_flight, smallest
+from pipeplan.planners.pipedream.fitting import DevicesNeeded, Law, fewest, fits_any, smallest
 from pipeplan.planners.pipedream.memory_recurrence import MemoryProblem, Recurrence
-from pipeplan.planners.pipedream.partition import search_of
+from pipeplan.planners.pipedream.parts import search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
@@ -91,7 +92,7 @@ def test_the_smallest_feasible_limit_gives_the_stages_that_hold_least(states: St
         found = DevicesNeeded(memory, space, search.devices).stages(limit)
         assert (found is not None) == (needed(limit) <= search.devices)
         if found is not None:
-            held = in_flight([devices for _, _, devices in found])
+            held = minibatches_in_flight([devices for _, _, devices in found])
             for (start, stop, _), count in zip(found, held, strict=True):
                 assert memory.held_bytes(np.array([start]), np.array([stop]), count)[0, 0] <= limit
 

@@ -13,7 +13,8 @@ from pipeplan.costs.compute import interval_maxima
 from pipeplan.costs.memory import kept_sums
 from pipeplan.planners.pipedream import partition as partition_module
 from pipeplan.planners.pipedream.fitting import Law
-from pipeplan.planners.pipedream.partition import Partition, held_bytes, nearest, partition, search_of
+from pipeplan.planners.pipedream.partition import nearest, partition
+from pipeplan.planners.pipedream.parts import Partition, held_bytes, search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from tests.pipeplan.planners.every_partition import World, flat

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
-from pipeplan.planners.pipedream.partition import Partition, partition
+from pipeplan.planners.pipedream.partition import partition
+from pipeplan.planners.pipedream.parts import Partition
 from pipeplan.planners.pipedream.planner import pipedream
 from pipeplan.planners.pipedream.refine import Refined, refine
 from pipeplan.planners.pipedream.states import cut_states
