@@ -80,6 +80,21 @@ def rate(plan: Plan) -> float:
     return plan.closed_form.throughput_samples_per_s if played is None else played
 
 
+def _of_a_device_s(problem: PlanningProblem) -> Iterator[tuple[int, float]]:
+    """Microbatch sizes, and the seconds of one device that does nothing but compute: no plan takes less.
+
+    A backward right after its forward may be shorter (`Overheads`). For an engine, devices may share blocks.
+    """
+    profile = problem.profile
+    share = min(profile.overheads.backward_after_forward, 1.0)
+    for size in profile.microbatch_sizes:
+        yield size, sum(block.forward_s + share * block.backward_s for block in profile.at(size))
+    for form in profile.forms if problem.options.engine is not None else ():
+        for size in form.microbatch_sizes:
+            every = [form.kinds[kind].at(size) for kind in form.blocks]
+            yield size, form.form.devices * sum(block.forward_s + block.backward_s for block in every)
+
+
 def smallest(
     problem: PlanningProblem,
     planner: Planner,
@@ -94,10 +109,7 @@ def smallest(
     require_amount("throughput", throughput_samples_per_s, positive=True)
     problem = problem.corrected
     clusters = list(sub_clusters(problem.cluster))
-    # The most samples a second of one device that does nothing but forward and backward.
-    profile, factor = problem.profile, min(problem.options.recompute_factor or 1.0, 1.0)
-    work_s = {size: sum(block.compute_s for block in profile.at(size)) for size in profile.microbatch_sizes}
-    most = max(size / max(factor * seconds, LEAST_AMOUNT) for size, seconds in work_s.items())
+    most = max(size / max(seconds, LEAST_AMOUNT) for size, seconds in _of_a_device_s(problem))
     enough = [cluster for cluster in clusters if cluster.devices * most >= throughput_samples_per_s * (1 - _ROUNDING)]
 
     tried: list[SmallestStep] = []
