@@ -318,8 +318,6 @@ class PipelineTerms:
         Only the preferred unit is tested; if all stages need another, `time_s` finds them.
         """
         mode, chain = self.shape.modes[0], self.chain
-        if self.shape.recompute is None and chain.recompute_factor is not None and chain.recompute_factor < 1:
-            return [False] * len(lows)
         counts = self.counts[mode][0]
         weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
         added, shared = chain.added_bytes, chain.shared_bytes.max()
