@@ -155,6 +155,22 @@ def test_the_solvers_plans_fit_with_their_messages_and_none_is_below_its_bound(
 
 @examples(100)
 @given(**TIGHT)
+def test_on_fewer_devices_the_answer_is_the_best_that_fits_as_well(
+    blocks: list[Cell], devices: int, share: float
+) -> None:
+    problem, _ = _tight(blocks, devices, share)
+    limit = problem.cluster.device.memory_bytes
+    fewer = replace(problem, options=replace(problem.options, fewer_machines=True))
+    every = [_every_plan(_problem(problem.profile, count, memory_bytes=limit)) for count in range(1, devices + 1)]
+    best = min((s for some in every for s, size in some if size <= limit), default=inf)
+    answer = solve("pipedream", fewer)
+    assert isinstance(answer, Infeasible) == (best == inf)
+    if isinstance(answer, Plan):
+        assert answer.closed_form.time_per_microbatch_s == pytest.approx(best, rel=1e-9)
+
+
+@examples(100)
+@given(**TIGHT)
 def test_a_straight_pipeline_is_the_best_that_fits_with_its_messages(
     blocks: list[Cell], devices: int, share: float
 ) -> None:
