@@ -270,7 +270,8 @@ def proven(certificate: Certificate) -> str:
     if certificate.gap_of_all <= PROVEN:
         return f"proven optimal: {found}, and no plan can have less ({certificate.method})"
     bound = certificate.bound if certificate.bound_of_all is None else certificate.bound_of_all
-    near = f"within {100 * certificate.gap_of_all:.2g} % of the optimum"
+    gap = max(100 * certificate.gap_of_all, 0.01)
+    near = f"within {gap:,.0f} % of the optimum" if gap >= 10 else f"within {gap:.2g} % of the optimum"
     if certificate.gap <= PROVEN:
         near = f"the fastest of the stages that were compared, and {near}"
     return f"{near}: {found}, and no plan can have less than {bound:.6g} ({certificate.method})"

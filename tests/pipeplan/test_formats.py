@@ -43,3 +43,5 @@ def test_a_proof_is_one_sentence_with_one_figure_and_a_gap_with_two() -> None:
     few = replace(certificate(0.5, 0.5), bound_of_all=0.48958)
     assert proven(few) == f"the fastest of the stages that were compared, and {near}"
     assert proven(replace(certificate(0.5, 0.495), bound_of_all=0.48958)) == near
+    assert proven(certificate(2.5, 1.0)).startswith("within 150 % of the optimum: ")
+    assert proven(certificate(1.0, 0.99999)).startswith("within 0.01 % of the optimum: ")
