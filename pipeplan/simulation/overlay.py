@@ -4,6 +4,7 @@
     measured   F7--- B5------ F8--- B6-----       F7: +25 %
 
 Both timelines end with the same instructions. A lane starts after the update that ends the batch before the shown ones.
+A checkpoint after the last batch is left out: it may take as long as many batches.
 """
 
 from collections import defaultdict
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from pipeplan.programs.instructions import Instruction, Update
+from pipeplan.programs.instructions import Checkpoint, Instruction, Update
 from pipeplan.programs.timeline import Lane, Timeline
 
 
@@ -56,11 +57,21 @@ def overlaid(predicted: Timeline, measured: Timeline, batches: int) -> tuple[Tim
 
     `measured` may be the end of a longer timeline; only whole batches are taken from it, if it has one.
     """
-    updates = [[_updates(lane) for lane in timeline.lanes] for timeline in (predicted, measured)]
-    a_batch = [max(len(lane) // predicted.batches, 1) for lane in updates[0]]  # a rank with several stages has several
-    whole = (len(lane) // each for lane, each in zip(updates[1], a_batch, strict=True))
+    a_batch = _updates_a_batch(predicted)
+    whole = (len(_updates(lane)) // each for lane, each in zip(measured.lanes, a_batch, strict=True))
     kept = max(min(batches, predicted.batches, *whole), 1)
     return _tail(predicted, a_batch, kept), _tail(measured, a_batch, kept)
+
+
+def holds(measured: Timeline, predicted: Timeline, batches: int) -> bool:
+    """Whether the end of a timeline holds its last batches whole: every lane has the update before them."""
+    every = zip(measured.lanes, _updates_a_batch(predicted), strict=True)
+    return all(len(_updates(lane)) > batches * a_batch for lane, a_batch in every)
+
+
+def _updates_a_batch(predicted: Timeline) -> list[int]:
+    """By lane: a rank with several stages has several."""
+    return [max(len(_updates(lane)) // predicted.batches, 1) for lane in predicted.lanes]
 
 
 def _updates(lane: Lane) -> list[int]:
@@ -83,15 +94,17 @@ def _tail(timeline: Timeline, a_batch: Sequence[int], batches: int) -> Timeline:
 
 
 def _cut(lane: Lane, kept: int) -> Lane:
-    """The part after the update before the last so many; the whole lane if there is none."""
-    updates = _updates(lane)
+    """The part after the update before the last so many; from the start if there is none."""
+    updates, stop = _updates(lane), len(lane.instructions)
     start = updates[-kept - 1] + 1 if kept < len(updates) else 0
+    while stop > start and isinstance(lane.instructions[stop - 1], Checkpoint):
+        stop -= 1
     return replace(
         lane,
-        instructions=lane.instructions[start:],
-        start_s=lane.start_s[start:],
-        end_s=lane.end_s[start:],
-        memory_bytes=lane.memory_bytes[start:],
+        instructions=lane.instructions[start:stop],
+        start_s=lane.start_s[start:stop],
+        end_s=lane.end_s[start:stop],
+        memory_bytes=lane.memory_bytes[start:stop],
     )
 
 

@@ -13,20 +13,23 @@ from pipeplan.programs.timeline_columns import timeline_columns
 from pipeplan.programs.timeline_document import TimelineDocument
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.runs import Losses, OverlayColumns, Run, RunQuery, RunSummary
-from pipeplan.simulation.overlay import overlaid
+from pipeplan.simulation.overlay import holds, overlaid
 from pipeplan.simulation.predict import predict
 from pipeplan.simulation.trace import chrome_trace
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 from planner_service.runs import store as storage
-from planner_service.runs.timelines import TimelineWindow, extent_of, read, read_losses
+from planner_service.runs.timelines import Extent, TimelineWindow, extent_of, read, read_losses
 
 MAX_INSTRUCTIONS = 250_000
 """The most instructions of a timeline in one answer: some 20 MB of JSON, and a second of one core."""
 
 MORE_BATCHES = 2
 """Batches that are read and played in addition to those that an overlay shows."""
+
+WIDER = 4
+"""How many times as much is read of a timeline whose end holds too few batches."""
 
 
 def get(context: Context, run_id: str) -> Run:
@@ -83,8 +86,7 @@ def timelines(context: Context, run_id: str) -> dict[str, Timeline]:
             measured = read(connection, run_id, head).timeline()
         else:  # its end, with the batches of this share of the time
             share = MAX_INSTRUCTIONS / whole.instructions / 2
-            start_s = whole.last_s - share * (whole.last_s - whole.first_s)
-            last = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf)).timeline()
+            last = read(connection, run_id, head, _end_of(whole, share)).timeline()
             measured = replace(last, batches=max(1, round(share * last.batches)))
 
     plan = plans.get(context, run.plan_id)
@@ -115,16 +117,29 @@ def overlay(context: Context, run_id: str, batches: int) -> Overlay:
     # The pipeline must be full at the beginning of the batches that are shown.
     more = batches + MORE_BATCHES + -(-plan.depth // plan.microbatches)
     played = min(more, report.steps, plans.playable_batches(plan))
+    first_batch = report.first_step + report.steps - played
+    predicted = predict(plan, batches=played, first_batch=first_batch) if played else None
     with context.database.read() as connection:
         head, whole = _head(connection, run_id), extent_of(connection, run_id)
         share = min((more + MORE_BATCHES) / report.steps, MAX_INSTRUCTIONS / max(whole.instructions, 1))
-        start_s = whole.last_s - share * (whole.last_s - whole.first_s) if share < 1 else -math.inf
-        measured = read(connection, run_id, head, TimelineWindow(start_s=start_s, stop_s=math.inf)).timeline()
-    if not played:
+        measured = read(connection, run_id, head, _end_of(whole, share)).timeline()
+        # a checkpoint may have taken as long as many batches
+        while share < 1 and predicted is not None and not holds(measured, predicted, batches):
+            share *= WIDER
+            window = _end_of(whole, share)
+            if extent_of(connection, run_id, window).instructions > MAX_INSTRUCTIONS:
+                break
+            measured = read(connection, run_id, head, window).timeline()
+    if predicted is None:
         return Overlay(predicted=None, measured=overlaid(measured, measured, batches)[1])
-    first_batch = report.first_step + report.steps - played
-    predicted, measured = overlaid(predict(plan, batches=played, first_batch=first_batch), measured, batches)
+    predicted, measured = overlaid(predicted, measured, batches)
     return Overlay(predicted=predicted, measured=measured)
+
+
+def _end_of(whole: Extent, share: float) -> TimelineWindow:
+    """The last part of a timeline, by time."""
+    start_s = whole.last_s - share * (whole.last_s - whole.first_s) if share < 1 else -math.inf
+    return TimelineWindow(start_s=start_s, stop_s=math.inf)
 
 
 def overlay_packed(context: Context, run_id: str, batches: int) -> bytes:

@@ -48,13 +48,14 @@ def named_plan(context: Context, name: str, **changes: object) -> str:
     return str(plans.create(context, request).plan_id)
 
 
-def finished_run(context: Context, plan_id: str) -> str:
+def finished_run(context: Context, plan_id: str, *, steps: int = 4, checkpoint_s: float = 0.0) -> str:
     """A run of the plan that has succeeded."""
-    job = jobs.enqueue(context, run_task(plan_id))
+    job = jobs.enqueue(context, run_task(plan_id, steps=steps))
     lease = jobs.lease(context, LeaseRequest(agent="node-1"))
     if lease is None or lease.job.id != job.id:
         raise LookupError("another job is in the queue")
-    jobs.complete(context, job.id, Completion(token=lease.token, result=run_result(plans.get(context, plan_id))))
+    result = run_result(plans.get(context, plan_id), steps=steps, checkpoint_s=checkpoint_s)
+    jobs.complete(context, job.id, Completion(token=lease.token, result=result))
     return str(job.run_id)
 
 

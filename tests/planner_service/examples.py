@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeplan.calibration.missed import missed
 from pipeplan.documents.plan import Plan
+from pipeplan.programs.instructions import Checkpoint
 from pipeplan.programs.timeline import Lane, Timeline
 from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.jobs import LeaseRequest, ProfileResult, ProfileTask, RunResult, RunTask
@@ -53,11 +54,11 @@ def run_task(plan_id: str, **changes: Any) -> RunTask:
     return RunTask.model_validate(values | changes)
 
 
-def run_result(plan: Plan, *, slower: float = 1.25) -> RunResult:
-    """What a run reports that took so many times as long as its plan predicted."""
-    predicted = predict(plan, batches=4)
+def run_result(plan: Plan, *, slower: float = 1.25, steps: int = 4, checkpoint_s: float = 0.0) -> RunResult:
+    """What a run reports that took so many times as long as its plan predicted, and then wrote a checkpoint."""
+    predicted = predict(plan, batches=steps)
     measured = Timeline(
-        lanes=tuple(_stretched(lane, slower) for lane in predicted.lanes),
+        lanes=tuple(_with_checkpoint(_stretched(lane, slower), steps, checkpoint_s) for lane in predicted.lanes),
         batch_size=predicted.batch_size,
         batches=predicted.batches,
     )
@@ -65,9 +66,9 @@ def run_result(plan: Plan, *, slower: float = 1.25) -> RunResult:
     report = RunReport(
         schedule=plan.schedule,
         first_step=0,
-        steps=4,
+        steps=steps,
         batch_size=plan.batch_size,
-        losses=(4.0, 3.5, 3.2, 3.1),
+        losses=(4.0, 3.5, 3.2, *[3.1] * (steps - 3)),
         elapsed_s=measured.makespan_s,
         throughput_samples_per_s=Compared(predicted=60.0, measured=60.0 / slower),
         bubble_fraction=Compared(predicted=0.1, measured=0.12),
@@ -85,6 +86,18 @@ def run_result(plan: Plan, *, slower: float = 1.25) -> RunResult:
     )
     report = replace(report, missed=missed(plan, predicted, measured, report.throughput_samples_per_s))
     return RunResult(report=report, timeline=timeline_document(measured))
+
+
+def _with_checkpoint(lane: Lane, step: int, seconds: float) -> Lane:
+    if not seconds:
+        return lane
+    return replace(
+        lane,
+        instructions=(*lane.instructions, Checkpoint(version=step, oldest=step)),
+        start_s=(*lane.start_s, lane.end_s[-1]),
+        end_s=(*lane.end_s, lane.end_s[-1] + seconds),
+        memory_bytes=(*lane.memory_bytes, lane.memory_bytes[-1]),
+    )
 
 
 def _stretched(lane: Lane, factor: float) -> Lane:

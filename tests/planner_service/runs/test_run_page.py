@@ -38,6 +38,18 @@ def test_the_last_batches_come_as_columns_of_both_timelines(http: TestClient, ru
     assert plain.json() == answer.json()
 
 
+def test_the_last_batches_are_found_before_a_checkpoint_that_took_longer_than_many(
+    http: TestClient, context: Context
+) -> None:
+    run_id = finished_run(context, store_plan(context), steps=60, checkpoint_s=1000.0)
+    answer = http.get(f"/v1/runs/{run_id}/timeline/columns?batches=2").raise_for_status()
+    both = parse(OverlayColumns, answer.text)
+    assert both.predicted is not None
+    predicted, measured = both.predicted.timeline(), both.measured.timeline()
+    assert [lane.instructions for lane in predicted.lanes] == [lane.instructions for lane in measured.lanes]
+    assert measured.makespan_s == pytest.approx(SLOWER * predicted.makespan_s)
+
+
 def test_the_page_says_by_stage_how_much_longer_instructions_took(http: TestClient, run_id: str) -> None:
     page = http.get(f"/runs/{run_id}").raise_for_status().text
     assert f'data-timeline="/v1/runs/{run_id}/timeline/columns?batches=3"' in page
