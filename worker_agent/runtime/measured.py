@@ -7,7 +7,7 @@ import csv
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -41,7 +41,7 @@ class BatchLog:
 
     def __init__(self, path: Path, status: StatusWriter, first_batch: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
+        self._file = path.open("wb", buffering=0)  # a rank that is killed has written what it measured
         self._status = status
         self._losses: dict[int, list[float]] = defaultdict(list)
         self._first = self._next = first_batch
@@ -109,8 +109,9 @@ def compute_spread(busy_s: NDArray[np.float64]) -> float | None:
 
 
 def read_batches(path: Path) -> Rows:
-    """All rows of a rank, read from the file as they are looked at."""
-    return np.memmap(path, dtype=_ROW, mode="r")
+    """All whole rows of a rank, read from the file as they are looked at."""
+    rows = path.stat().st_size // _ROW.itemsize
+    return np.memmap(path, dtype=_ROW, mode="r", shape=(rows,)) if rows else np.empty(0, dtype=_ROW)
 
 
 class RunMeasurements:
@@ -215,34 +216,67 @@ class RunMeasurements:
             batch_s=batch_s,
         )
 
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """A loss a step."""
+        return self._steps.losses
+
+    def write_steps(self, path: Path, *, before: Path) -> None:
+        """One line for each step of the folder's runs (`StepRows.write`)."""
+        self._steps.write(path, before=before)
+
+    @cached_property
+    def _steps(self) -> "StepRows":
+        ranks = tuple(result.lane.rank for result in self._results)
+        return StepRows(job=self._job, ranks=ranks, rows=tuple(self._rows))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepRows:
+    """The rows of some ranks, of a job's steps from its first one on."""
+
+    job: RunJob
+    ranks: tuple[int, ...]
+    rows: tuple[Rows, ...]
+
     @cached_property
     def losses(self) -> tuple[float, ...]:
         """A loss a step: the mean over the last stage's replicas and, for PipeDream, over the step's updates."""
-        columns = [rows["loss"] for rows in self._rows if not np.isnan(rows["loss"][0])]
+        columns = [rows["loss"] for rows in self.rows if not np.isnan(rows["loss"][0])]
         return tuple(np.mean(columns, axis=0).tolist())
 
-    def write_steps(self, path: Path, *, before: Path) -> None:
+    def write(self, path: Path, *, before: Path) -> None:
         """One line for each step: its loss, its end, its samples a second, and by rank compute and memory.
 
         A resumed run begins with the lines of `before`: the folder's steps up to its checkpoint.
         """
-        ranks = [result.lane.rank for result in self._results]
         last_s = 0.0
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(
                 ["step", "loss", "end_s", "samples_per_s"]
-                + [f"busy_s_rank_{rank}" for rank in ranks]
-                + [f"peak_memory_bytes_rank_{rank}" for rank in ranks]
+                + [f"busy_s_rank_{rank}" for rank in self.ranks]
+                + [f"peak_memory_bytes_rank_{rank}" for rank in self.ranks]
             )
-            if self._job.first_step and before.is_file():
+            if self.job.first_step and before.is_file():
                 with before.open(newline="", encoding="utf-8") as led:
                     steps = (line for line in csv.reader(led) if line and line[0].isdecimal())
-                    writer.writerows(line for line in steps if int(line[0]) <= self._job.first_step)
-            for index, rows in enumerate(zip(*self._rows, strict=True)):
+                    writer.writerows(line for line in steps if int(line[0]) <= self.job.first_step)
+            for index, rows in enumerate(zip(*self.rows, strict=True)):
                 end_s = max(float(row["end_s"]) for row in rows)
-                rate = self._job.plan.batch_size / (end_s - last_s) if end_s > last_s else ""
-                step = self._job.first_step + index + 1
+                rate = self.job.plan.batch_size / (end_s - last_s) if end_s > last_s else ""
+                step = self.job.first_step + index + 1
                 head = [step, self.losses[index], end_s, rate]
                 last_s = end_s
                 writer.writerow(head + [row["busy_s"] for row in rows] + [row["memory_bytes"] for row in rows])
+
+
+def rows_of_attempt(earlier: RunJob, step: int) -> StepRows | None:
+    """What the ranks of an attempt that did not end have measured, up to a step; None if that is nothing."""
+    ranks = tuple(range(earlier.plan.workers))
+    files = [earlier.directory.batches(rank) for rank in ranks]
+    if not all(file.is_file() for file in files):
+        return None
+    rows = [read_batches(file) for file in files]
+    steps = min(step - earlier.first_step, *map(len, rows))
+    return StepRows(job=earlier, ranks=ranks, rows=tuple(each[:steps] for each in rows)) if steps > 0 else None

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pipeplan.programs.instructions import Instruction, is_compute
+from pipeplan.programs.instructions import Checkpoint, Instruction, is_compute
 from pipeplan.programs.timeline import Lane
 from worker_agent.engine.clocks import RunClock
 
@@ -101,8 +101,10 @@ class Recorder:
                 self._by_batch_s.append(self._processor_s)
             self._unread.append(batch)
             self._open = _Batch()
-            if len(self._unread) > self._clock.lag:
-                self._read_oldest()
+        # a run may go on from a checkpoint: all batches before it are told by then
+        allowed = 0 if isinstance(instruction, Checkpoint) else self._clock.lag
+        while len(self._unread) > allowed:
+            self._read_oldest()
 
     def lane(self, *, rank: int, stage: int, replica: int) -> Lane:
         """Everything recorded. What comes after the last batch, such as a checkpoint, counts as part of it.

@@ -22,7 +22,7 @@ from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.job import STEPS, TRACE, RunJob, read_job
 from worker_agent.runtime.launch import join, launch
 from worker_agent.runtime.manifest import newest
-from worker_agent.runtime.measured import RunMeasurements
+from worker_agent.runtime.measured import RunMeasurements, rows_of_attempt
 from worker_agent.runtime.watch import OnProgress
 
 _log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     rule = "must be the blocks' own order, or none: the executor runs chains"
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
     job.program()  # refuses exchanges that the schedule cannot make before a process starts
+    _keep_steps(job)
     results = launch(job, on_progress, place)
     begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
     measured = RunMeasurements(begun, results)
@@ -170,11 +171,26 @@ def resumed(job: RunJob, *, before: int | None = None, tell: Callable[[str], Non
     return replace(job, first_step=its.step)
 
 
+def _keep_steps(job: RunJob) -> None:
+    """Writes the steps of an attempt that did not end, up to the checkpoint: its ranks' files are removed now."""
+    if not job.first_step or not job.directory.job.exists():
+        return
+    try:
+        earlier = replace(read_job(job.directory.job), out=job.out)
+    except (InvalidInputError, ValueError) as error:  # of another version, or cut off
+        _log.warning("the steps that the earlier attempt measured are not kept: %s", error)
+        return
+    rows = rows_of_attempt(earlier, job.first_step)
+    if rows is not None:
+        steps = job.directory.root / STEPS
+        _written(steps, partial(rows.write, before=steps), when="the training does not go on:")
+
+
 def _write(path: Path, text: str) -> None:
     _written(path, lambda aside: aside.write_text(text, encoding="utf-8"))
 
 
-def _written(path: Path, write: Callable[[Path], object]) -> None:
+def _written(path: Path, write: Callable[[Path], object], *, when: str = "the training is done, but") -> None:
     """Writes a file, whole or not at all."""
     aside = path.with_name(path.name + ".part")
     try:
@@ -182,4 +198,4 @@ def _written(path: Path, write: Callable[[Path], object]) -> None:
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
-        raise RunFailedError(f"the training is done, but {path} cannot be written: {error}") from error
+        raise RunFailedError(f"{when} {path} cannot be written: {error}") from error

@@ -11,6 +11,9 @@ from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.rank import run_rank
 from worker_agent.runtime.status import StatusWriter
 
+ENOUGH_S = 120
+"""A run takes a second, and much longer where other work loads the machine."""
+
 
 def run_ranks(job: RunJob) -> tuple[RankResult, ...]:
     """Every rank's result. Fails with the first failing rank's traceback."""
@@ -27,11 +30,12 @@ def run_ranks(job: RunJob) -> tuple[RankResult, ...]:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(ENOUGH_S)
     failed = [rank for rank, process in enumerate(processes) if process.exitcode != 0]
     for process in processes:
         process.kill()
-    assert not failed, "\n".join((job.directory.root / f"traceback-{rank}.txt").read_text() for rank in failed)
+    tracebacks = [job.directory.root / f"traceback-{rank}.txt" for rank in failed]
+    assert not failed, "\n".join(file.read_text() if file.exists() else "not ended" for file in tracebacks)
     found = [read_result(job.directory.result(rank)) for rank in range(world_size)]
     return tuple(result for result in found if result is not None)
 

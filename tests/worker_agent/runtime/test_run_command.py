@@ -1,5 +1,6 @@
 """`pipeplan-agent run` as its users start it: real torchrun, real processes, real faults."""
 
+import csv
 import json
 import os
 import shutil
@@ -35,6 +36,12 @@ def command(plan: Plan, folder: Path, *arguments: str, model: str = MLP, steps: 
     path.write_text(dump(plan_document(plan)))
     given = ["--plan", str(path), "--model", model, "--data", DATA, "--steps", str(steps), "--out", str(folder / "out")]
     return ["run", *given, "--seed", "3", *arguments]
+
+
+def steps_of(out: Path) -> list[int]:
+    """The steps whose figures a run's folder has."""
+    with (out / "steps.csv").open(newline="") as lines:
+        return [int(row["step"]) for row in csv.DictReader(lines) if float(row["loss"]) > 0]
 
 
 def undisturbed(plan: Plan, out: Path, *, checkpoint_every: int, model: str = MLP, steps: int = 6) -> Weights:
@@ -93,6 +100,7 @@ def test_a_killed_rank_is_named_and_the_resumed_run_ends_bit_for_bit_like_an_und
     weights = checkpoint_weights(out, 12)
     assert whole.keys() == weights.keys()
     assert all((weights[name] == whole[name]).all() for name in whole)
+    assert steps_of(out) == list(range(1, 13)), "what the killed attempt measured until the checkpoint stays"
 
 
 @pytest.mark.campaign
@@ -113,6 +121,7 @@ def test_a_run_that_loses_ranks_twice_starts_again_by_itself_and_ends_bit_for_bi
     assert process.returncode == 0, stderr
     assert "starting again from step 0 (1 restarts left)" in stderr
     assert "starting again from step 6 (0 restarts left)" in stderr
+    assert steps_of(out) == list(range(1, 13))
     weights = checkpoint_weights(out, 12)
     assert whole.keys() == weights.keys()
     assert all((weights[name] == whole[name]).all() for name in whole)
