@@ -59,8 +59,8 @@ def certificate(result: Result, best: Solution, limit: float, shapes: int) -> Ce
     value = best.sample_s
     bound = min(result.bound_s, value)
     searched = f"{shapes} combinations of depth, width and microbatch size"
-    if result.with_room:
-        claim = f"as if no messages were under way, CP-SAT proved that no plan of {searched} takes less than the bound"
+    if result.claim is not None:
+        claim = result.claim
     elif result.decided:
         claim = f"CP-SAT proved that no plan of {searched} is faster by more than {PRECISION:.0e} of its time"
     else:
@@ -123,9 +123,22 @@ def infeasible(planner: str, problem: PlanningProblem, search: ExactSearch) -> I
     """The nearest misses of memory, the nearest first; or the cuts or the batch that leave no shape at all."""
     misses = []
     for shape in search.shapes[: 1 if search.free_depth else MAX_LOOKED_AT]:
-        found = _nearest(search, shape)
-        if found is not None:
-            misses.append(found)
+        found = nearest(search, shape)
+        if found is None:
+            continue
+        excess = excess_bytes(search.problem, stages := stages_of(search, found))
+        missing_bytes, stage = max(excess), excess.index(max(excess))
+        layout = f"{shape.schedule}, width {shape.width}, depth {shape.depth}"
+        if shape.width is None:
+            layout = f"nearest is {'-'.join(str(each.replicas) for each in stages)} (replicas by stage)"
+        miss = memory_reason(
+            f"{layout}, microbatches of {shape.microbatch_size}",
+            stage=stage,
+            missing_bytes=missing_bytes,
+            device_bytes=stages[stage].memory_bytes - missing_bytes,
+            configurations=1,
+        )
+        misses.append(miss)
     misses.sort(key=lambda miss: miss.missing_bytes or 0)
     reasons = tuple(misses[:MAX_REASONS])
     if not reasons:
@@ -141,25 +154,6 @@ def infeasible(planner: str, problem: PlanningProblem, search: ExactSearch) -> I
         )
         reasons = (no_shape,)
     return Infeasible(planner=planner, reasons=reasons, configurations_considered=len(search.shapes))
-
-
-def _nearest(search: ExactSearch, shape: StageShape) -> Reason | None:
-    """The nearest miss of a shape; None if the cuts leave no stages."""
-    found = nearest(search, shape)
-    if found is None:
-        return None
-    excess = excess_bytes(search.problem, stages := stages_of(search, found))
-    missing_bytes, stage = max(excess), excess.index(max(excess))
-    layout = f"{shape.schedule}, width {shape.width}, depth {shape.depth}"
-    if shape.width is None:
-        layout = f"nearest is {'-'.join(str(each.replicas) for each in stages)} (replicas by stage)"
-    return memory_reason(
-        f"{layout}, microbatches of {shape.microbatch_size}",
-        stage=stage,
-        missing_bytes=missing_bytes,
-        device_bytes=stages[stage].memory_bytes - missing_bytes,
-        configurations=1,
-    )
 
 
 def nearest(search: ExactSearch, shape: StageShape) -> Solution | None:

@@ -1,38 +1,75 @@
 """Room: PipeDream's plans of the solver leave room for the messages that their stages have under way.
 
 The solver's tables hold stages by themselves. How many messages a stage has under way depends on the replicas of its
-neighbours as well. If a stage of the answer does not fit with its messages, the problem is searched again with a part
-of every device kept free, until all stages fit. The bound stays that of the first answer.
+neighbours as well. If a stage of the answer does not fit with its messages, two others are asked, and the faster answer
+counts:
+
+- the same search with a part of every device kept free, more each time, until all stages fit;
+- PipeDream's own recurrence, which knows messages, where it has all that is asked for: devices of one type on one
+  level, any cuts, no recomputation. Without recomputation that is the best plan, and proves that nothing fits.
+
+Else the bound stays that of the first answer, which knows no messages.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
+from pipeplan.documents.plan import Plan
 from pipeplan.planners.exact.explain import nearest, stages_of
+from pipeplan.planners.exact.kinds import StageShape
+from pipeplan.planners.exact.places import Team
 from pipeplan.planners.exact.search import ExactSearch, Result, Solution
 from pipeplan.planners.messages import excess_bytes
+from pipeplan.planners.pipedream.planner import pipedream
 
 RAISED = 1.5
 """How much more is kept free each time, at least."""
+
+WITHOUT_MESSAGES = "as if no messages were under way, CP-SAT proved that no plan takes less than the bound"
+BY_RECURRENCE = "PipeDream's recurrence compared every partition, by the replicas of the stages beside each as well"
 
 
 def searched_with_room(make: Callable[[float], ExactSearch]) -> tuple[ExactSearch, Result]:
     """The search that gave the answer, and the answer. `make` makes a search that keeps so many bytes free."""
     search, reserved_bytes = make(0.0), 0.0
     result = first = search.run()
+    if first.best is None or _ruled_out(search, first.best) is None:
+        return search, first
+    plain, options = search, search.problem.options
+    recurs = plain.places.flat and len(plain.places.counts) == 1 and not options.recompute
+    recurs = recurs and not options.forced_cuts and not options.forbidden_cuts and options.stages is None
+    known = _by_recurrence(plain) if recurs else None
+    if recurs and options.recompute is False:
+        bound_s = inf if known is None else known.sample_s
+        return plain, replace(first, best=known, bound_s=bound_s, decided=True, claim=BY_RECURRENCE)
     while result.best is not None and (ruled_out := _ruled_out(search, result.best)) is not None:
         reserved_bytes = max(ruled_out + 1, RAISED * reserved_bytes)
         search = make(reserved_bytes)
         result = search.run()
-    if result is first:
-        return search, result
-    if result.best is None:  # where a plan that holds the least fits, it is one
-        search = make(0.0)
-        found = nearest(search, search.shapes[0])
-        fits = found is not None and found.step_s < inf and _ruled_out(search, found) is None
-        result = replace(result, best=found if fits else None)
-    return search, replace(result, bound_s=first.bound_s, with_room=True)
+    # where a plan that holds the least fits, it is one
+    found = [(search, result.best), (plain, known), (plain, nearest(plain, plain.shapes[0]))]
+    fitting = [
+        (each.sample_s, place)
+        for place, (of, each) in enumerate(found)
+        if each is not None and each.step_s < inf and _ruled_out(of, each) is None
+    ]
+    search, best = found[min(fitting)[1]] if fitting else (plain, None)
+    return search, replace(result, best=best, bound_s=first.bound_s, claim=WITHOUT_MESSAGES)
+
+
+def _by_recurrence(search: ExactSearch) -> Solution | None:
+    """PipeDream's own answer, as a solution; None where nothing fits."""
+    options = replace(
+        search.problem.options, recompute=None, recompute_unit=None, recompute_factor=None, time_limit_s=None
+    )
+    plan = pipedream(replace(search.problem, options=options, graph=None))
+    if not isinstance(plan, Plan):
+        return None
+    shape: StageShape = replace(search.shapes[0], depth=plan.depth)
+    placed = search.places.in_a_row([Team(type=0, replicas=stage.replicas) for stage in plan.stages])
+    stops = tuple(stage.stop for stage in plan.stages)
+    return Solution(shape=shape, placed=placed, stops=stops, step_s=plan.closed_form.time_per_microbatch_s)
 
 
 def _ruled_out(search: ExactSearch, found: Solution) -> float | None:

@@ -55,15 +55,14 @@ class Solution:
 class Result:
     """The best solution, None where there is none; no plan takes less than `bound_s` a sample.
 
-    `decided`: the time sufficed for all shapes. `with_room`: it is found again with room for messages, of which the
-    bound knows nothing (`room`).
+    `decided`: the time sufficed for all shapes. `claim`: why, where messages decide (`room`).
     """
 
     best: Solution | None
     bound_s: float
     decided: bool
     spent: float
-    with_room: bool = False
+    claim: str | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
