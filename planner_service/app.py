@@ -97,6 +97,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         try:
             prepare(settings, context)
+            context.absence.back(now(), settings.lease_s)  # only now: bringing the tables up to date may take minutes
             async with app.state.background.running(), upkeep.running():
                 yield
         finally:
@@ -127,7 +128,6 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
     app.state.background = Background(context, start, bounds, pricing)
     upkeep = _upkeep(settings, context)
     app.state.feed = app.state.background.feed
-    context.absence.back(now(), settings.lease_s)
 
     app.add_middleware(Beats, context=context)
     problems.install(app, pages.problem_page)

@@ -75,8 +75,12 @@ def serve(
         config=config, host=host, port=port, database_url=database, log_level=log_level, log_format=log_format
     )
     configure(settings.log_level, settings.log_format)
-    with _listen(settings.host, settings.port) as listener:
+    with _socket(settings.host, settings.port) as listener:
         server, shown, stopping = _server(settings)
+        try:
+            listener.listen(BACKLOG)
+        except OSError as error:  # another process has been faster
+            raise _cannot_listen(settings.host, settings.port, error) from error
         host_in_url = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host_in_url}:{listener.getsockname()[1]}{settings.base_path}"
         parent = os.getppid() if exit_with_parent else None
@@ -144,26 +148,32 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
     return server, state.context.database.shown, partial(state.background.wind_down, settings.shutdown_s / 2)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _socket(host: str, port: int) -> socket.socket:
+    """A socket at the address. It listens later: until the service can answer, connections are refused, by which
+    agents know that it is away for everybody, and that the network is whole.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     rule = "must be an address of this machine"
     try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
+        bound.bind((host, port))
     except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            advice = "stop what listens there, or choose another with --port (0 takes a free one)"
-            raise PipeplanError(f"port {port} of {host} is taken: {advice}") from error
+        bound.close()
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise InvalidInputError("host", f"{rule} ({error.strerror})", host) from error
-        raise PipeplanError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+        raise _cannot_listen(host, port, error) from error
     except (TypeError, ValueError) as error:  # what the name's encoding raises
-        listener.close()
+        bound.close()
         raise InvalidInputError("host", f"{rule} ({error})", host) from error
-    return listener
+    return bound
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> PipeplanError:
+    if error.errno == errno.EADDRINUSE:
+        advice = "stop what listens there, or choose another with --port (0 takes a free one)"
+        return PipeplanError(f"port {port} of {host} is taken: {advice}")
+    return PipeplanError(f"cannot listen on port {port} of {host}: {error.strerror}")
 
 
 def _announce(server: "uvicorn.Server", settings: "Settings", url: str, database: str) -> None:

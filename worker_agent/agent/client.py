@@ -94,7 +94,8 @@ class Heart:
     """Beats until it is stopped, or the service says that the job should stop.
 
     `ends_s` is when the lease expires by this node's clock, counted from the request of the last renewal: never later
-    than by the service's clock. `cut_off`: at the last try nothing answered that could show that the service is away.
+    than by the service's clock. A service that is away, and refuses the connection, will give every lease its whole
+    length again when it starts. `cut_off`: at the last try nothing answered that could show that the service is away.
     """
 
     def __init__(self, client: AgentClient, lease: Lease, progress: Callable[[], Progress | None]) -> None:
@@ -155,6 +156,8 @@ class Heart:
             self.lost = error
         except PipeplanError as error:
             self.cut_off = is_cut_off(error)
+            if is_refused(error):
+                self.ends_s = max(self.ends_s, asked_s + self._lease.expires_in_s)
         else:
             self._told, self.cut_off = progress, False
             self.cancelled, self.stop_reason = answer.cancelled, answer.stop
@@ -168,11 +171,14 @@ def is_cut_off(error: PipeplanError) -> bool:
 
     A refused connection, or any answer, comes from the service's machine: the service is away for others, too.
     """
+    return isinstance(error.__cause__, httpx.TransportError) and not is_refused(error)
+
+
+def is_refused(error: PipeplanError) -> bool:
+    """Whether the connection was refused: the service's machine is there, the service is not."""
     cause: BaseException | None = error.__cause__
-    if not isinstance(cause, httpx.TransportError):
-        return False
     while cause is not None:
         if isinstance(cause, ConnectionRefusedError) or "Connection refused" in str(cause):
-            return False
+            return True
         cause = cause.__cause__ or cause.__context__
-    return True
+    return False

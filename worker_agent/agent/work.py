@@ -109,7 +109,9 @@ class LeasedWork:
             _require_wanted(heart)
             if shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s:
                 child.kill()
-                raise CancelledError(
+                # A gang's other parts cannot go on without this one: told of its end, the service begins again with
+                # all of them. A job alone is given again to this agent, unless another one has it.
+                raise (CancelledError if lease.gang is None else StoppedError)(
                     "the service was out of reach until the lease expired: stopped, as another agent may have the job"
                 )
 

@@ -1,8 +1,11 @@
 """`pipeplan serve` as a process: ready, taken ports, hosts, its parent's end, and a kill that loses nothing."""
 
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,17 @@ from planner_service.overview.openapi import CLUSTER, PROFILE
 from planner_service.platform.migrations import head
 from tests.planner_service.examples import PROFILE_RESULT, PROFILE_TASK
 from tests.planner_service.reporting import complete, fail
-from tests.planner_service.servers import environment, pipeplan, pipeplan_process, served, serving
+from tests.planner_service.servers import (
+    PIPEPLAN,
+    announced_url,
+    environment,
+    pipeplan,
+    pipeplan_process,
+    served,
+    serving,
+)
+from tests.processes import free_port
+from tests.waiting import wait_until
 from worker_agent.agent.client import AgentClient
 
 PARENT = """
@@ -66,6 +79,25 @@ def test_a_taken_port_is_one_clear_sentence(tmp_path: Path) -> None:
     assert second.returncode == 1
     assert second.stderr.startswith(f"error: port {port} of 127.0.0.1 is taken:")
     assert second.stderr.count("\n") == 1
+
+
+def test_connections_are_refused_until_the_service_can_answer(tmp_path: Path) -> None:
+    """One that is taken and not answered looks like a network that is cut, by which gangs stop their work."""
+    database, port = tmp_path / "service.sqlite3", free_port()
+    with closing(sqlite3.connect(database, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        command = [*PIPEPLAN, "serve", "--port", str(port), "--database", f"sqlite:///{database}"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as process:
+            try:
+                opened = Path(f"/proc/{process.pid}/fd")
+                wait_until(lambda: any(file.resolve() == database for file in opened.iterdir()))
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port))
+                other.execute("ROLLBACK")
+                assert announced_url(process) == f"http://127.0.0.1:{port}"
+                socket.create_connection(("127.0.0.1", port)).close()
+            finally:
+                process.kill()
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "203.0.113.9", "ä..b"])

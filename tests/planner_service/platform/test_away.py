@@ -12,11 +12,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
 from planner_service.access.auth import HONOURED_S
+from planner_service.app import create_app
 from planner_service.platform.context import CLOCK_STEP_S, STOOD_STILL, Absence
 from planner_service.platform.database import Database
 from planner_service.platform.migrations import upgrade
+from planner_service.platform.settings import Settings
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import PROFILE_TASK
 from tests.planner_service.guarded import ORIGIN, context_of, guarding
@@ -135,6 +138,18 @@ def test_leases_get_a_grace_after_a_pause_or_a_step_of_the_clock(
     absence.notice(now, 100.0 + elapsed_s, LEASE_S)
     assert absence.until == (now + timedelta(seconds=LEASE_S) if graced else absence.until)
     assert (now < absence.until) is graced
+
+
+def test_the_grace_of_a_start_begins_when_the_service_can_answer(sqlite_url: str, clock: Clock) -> None:
+    """What precedes it, above all bringing the tables up to date, may take longer than a lease."""
+    settings = Settings(database_url=sqlite_url)
+    app = create_app(settings, now=clock)
+    clock.advance(10 * settings.lease_s)
+    with TestClient(app):
+        clock.advance(settings.lease_s - 1)
+        assert app.state.context.absence.lasts(clock())
+        clock.advance(2)
+        assert not app.state.context.absence.lasts(clock())
 
 
 def test_a_clock_that_is_set_back_leaves_no_grace_for_as_long() -> None:

@@ -1,7 +1,7 @@
 """The spool: what a job came to reaches the service, once, whatever happens to either of them meanwhile."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from pipeplan.client.connection import RetryClock
-from pipeplan.errors import LeaseLostError, ServiceError
+from pipeplan.errors import LeaseLostError
 from pipeplan.protocol.jobs import Job, Lease, LinksResult, LinksTask
 from planner_service.app import create_app
 from planner_service.jobs import store as jobs
@@ -18,7 +18,7 @@ from planner_service.jobs.store import Taking
 from planner_service.overview.openapi import CLUSTER
 from planner_service.platform.context import Context
 from planner_service.platform.settings import Settings
-from worker_agent.agent.client import AgentClient, is_cut_off
+from worker_agent.agent.client import AgentClient
 from worker_agent.agent.spool import Spool, SpooledReport, completion, failure, new_report_id
 
 RESULT = LinksResult(cluster=CLUSTER)
@@ -204,34 +204,3 @@ def test_a_report_that_was_spooled_before_the_agent_died_is_taken_after_its_rest
     time.now_s = OUTAGE_S
     assert Spool(tmp_path / "spool").deliver(client.report, _ignore)
     assert (_job(service, lease).state, _job(service, lease).error) == ("failed", "out of memory")
-
-
-@pytest.mark.parametrize(
-    ("error", "cut_off"),
-    [
-        (httpx.ConnectError("[Errno 111] Connection refused"), False),
-        (httpx.ConnectTimeout("timed out"), True),
-        (httpx.ReadTimeout("timed out"), True),
-        (httpx.ConnectError("[Errno 113] No route to host"), True),
-    ],
-)
-def test_a_service_that_is_away_is_told_from_a_network_that_is(error: httpx.TransportError, cut_off: bool) -> None:
-    def fail(_request: httpx.Request) -> httpx.Response:
-        raise error
-
-    with (
-        AgentClient("http://127.0.0.1", transport=httpx.MockTransport(fail)) as client,
-        pytest.raises(ServiceError) as caught,
-    ):
-        client.plan("p")
-    assert is_cut_off(caught.value) is cut_off
-
-
-def test_an_answer_means_that_nobody_is_cut_off() -> None:
-    answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(502)  # noqa: E731
-    with (
-        AgentClient("http://127.0.0.1", transport=httpx.MockTransport(answer)) as client,
-        pytest.raises(ServiceError) as caught,
-    ):
-        client.plan("p")
-    assert not is_cut_off(caught.value)
