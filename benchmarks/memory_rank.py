@@ -15,12 +15,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import program_of
+from worker_agent.engine.clocks import HostClock
 from worker_agent.engine.devices import place_process
 from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import default_loss
 from worker_agent.models.values import as_values
+from worker_agent.profiler.times import measure_split
 from worker_agent.runtime.job import RunJob, read_job
 from worker_agent.runtime.rank import Rank
 from worker_agent.runtime.status import StatusWriter
@@ -80,6 +83,8 @@ def warm_up(job: RunJob) -> None:
             for block in blocks:
                 values = as_values(block(*values))
     torch.autograd.backward(default_loss(values[0], targets))
+    if job.plan.split_backward or schedule_named(job.plan.schedule).splits_backward:  # and those of p1 and p2
+        measure_split(blocks, default_loss, lambda _: (inputs, targets), rounds=1, make_clock=HostClock)
 
 
 def measured(job: RunJob, rank: int, device: torch.device) -> Heap:

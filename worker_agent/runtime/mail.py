@@ -83,8 +83,9 @@ class Mail:
         """Releases the microbatch's memory for other messages, except memory that is `kept`."""
         held = []
         for inbox, message in self._borrowed.pop(microbatch, ()):
-            if any(memory.data_ptr() in kept for memory in message.memory):
-                held.append((inbox, message))
+            needed = tuple(memory for memory in message.memory if memory.data_ptr() in kept)
+            if needed:
+                held.append((inbox, Message((), needed)))  # the message's other tensors are free
             else:
                 inbox.release(message)
         if held:

@@ -1,6 +1,7 @@
 """Channels on wires of the tests' own: every rank is a thread, and a first use may wait for the other end."""
 
 import threading
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -378,6 +379,22 @@ def test_of_what_is_released_in_a_row_one_memory_waits_for_the_next_message(ridi
         inbox.release(message)
     outbox.flush()
     assert len(inbox._free) == len(outbox._free) == 1
+
+
+def test_of_a_message_only_the_tensors_that_p2_keeps_stay() -> None:
+    program = program_of(make_plan("1f1b", (0, 1, 2), microbatches=1), batches=1)
+    board = Switchboard(greets=False)
+    first, second = (Mail(program, rank, lines_of(board, program, rank, 0), CPU) for rank in range(2))
+    microbatch = next(each.microbatch for each in program.streams[0].instructions if isinstance(each, SendActivation))
+    first.send_activation(microbatch, 1, [torch.ones(3), torch.ones(5)])
+    needed = second.receive_activation(microbatch, 0)[0]
+    ((_, message),) = second._borrowed[microbatch]
+    places = [weakref.ref(memory) for memory in message.memory]
+    del message
+    second.release(microbatch, kept={needed.data_ptr()})
+    assert [place() is None for place in places] == [False, True]
+    second.release(microbatch)
+    assert [place() is None for place in places] == [True, True]
 
 
 def test_a_received_tensor_keeps_what_it_holds_until_it_is_released() -> None:
