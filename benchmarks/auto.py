@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.files import load
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Answer, Plan
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.space import SEARCHED
 from pipeplan.planners.problem import Options, PlanningProblem

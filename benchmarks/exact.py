@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Answer, Plan
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.planners.problem import Options, PlanningProblem, SearchProgress
 from pipeplan.planners.solve import PLANNERS, exact
 

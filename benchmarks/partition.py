@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Infeasible, Plan
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.imports.pipedream_graph import import_pipedream_graph
 from pipeplan.planners.pipedream.planner import pipedream
 from pipeplan.planners.pipedream.states import States, cut_states

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Infeasible, Plan
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.planners.complete import play
 from pipeplan.planners.gpipe import gpipe
 from pipeplan.planners.problem import Options, PlanningProblem

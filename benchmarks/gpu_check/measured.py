@@ -20,8 +20,9 @@ from torch import nn
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.here import CPU_MEMORY_BYTES, device, device_name
 from benchmarks.gpu_check.ranks import run_as
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Method, Model, Overheads, Profile
 from pipeplan.programs.timeline import Timeline, batch_s
 from pipeplan.simulation.predict import predict
 from worker_agent.engine.clocks import CLOCK_NAMES, choose_clock

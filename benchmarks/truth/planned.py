@@ -18,8 +18,9 @@ from benchmarks.truth.traced import pass_s, sending
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.engines import ENGINES, EngineTimes, TrainingEngine
 from pipeplan.documents.forms import BlockKind, FormMeasurement, ModelForm, Selective
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.profile import Block, Measurement, Model, Overheads, Profile
+from pipeplan.documents.profile import Block, Model, Overheads, Profile
 from pipeplan.errors import require
 from pipeplan.planners.complete import play
 from pipeplan.planners.problem import Options, PlanningProblem

@@ -16,8 +16,9 @@ from pipeplan.calibration.samples import (
 from pipeplan.costs.estimate import backward_follows_forward, estimate
 from pipeplan.documents.calibration import Calibration, Term
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.profile import Measurement, Profile
+from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.timeline import Timeline
 from pipeplan.schedules.registry import schedule_named

@@ -9,7 +9,8 @@ from pipeplan.calibration.observed import Observed, overhead_s, simulated, term
 from pipeplan.calibration.samples import sample, steps
 from pipeplan.costs.estimate import update_beyond_bytes_s
 from pipeplan.documents.calibration import BlockFactors, Calibration, Term
-from pipeplan.documents.profile import Measurement, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Profile
 from pipeplan.schedules.registry import schedule_named
 
 Seconds = Callable[[Measurement], float]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.documents.profile import Measurement
+from pipeplan.documents.measurement import Measurement
 
 
 def interval_sums(values: Sequence[float]) -> FloatArray:

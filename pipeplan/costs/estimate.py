@@ -11,8 +11,9 @@ from pipeplan.costs.memory import fixed_copies, kept_bytes
 from pipeplan.costs.tied import copied_bytes
 from pipeplan.costs.transfer import SharedPort, boundary_crossings, ranks_of_stages, shared_port
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Stage, Worker
-from pipeplan.documents.profile import Measurement, Overheads, Profile
+from pipeplan.documents.profile import Overheads, Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.schedule import Schedule
 

@@ -15,8 +15,9 @@ from itertools import accumulate
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Stage
-from pipeplan.documents.profile import Measurement, Profile
+from pipeplan.documents.profile import Profile
 
 Edges = Iterable[tuple[int, int]]
 """(source, reader) pairs."""

@@ -14,8 +14,9 @@ from math import gcd
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Plan, Worker
-from pipeplan.documents.profile import DTYPE_BYTES, Measurement
+from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.programs.in_transit import RECEIVES_AHEAD, InTransit, Size
 from pipeplan.programs.instructions import Backward, BackwardInput, BackwardWeight, Forward
 from pipeplan.programs.pipeline import Pipeline

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeplan.costs.graph import graph_of, line_of, on_or_behind_a_cycle
-from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, Model, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Model, Profile
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.on_chain import chain_of
 

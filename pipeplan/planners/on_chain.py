@@ -24,8 +24,9 @@ from itertools import pairwise
 
 from pipeplan.costs.graph import crossing_bytes, graph_of, line_of, loaded_bytes
 from pipeplan.costs.graph_order import least_order
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Answer, Plan
-from pipeplan.documents.profile import Block, Measurement, Profile
+from pipeplan.documents.profile import Block, Profile
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.problem import MAX_BLOCKS, CutGraph, Planner, PlanningProblem

@@ -12,9 +12,10 @@ from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer, Certificate
-from pipeplan.documents.profile import Device, Measurement, Profile
+from pipeplan.documents.profile import Device, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_one_of, require_unique, shown
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named

@@ -15,7 +15,8 @@ from pipeplan.costs.memory import kept_bytes
 from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse
-from pipeplan.documents.profile import Device, Measurement, Method, Model, Profile, numbers
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Device, Method, Model, Profile, numbers
 from pipeplan.errors import require
 from pipeplan.protocol.documents import ClusterQuery, ProfileQuery
 from planner_service.documents.drawings import (

@@ -17,8 +17,9 @@ from pydantic import TypeAdapter
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.files import DEGREES, PRICE
 from pipeplan.documents.identity import content_id
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Infeasible, Plan
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.errors import ConflictError, InvalidInputError, NotFoundError
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.protocol.agents import Presence, Registration

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.documents.stage_costs import StageCosts, unit_costs
 
 PLENTY = 10**15

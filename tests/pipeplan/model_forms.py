@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from itertools import product
 
 from pipeplan.documents.forms import BlockKind, Collective, Form, FormMeasurement, ModelForm, Selective
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Overheads, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Block, Device, Model, Overheads, Profile
 
 FLOPS = 312e12 * 0.5
 """What the device of these tests computes a second."""

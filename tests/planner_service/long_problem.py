@@ -4,7 +4,8 @@ import random
 
 from pipeplan.client.client import Client
 from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.protocol.plans import PlanRequest
 

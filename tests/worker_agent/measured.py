@@ -1,6 +1,6 @@
 """Measurements of memory alone, for tests that look at no times."""
 
-from pipeplan.documents.profile import Measurement
+from pipeplan.documents.measurement import Measurement
 from worker_agent.profiler.block_memory import BlockMemory
 
 

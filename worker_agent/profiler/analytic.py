@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.costs.memory import OPTIMIZER_COPIES
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.named_clusters import most_devices
-from pipeplan.documents.profile import DTYPE_BYTES, Block, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.profile import DTYPE_BYTES, Block, Method, Model, Overheads, Profile
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import build_model

@@ -10,9 +10,10 @@ from pipeplan.calibration.fit import factor_for
 from pipeplan.costs.estimate import estimate
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.files import dump, parse
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import Stage
-from pipeplan.documents.profile import Block, Device, Measurement, Method, Model, Overheads, Profile
+from pipeplan.documents.profile import Block, Device, Method, Model, Overheads, Profile
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.programs.program import pipelines_in_a_row
 from worker_agent.profiler.exchange import Exchanged

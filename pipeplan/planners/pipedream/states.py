@@ -28,7 +28,8 @@ from pipeplan.costs.graph import (
     membership,
 )
 from pipeplan.costs.memory import kept_sums, replacing_bytes
-from pipeplan.documents.profile import Measurement, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Profile
 
 STATES_AT_MOST = 5000
 """Cuts of a graph that are listed one by one; if there are more, some are chosen (`refine`)."""

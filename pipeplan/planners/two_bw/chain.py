@@ -62,7 +62,7 @@ class MeasuredBlocks:
         return len(self.weight_bytes)
 
     def at(self, sizes: Sequence[int]) -> "MeasuredBlocks":
-        """The rows of these sizes, interpolated where they were not measured, as in `documents.profile`."""
+        """The rows of these sizes, interpolated where they were not measured, as in `documents.measurement`."""
         return MeasuredBlocks(
             sizes=tuple(sizes),
             weight_bytes=self.weight_bytes,

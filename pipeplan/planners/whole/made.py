@@ -14,8 +14,9 @@ from pipeplan.costs.groups import grouped, links_among
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.identity import known_id
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import ClosedForm, Plan, Stage, Worker
-from pipeplan.documents.profile import Block, Measurement, Profile
+from pipeplan.documents.profile import Block, Profile
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import PlanningProblem

@@ -1,7 +1,8 @@
 """A chain in the proportions of BERT-32: 32 equal blocks between a heavy embedding and a heavy head."""
 
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.planners.problem import Options, PlanningProblem
 
 HIDDEN, SEQUENCE, VOCABULARY, HEADS = 2560, 512, 30_522, 32

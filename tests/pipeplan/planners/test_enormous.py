@@ -3,8 +3,9 @@
 import pytest
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Infeasible
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.files import plan_document
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Plan
-from pipeplan.documents.profile import Block, Measurement, Overheads, Profile
+from pipeplan.documents.profile import Block, Overheads, Profile
 from pipeplan.planners.problem import Options
 from pipeplan.planners.solve import solve
 from pipeplan.questions.locked import Lock, LockedQuestion, LockFinding, Thresholds, ids_of, moved_on, whole

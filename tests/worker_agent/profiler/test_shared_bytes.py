@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipeplan.costs.memory import kept_bytes
-from pipeplan.documents.profile import Measurement
+from pipeplan.documents.measurement import Measurement
 from tests.properties import examples
 from tests.worker_agent.measured import measurement_of
 from worker_agent.models.values import as_values, carries_gradient

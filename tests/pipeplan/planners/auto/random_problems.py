@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.profile import Block, Device, Measurement, Model, Profile
+from pipeplan.documents.measurement import Measurement
+from pipeplan.documents.profile import Block, Device, Model, Profile
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.planners.problem import Options, PlanningProblem
 

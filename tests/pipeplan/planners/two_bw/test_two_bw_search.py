@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Infeasible, Plan
-from pipeplan.documents.profile import Block, Device, Measurement, Profile
+from pipeplan.documents.profile import Block, Device, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
 from tests.pipeplan.builders import Cell, cells, cluster, clusters, profile

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from pipeplan.costs.memory import stages_by_rank
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.forms import BlockKind, Form, FormMeasurement, ModelForm
+from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Answer, Plan
-from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Measurement, Model, Overheads, Profile
+from pipeplan.documents.profile import DTYPE_BYTES, Block, Device, Model, Overheads, Profile
 from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.complete import Decision, complete, play
