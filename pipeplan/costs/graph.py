@@ -15,6 +15,7 @@ from itertools import accumulate
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.costs.memory import passed_inputs
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Stage
 from pipeplan.documents.profile import Profile
@@ -214,7 +215,7 @@ class Boundary:
     """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
 
     `kept_output_bytes` is the part of what it sends on that is among its activations.
-    A stage that recomputes by block keeps the inputs of all its blocks.
+    A stage that recomputes by block keeps the inputs of all its blocks, but what one only passes on only once.
     The first stage receives nothing and the last one sends nothing; nobody reads their values.
     """
 
@@ -240,16 +241,21 @@ def boundaries(
     """Every stage's boundary; [start, stop) are places in the order, or blocks of a chain."""
     measured = profile.at(microbatch_size)
     if order is None or profile.edges is None:
-        inputs = [block.input_bytes for block in measured]
+        inputs, passed = [block.input_bytes for block in measured], passed_inputs(measured)
         received = [0, *(block.output_bytes for block in measured)]
         kept = [0, *(block.kept_output_bytes for block in measured)]
     else:
         graph = graph_of(len(measured), profile.edges)
         received = [int(size) for size in crossing_bytes(graph, order, [block.output_bytes for block in measured])]
-        inputs, kept = [loaded_bytes(graph, measured), *received[1:-1]], [0] * len(received)
+        inputs, passed = [loaded_bytes(graph, measured), *received[1:-1]], [0] * len(measured)
+        kept = [0] * len(received)
     return [
         Boundary(
-            input_bytes=sum(inputs[stage.start : stage.stop if stage.recompute_unit == "block" else stage.start + 1]),
+            input_bytes=(
+                inputs[stage.start]
+                if stage.recompute_unit != "block"
+                else sum(inputs[stage.start : stage.stop]) - sum(passed[stage.start + 1 : stage.stop])
+            ),
             received_bytes=received[stage.start],
             sent_bytes=received[stage.stop],
             kept_output_bytes=kept[stage.stop],

@@ -9,6 +9,7 @@ the buffers of sends and receives.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import gcd
 
 import numpy as np
@@ -43,6 +44,11 @@ def kept_bytes(blocks: Sequence[Measurement]) -> int:
     not there already. Planners compute the same from sums over blocks (`kept_sums`).
     """
     return blocks[0].activation_bytes + sum(block.added_bytes for block in blocks[1:])
+
+
+def passed_inputs(blocks: Sequence[Measurement]) -> list[int]:
+    """By block, what of its input the block before it has only passed on: a stage that has both keeps it once."""
+    return [0, *(min(before.passed_bytes, block.input_bytes) for before, block in pairwise(blocks))]
 
 
 def replacing_bytes(gradients: int, weight_bytes: FloatArray, added_bytes: FloatArray) -> FloatArray:
@@ -102,7 +108,7 @@ class Copies:
     """Those of them that are outputs of microbatches kept whole, whose activations have a part of the output anyway."""
 
     block_inputs: int = 0
-    """The inputs of all blocks of the stage together."""
+    """The inputs of all blocks of the stage together, without what blocks only pass on (`passed_inputs`)."""
 
     blocks_again: int = 0
     """What the largest block holds when it has run again: `Measurement.again_bytes`."""

@@ -6,6 +6,18 @@ from typing import ClassVar
 from pipeplan.documents.names import STRICT
 from pipeplan.errors import require, require_amount, require_count
 
+KNOWN_BYTES = (
+    "input_bytes",
+    "output_bytes",
+    "activation_bytes",
+    "workspace_bytes",
+    "kept_output_bytes",
+    "passed_bytes",
+)
+"""The fields of a measurement that are bytes, and are never None."""
+
+_SPLIT_BYTES = ("split_activation_bytes", "split_shared_bytes", "split_gradient_bytes")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
@@ -23,6 +35,8 @@ class Measurement:
       whether the block needs it or not (None: neither is known, and nothing is taken to be shared).
     - `kept_output_bytes` is what of `output_bytes` is among the activations: until the backward, an output that is sent
       takes only the rest in addition (0: not known, or nothing).
+    - `passed_bytes` is what of `output_bytes` is the block's input itself, passed on: a stage that keeps the inputs of
+      all its blocks keeps it once (0: not known, or nothing).
     - `split_activation_bytes` and `split_shared_bytes` are these where the backward is split: calls that 2BP replaces
       keep other tensors. `split_gradient_bytes` is what p1 makes of the weights' gradients (None: not known).
     - `workspace_bytes` is the transient peak above what is kept; spreads are interquartile ranges.
@@ -46,30 +60,31 @@ class Measurement:
     split_activation_bytes: int | None = None
     split_shared_bytes: int | None = None
     split_gradient_bytes: int | None = None
+    passed_bytes: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require_count("microbatch_size", self.microbatch_size)
-        sizes = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
-        for field in ("forward_s", "backward_s", *sizes):
+        for field in ("forward_s", "backward_s", *KNOWN_BYTES):
             require_amount(field, getattr(self, field))
         spreads = ("forward_spread_s", "backward_spread_s")
-        of_split = ("split_activation_bytes", "split_shared_bytes", "split_gradient_bytes")
-        for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *of_split, *spreads):
+        for field in ("backward_input_s", "backward_weight_s", "weight_gradient_bytes", *_SPLIT_BYTES, *spreads):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field))
         if self.shared_bytes is not None:
             require_amount("shared_bytes", self.shared_bytes)
             rule = f"must be at most activation_bytes, {self.activation_bytes}, of which it is a part"
             require(self.shared_bytes <= self.activation_bytes, "shared_bytes", rule, self.shared_bytes)
-        require_amount("kept_output_bytes", self.kept_output_bytes)
         most = min(self.output_bytes, self.activation_bytes)
         rule = f"must be at most output_bytes and activation_bytes, {most}, of both of which it is a part"
         require(self.kept_output_bytes <= most, "kept_output_bytes", rule, self.kept_output_bytes)
+        most = min(self.input_bytes, self.output_bytes)
+        rule = f"must be at most input_bytes and output_bytes, {most}, of both of which it is a part"
+        require(self.passed_bytes <= most, "passed_bytes", rule, self.passed_bytes)
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
         require(both, "backward_input_s", "must be given together with backward_weight_s", self.backward_input_s)
-        known = [getattr(self, field) is not None for field in of_split]
+        known = [getattr(self, field) is not None for field in _SPLIT_BYTES]
         rule = "must be given together with split_shared_bytes and split_gradient_bytes"
         require(all(known) or not any(known), "split_activation_bytes", rule, self.split_activation_bytes)
         rule = f"must be at most split_activation_bytes, {self.split_activation_bytes}, of which it is a part"
@@ -94,8 +109,10 @@ class Measurement:
     @property
     def again_bytes(self) -> int:
         """What the block holds when it has run again, beside its input: its output, and what else its graph keeps."""
-        known_bytes = self.kept_output_bytes + (0 if self.shared_bytes is None else self.input_bytes)
-        return self.output_bytes + max(self.activation_bytes - known_bytes, 0)
+        made_bytes = self.output_bytes - self.passed_bytes
+        known_bytes = max(self.kept_output_bytes - self.passed_bytes, 0)
+        known_bytes += 0 if self.shared_bytes is None else self.input_bytes
+        return made_bytes + max(self.activation_bytes - known_bytes, 0)
 
     @property
     def when_split(self) -> "Measurement":
@@ -131,16 +148,9 @@ def interpolate(below: Measurement, above: Measurement, microbatch_size: int) ->
         microbatch_size=microbatch_size,
         forward_s=between("forward_s"),
         backward_s=between("backward_s"),
-        input_bytes=round(between("input_bytes")),
-        output_bytes=round(between("output_bytes")),
-        activation_bytes=round(between("activation_bytes")),
         backward_input_s=between("backward_input_s") if split else None,
         backward_weight_s=between("backward_weight_s") if split else None,
-        workspace_bytes=round(between("workspace_bytes")),
         weight_gradient_bytes=round(between("weight_gradient_bytes")) if kept else None,
         shared_bytes=round(between("shared_bytes")) if shares else None,
-        kept_output_bytes=round(between("kept_output_bytes")),
-        split_activation_bytes=round(between("split_activation_bytes")) if of_split else None,
-        split_shared_bytes=round(between("split_shared_bytes")) if of_split else None,
-        split_gradient_bytes=round(between("split_gradient_bytes")) if of_split else None,
+        **{field: round(between(field)) for field in (*KNOWN_BYTES, *(_SPLIT_BYTES if of_split else ()))},
     )

@@ -228,12 +228,10 @@ class Profile:
             require(0 <= source < reader < len(self.blocks), "edges", rule, (source, reader))
         require_unique("edges", "must not hold an edge twice", self.edges or ())
         for i, block in enumerate(self.blocks if self.edges is not None else ()):
-            rule = "must be left out in a graph (edges), where a block may follow several others"
-            shared = [m.shared_bytes for m in block.measurements if m.shared_bytes is not None]
-            require(not shared, f"blocks.{i}.measurements.shared_bytes", rule, shared)
-            rule = "must be left out in a graph (edges), where a stage may send several outputs, and others' on"
-            outputs = [m.kept_output_bytes for m in block.measurements if m.kept_output_bytes]
-            require(not outputs, f"blocks.{i}.measurements.kept_output_bytes", rule, outputs)
+            rule = "must be left out in a graph (edges), where a block may follow several others, and send others' on"
+            for field, nothing in (("shared_bytes", None), ("kept_output_bytes", 0), ("passed_bytes", 0)):
+                known = [getattr(m, field) for m in block.measurements if getattr(m, field) != nothing]
+                require(not known, f"blocks.{i}.measurements.{field}", rule, known)
         require_unique("forms", "must not hold a form twice", [each.form for each in self.forms])
         for i, each in enumerate(self.forms):
             rule = f"must have one entry for each of the {len(self.blocks)} blocks"

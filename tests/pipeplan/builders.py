@@ -25,6 +25,21 @@ class Cell:
     workspace_bytes: int = 0
     shared_bytes: int | None = None
     kept_output_bytes: int = 0
+    passed_bytes: int = 0
+    """At most so much of its input it passes on as a part of its output."""
+
+
+def inputs_kept(stage: Sequence[Cell], input_bytes: int) -> int:
+    """The inputs of all cells of a stage for a microbatch of 1; what is passed on is there once."""
+    reads = [input_bytes, *(cell.output_bytes for cell in stage[:-1])]
+    return sum(reads) - sum(min(cell.passed_bytes, read) for cell, read in zip(stage[:-1], reads[:-1], strict=True))
+
+
+def again_bytes(cell: Cell, input_bytes: int) -> int:
+    """What a cell holds when it has run again, beside its input, for a microbatch of 1."""
+    passed = min(cell.passed_bytes, input_bytes)
+    known = max(cell.kept_output_bytes - passed, 0) + (input_bytes if cell.shared_bytes is not None else 0)
+    return cell.output_bytes - passed + max(cell.activation_bytes - known, 0)
 
 
 def kept_bytes(stage: Sequence[Cell]) -> int:
@@ -63,6 +78,7 @@ def _measurement(cell: Cell, size: int, input_bytes: int) -> Measurement:
         workspace_bytes=cell.workspace_bytes * size,
         shared_bytes=None if cell.shared_bytes is None else cell.shared_bytes * size,
         kept_output_bytes=cell.kept_output_bytes * size,
+        passed_bytes=min(cell.passed_bytes, input_bytes) * size,
     )
 
 
@@ -88,16 +104,18 @@ def cells(*, weights: bool = True) -> st.SearchStrategy[Cell]:
         lambda kept: st.tuples(st.just(kept), st.one_of(st.none(), st.integers(0, kept)))
     )
     return st.builds(
-        lambda kept, output, sent_anyway, **others: Cell(
+        lambda kept, output, sent_anyway, passed, **others: Cell(
             activation_bytes=kept[0],
             shared_bytes=kept[1],
             output_bytes=output,
             kept_output_bytes=min(sent_anyway, output, kept[0]),
+            passed_bytes=min(passed, output),
             **others,
         ),
         kept=kept_and_shared,
         output=few_bytes,
         sent_anyway=few_bytes,
+        passed=few_bytes,
         forward_s=st.integers(0, 3).map(float),
         backward_s=st.integers(1, 4).map(float),
         weight_bytes=few_bytes if weights else st.just(0),

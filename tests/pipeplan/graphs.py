@@ -47,7 +47,7 @@ def edges_between(draw: st.DrawFn, blocks: int) -> Edges:
 def graphs(draw: st.DrawFn, *, blocks_at_most: int = 7) -> Profile:
     """Any pattern of edges, disconnected parts and dangling ends included."""
     some = draw(st.lists(cells(), min_size=1, max_size=blocks_at_most))
-    drawn = [replace(cell, shared_bytes=None, kept_output_bytes=0) for cell in some]
+    drawn = [replace(cell, shared_bytes=None, kept_output_bytes=0, passed_bytes=0) for cell in some]
     edges = draw(edges_between(len(drawn)))
     return graph(drawn, edges, input_bytes=draw(st.integers(0, 3)))
 

@@ -15,4 +15,5 @@ def measurement_of(memory: BlockMemory, microbatch_size: int) -> Measurement:
         activation_bytes=memory.activation_bytes,
         shared_bytes=memory.shared_bytes,
         kept_output_bytes=memory.kept_output_bytes,
+        passed_bytes=memory.passed_bytes,
     )

@@ -159,6 +159,7 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         output_bytes=counts.output_bytes,
         activation_bytes=counts.activation_bytes,
         kept_output_bytes=counts.kept_output_bytes,
+        passed_bytes=counts.passed_bytes,
         workspace_bytes=counts.workspace_bytes,
     )
 

@@ -30,7 +30,8 @@ class BlockMemory:
 
     `shared_bytes` is the part of `activation_bytes` that this block does not add on a stage that begins before it: the
     stage has these bytes already, or they are an input that nobody saves. `kept_output_bytes` is the part of
-    `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `workspace_bytes` is the
+    `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `passed_bytes` is the part that
+    is in its inputs' memory. `workspace_bytes` is the
     peak of the forward or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on
     a CPU, whose allocator does not count. `cast_bytes` are those of the weights' copies under autocast, `graph_bytes`
     those of the graph itself (`engine.graphs`).
@@ -41,6 +42,7 @@ class BlockMemory:
     activation_bytes: int
     shared_bytes: int = 0
     kept_output_bytes: int = 0
+    passed_bytes: int = 0
     workspace_bytes: int
     cast_bytes: int = 0
     graph_bytes: int = 0
@@ -78,7 +80,7 @@ def measure_memory(
     crossings = pass_forward(blocks, loss, *microbatch, seen, autocast)
     outputs_of = [*(after.inputs for after in crossings[1:]), ()]  # in the same memory
     moved_bytes = [
-        (crossing.input_bytes, crossing.output_bytes, block.bytes_of(outputs))
+        (crossing.input_bytes, crossing.output_bytes, block.bytes_of(outputs), passed_bytes(crossing.inputs, outputs))
         for block, crossing, outputs in zip(kept, crossings, outputs_of, strict=True)
     ]
     kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
@@ -94,11 +96,12 @@ def measure_memory(
             activation_bytes=activations,
             shared_bytes=shared,
             kept_output_bytes=min(kept_outputs, activations),  # a tensor may be two outputs
+            passed_bytes=passed,
             workspace_bytes=workspace,
             cast_bytes=casts,
             graph_bytes=graph,
         )
-        for (inputs, outputs, kept_outputs), (activations, shared), workspace, casts, graph in zip(
+        for (inputs, outputs, kept_outputs, passed), (activations, shared), workspace, casts, graph in zip(
             moved_bytes, kept_bytes, workspaces, casts_bytes, graphs_bytes, strict=True
         )
     )
@@ -200,6 +203,13 @@ def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence
         found.append((kept_bytes, kept_bytes - added_bytes if index else 0))
         held = block.saved.keys() | (entering.keys() & held)
     return found
+
+
+def passed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    """The bytes of the outputs that are in memory of the inputs, at most those of the inputs."""
+    own = {storage_identity(tensor) for tensor in inputs}
+    passed = sum(tensor.nbytes for tensor in outputs if storage_identity(tensor) in own)
+    return min(passed, sum(tensor.nbytes for tensor in inputs))
 
 
 def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:

@@ -21,7 +21,7 @@ from worker_agent.models.fused import unfused_attention
 from worker_agent.models.losses import Loss
 from worker_agent.models.parallel import Region
 from worker_agent.models.values import as_values, carries_gradient, matching_dtype
-from worker_agent.profiler.block_memory import KeptStorages, storage_identity
+from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
 from worker_agent.profiler.operations import (
     DeviceOperation,
     GpuKernels,
@@ -67,6 +67,7 @@ class BlockCounts:
     backward_collectives: tuple[Collective, ...] = ()
     selective: SelectiveCounts | None = None
     kept_output_bytes: int = 0
+    passed_bytes: int = 0
 
 
 def count_blocks(
@@ -163,6 +164,7 @@ class BlockRun:
             output_bytes=sum(t.nbytes for t in outputs),
             activation_bytes=activation_bytes,
             kept_output_bytes=kept_output_bytes,
+            passed_bytes=passed_bytes(leaves, outputs),
             workspace_bytes=workspace_bytes,
             forward=forward,
             backward=recorder.take(),

@@ -40,6 +40,7 @@ class BlockFigures:
     activation_bytes: int
     shared_bytes: int = 0
     kept_output_bytes: int = 0
+    passed_bytes: int = 0
     split_activation_bytes: int
     split_shared_bytes: int
     split_gradient_bytes: int
@@ -238,6 +239,7 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
         activation_bytes=max(block.activation_bytes + block.graph_bytes for block in figures),
         shared_bytes=min(block.shared_bytes for block in figures),
         kept_output_bytes=min(block.kept_output_bytes for block in figures),
+        passed_bytes=min(block.passed_bytes for block in figures),
         split_activation_bytes=max(block.split_activation_bytes + block.split_graph_bytes for block in figures),
         split_shared_bytes=min(block.split_shared_bytes for block in figures),
         split_gradient_bytes=max(block.split_gradient_bytes for block in figures),

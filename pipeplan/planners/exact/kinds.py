@@ -15,7 +15,15 @@ import numpy as np
 from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.compute import compute_s, interval_maxima, interval_sums, no_stage
-from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, replacing_bytes, training_copies
+from pipeplan.costs.memory import (
+    Copies,
+    copies,
+    keeps_master_weights,
+    paper_copies,
+    passed_inputs,
+    replacing_bytes,
+    training_copies,
+)
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.documents.profile import Device, Profile
@@ -67,8 +75,9 @@ class Intervals:
 
     @cached_property
     def block_input_bytes(self) -> FloatArray:
-        """The inputs of all blocks of a stage."""
-        return interval_sums(self._measured["input_bytes"].tolist())
+        """The inputs of all blocks of a stage, without what blocks only pass on."""
+        passed = np.asarray(passed_inputs(self.profile.at(self.microbatch_size)), dtype=np.float64)
+        return interval_sums((self.input_bytes - passed).tolist()) + passed[:, None]
 
     @cached_property
     def again_bytes(self) -> FloatArray:

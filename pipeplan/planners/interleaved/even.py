@@ -80,7 +80,8 @@ def _fullness(terms: ChunkedTerms) -> RankCost:
         [(mode, unit == "block", terms.held(rank, recompute=mode).moments.tolist()) for mode, unit in terms.ways]
         for rank in ranks
     ]
-    every_input, largest = chain.inputs_bytes.tolist(), terms.largest_bytes.tolist()
+    inputs_until, inputs_before = (sums.tolist() for sums in chain.input_sums)
+    largest = terms.largest_bytes.tolist()
     stages_of = [[(stage, terms.buffers(stage, recompute=False)) for stage in shape.stages_of(rank)] for rank in ranks]
 
     def fullness(rank: int, stops: Sequence[int]) -> float:
@@ -93,7 +94,7 @@ def _fullness(terms: ChunkedTerms) -> RankCost:
             transient = max(transient, workspaces[start][stop] if workspaces else 0.0)
             whole.append(kept_until[stop] - kept_before[start])
             partly.append(inputs[start])
-            inputs_of_blocks.append(every_input[stop] - every_input[start])
+            inputs_of_blocks.append(inputs_until[stop] - inputs_before[start])
             by_block.append(inputs_of_blocks[-1] + largest[start][stop])
         amounts = (*whole, *partly), (*by_block, *inputs_of_blocks)
         ways = (

@@ -164,7 +164,8 @@ class ChunkedTerms:
 
     def inputs_of_blocks(self, microbatches: int) -> FloatArray:
         """The inputs of all blocks of a stage, so many times."""
-        return np.asarray(microbatches * (self.chain.inputs_bytes - self.chain.inputs_bytes[:, None]))
+        until, before = self.chain.input_sums
+        return np.asarray(microbatches * (until - before[:, None]))
 
     @cached_property
     def largest_bytes(self) -> FloatArray:
@@ -270,7 +271,7 @@ class ChunkedTerms:
         kept = np.asarray([kept_until[b] - kept_before[a] for a, b in places])
         inputs = np.asarray([chain.input_bytes[a] for a, _ in places])
         if unit == "block":
-            inputs = np.asarray([chain.inputs_bytes[b] - chain.inputs_bytes[a] for a, b in places])
+            inputs = np.asarray([chain.input_sums[0][b] - chain.input_sums[1][a] for a, b in places])
             kept = inputs + np.asarray([self.largest_bytes[place] for place in places])
         fullest = int(np.argmax(held.moments @ np.concatenate((kept, inputs))))
         moment = held.moments[fullest]
@@ -314,7 +315,7 @@ class ChunkedTerms:
         for unit in (unit for mode, unit in self.ways if mode == recompute):
             kept, inputs = until[stops] - before[starts], chain.input_bytes[starts]
             if unit == "block":
-                inputs = chain.inputs_bytes[stops] - chain.inputs_bytes[starts]
+                inputs = chain.input_sums[0][stops] - chain.input_sums[1][starts]
                 kept = inputs + self.largest_bytes[starts, stops]
             amounts.append((moments @ np.concatenate((kept, inputs))).max(axis=0))
         held = fixed.sum(axis=0) + self.workspace_bytes[starts, stops].max(axis=0) + np.minimum.reduce(amounts)

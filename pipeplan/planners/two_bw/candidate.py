@@ -279,7 +279,8 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
     late = chain.late_bytes(held.late_gradients)
     kept = held.activations * activations + held.inputs * moved[0]
     if held.block_inputs:
-        kept += held.block_inputs * int(chain.inputs_bytes[stop] - chain.inputs_bytes[start])
+        inputs_until, inputs_before = chain.input_sums
+        kept += held.block_inputs * int(inputs_until[stop] - inputs_before[start])
         kept += held.blocks_again * int(chain.again_bytes(*place)[0, 0])
     return StageMemory(
         weights=int(held.stored * weights),

@@ -20,6 +20,7 @@ import numpy as np
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.costs.transfer import boundary_bytes
+from pipeplan.documents.measurement import KNOWN_BYTES
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import LARGEST_AMOUNT, LEAST_AMOUNT, InvalidInputError, require
 from pipeplan.planners.problem import PlanningProblem
@@ -34,7 +35,7 @@ _MAX_BETWEEN = 2**20
 """Other sizes are at most this far above the smallest measured one."""
 
 _TIMES = ("forward_s", "backward_s")
-_BYTES = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes", "shared_bytes", "kept_output_bytes")
+_BYTES = (*KNOWN_BYTES, "shared_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,6 +55,7 @@ class MeasuredBlocks:
     workspace_bytes: FloatArray
     shared_bytes: FloatArray
     kept_output_bytes: FloatArray
+    passed_bytes: FloatArray
     counts_input: BoolArray
 
     @property
@@ -79,13 +81,18 @@ class MeasuredBlocks:
     @property
     def least_kept(self) -> FloatArray:
         """The same if stages may recompute by block."""
-        return np.minimum(self.added_bytes, self.input_bytes)
+        return np.minimum(self.added_bytes, self.input_bytes - self.passed_inputs)
+
+    @property
+    def passed_inputs(self) -> FloatArray:
+        """What of every block's input the block before it has only passed on (`costs.memory.passed_inputs`)."""
+        return np.pad(np.minimum(self.passed_bytes[:, :-1], self.input_bytes[:, 1:]), ((0, 0), (1, 0)))
 
     @property
     def again_bytes(self) -> FloatArray:
         """What every block holds when it has run again: `Measurement.again_bytes`."""
-        known = self.counts_input * self.input_bytes + self.kept_output_bytes
-        return np.asarray(self.output_bytes + np.maximum(self.activation_bytes - known, 0.0))
+        known = self.counts_input * self.input_bytes + np.maximum(self.kept_output_bytes - self.passed_bytes, 0.0)
+        return np.asarray(self.output_bytes - self.passed_bytes + np.maximum(self.activation_bytes - known, 0.0))
 
     def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
         """Forward and backward with recomputation, of every block (`costs.compute.compute_s`)."""
@@ -164,8 +171,8 @@ class ProfileChain:
     `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: what
     crosses the boundary before each block, both ways (nothing at the ends), `output_bytes`: one way, and
     `kept_output_bytes` the part of it that the stage before keeps anyway. `input_bytes`: what a stage that begins there
-    takes in. `inputs_bytes`: the inputs of all blocks, as sums. `kept_sums` are those of activations (`costs.memory`),
-    `added_bytes` the first of the two; `shared_bytes` is by block.
+    takes in. `kept_sums` are those of activations (`costs.memory`), `added_bytes` the first of both. `input_sums` are
+    those of the inputs of all blocks, where what a block only passes on is kept once. `shared_bytes` is by block.
     `weight_bytes` counts `copies_bytes`, by block, those of weights that another stage has as well (`costs.tied`).
     """
 
@@ -224,8 +231,8 @@ class ProfileChain:
         return np.append(self.source.input_bytes[self.row], 0.0)
 
     @cached_property
-    def inputs_bytes(self) -> FloatArray:
-        return self._sums(self.source.input_bytes[self.row])
+    def input_sums(self) -> tuple[FloatArray, FloatArray]:
+        return kept_sums(self.source.input_bytes[self.row], self.source.passed_inputs[self.row])
 
     @cached_property
     def output_bytes(self) -> FloatArray:
@@ -265,7 +272,7 @@ class ProfileChain:
         key = (weights, activations, inputs, late_gradients)
         if key not in self._held:
             sums = weights * self.weight_bytes + activations * self.added_bytes
-            sums = sums + inputs * self.inputs_bytes if inputs else sums
+            sums = sums + inputs * self.input_sums[0] if inputs else sums
             self._held[key] = sums + self.late_bytes(late_gradients) if late_gradients else sums
         return self._held[key]
 

@@ -154,8 +154,9 @@ class PipelineTerms:
         before = weights * at.starts(chain.weight_bytes) + activations * at.starts(kept_before)
         by_block, inputs, outputs = map(at.of_stages, (counts.block_inputs, counts.inputs, counts.outputs))
         if by_block.any():
-            until += by_block * at.stops(chain.inputs_bytes)
-            before += by_block * at.starts(chain.inputs_bytes)
+            inputs_until, inputs_before = chain.input_sums
+            until += by_block * at.stops(inputs_until)
+            before += by_block * at.starts(inputs_before)
         if (late := at.of_stages(counts.late)).any():
             late_bytes = chain.late_bytes(counts.late_gradients)
             until += late * at.stops(late_bytes)
@@ -322,7 +323,8 @@ class PipelineTerms:
         weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
         added, shared = chain.added_bytes, chain.shared_bytes.max()
         activations = counts.activations * (added[highs] - added[lows] + shared)
-        activations += counts.block_inputs * (chain.inputs_bytes[highs] - chain.inputs_bytes[lows])
+        until, before = chain.input_sums
+        activations += counts.block_inputs * (until[highs] - until[lows] + (until - before).max())
         activations += counts.blocks_again * chain.largest_again
         late_bytes = chain.late_bytes(counts.late_gradients)
         activations += counts.late * (late_bytes[highs] - late_bytes[lows])

@@ -1,4 +1,4 @@
-"""The part of a block's output that is among its activations."""
+"""The parts of a block's output that are among its activations, and that are its input passed on."""
 
 from dataclasses import replace
 
@@ -20,11 +20,12 @@ def test_it_is_a_part_of_both() -> None:
             profile([cell])
 
 
-def test_a_graph_says_nothing_of_it() -> None:
-    alone = profile([KEPT, Cell()])
-    with pytest.raises(
-        InvalidInputError, match=r"blocks\.0\.measurements\.kept_output_bytes: must be left out in a gra"
-    ):
+@pytest.mark.parametrize(
+    ("cell", "field"), [(KEPT, "kept_output_bytes"), (Cell(output_bytes=1, passed_bytes=1), "passed_bytes")]
+)
+def test_a_graph_says_nothing_of_it(cell: Cell, field: str) -> None:
+    alone = profile([cell, Cell()], input_bytes=1)
+    with pytest.raises(InvalidInputError, match=rf"blocks\.0\.measurements\.{field}: must be left out in a gra"):
         replace(alone, edges=((0, 1),))
 
 
@@ -39,3 +40,13 @@ def test_a_profile_without_it_has_the_id_that_it_always_had() -> None:
 
     assert content_id(of(0)) != content_id(of(5))
     assert "kept_output_bytes" not in canonical_json(of(0))
+
+
+def test_what_is_passed_on_is_a_part_of_input_and_output() -> None:
+    (block,) = profile([Cell(output_bytes=5)], input_bytes=3).at(1)
+    with pytest.raises(InvalidInputError, match=r"passed_bytes: must be at most input_bytes and output_bytes, 3, of b"):
+        replace(block, passed_bytes=4)
+    passing = profile([Cell(output_bytes=5, passed_bytes=3)], sizes=(1, 4), input_bytes=3)
+    assert [each.passed_bytes for each in passing.at(2)] == [6]
+    assert content_id(passing) != content_id(profile([Cell(output_bytes=5)], sizes=(1, 4), input_bytes=3))
+    assert "passed_bytes" not in canonical_json(profile([Cell(output_bytes=5)]))

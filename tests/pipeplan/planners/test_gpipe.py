@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, kept_bytes, profile
+from tests.pipeplan.builders import PLENTY, Cell, again_bytes, cells, cluster, inputs_kept, kept_bytes, profile
 from tests.pipeplan.planners.every_partition import compositions
 from tests.pipeplan.planners.on_paper import on_paper
 from tests.properties import examples
@@ -85,12 +85,6 @@ def test_a_partition_that_fits_is_found_wherever_there_is_one(
         assert max(stage.memory_bytes for stage in answer.stages) <= memory_bytes
 
 
-def again_bytes(cell: Cell, read_bytes: int) -> int:
-    """What a block holds when it has run again, beside its input."""
-    known = cell.kept_output_bytes + (read_bytes if cell.shared_bytes is not None else 0)
-    return cell.output_bytes + max(cell.activation_bytes - known, 0)
-
-
 def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
     """|W| and its gradients, what four microbatches keep, and the largest transient.
 
@@ -103,10 +97,11 @@ def held_bytes(stage: Sequence[Cell], inputs: int, recomputes: str) -> int:
     """
     activations = kept_bytes(stage)
     reads = [inputs, *(cell.output_bytes for cell in stage[:-1])]
+    again = max(again_bytes(cell, read) for cell, read in zip(stage, reads, strict=True))
     kept = {
         "no": 4 * activations,
         "yes": activations + 4 * inputs,
-        "by block": max(again_bytes(cell, read) for cell, read in zip(stage, reads, strict=True)) + 4 * sum(reads),
+        "by block": again + 4 * inputs_kept(stage, inputs),
     }[recomputes]
     weights = sum(cell.weight_bytes for cell in stage)
     late = sum(max(cell.weight_bytes - (cell.activation_bytes - (cell.shared_bytes or 0)), 0) for cell in stage)

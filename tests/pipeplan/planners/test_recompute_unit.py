@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pipeplan.costs.memory import passed_inputs
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Stage
 from pipeplan.errors import InvalidInputError
@@ -91,7 +92,8 @@ def test_what_planners_count_by_block_is_what_the_streams_hold(
         memory = stage.memory
         assert memory is not None
         held = plan.optimal_in_flight if stage.start == 0 else None
-        every_input, largest = sum(b.input_bytes for b in own), max(b.again_bytes for b in own)
+        every_input = sum(b.input_bytes for b in own) - sum(b.passed_bytes for b in own[:-1])
+        largest = max(b.again_bytes for b in own)
         assert held is None or memory.activations == held * every_input + largest
 
 
@@ -136,6 +138,19 @@ def test_what_runs_again_has_its_input_and_a_kept_output_once() -> None:
         cell = Cell(output_bytes=3, activation_bytes=9, shared_bytes=shared, kept_output_bytes=kept)
         block = profile([first, cell]).at(1)[1]
         assert block.again_bytes == expected
+
+
+def test_what_a_block_passes_on_is_there_once() -> None:
+    # Four blocks read 4 bytes, of which they pass on 3 each; what they make is 1 of their output, and 5 of their graph.
+    block = Cell(output_bytes=4, activation_bytes=9, shared_bytes=0, passed_bytes=3)
+    cells = [Cell(output_bytes=4), block, block, block, block]
+    at = profile(cells).at(1)
+    assert passed_inputs(at) == [0, 0, 3, 3, 3]
+    assert [each.again_bytes for each in at[1:]] == [1 + 5] * 4
+    for planner in ("pipedream-2bw", "exact"):
+        plan = answer_for(planner, cells, 1, stages=1, schedule="1f1b", recompute=True, recompute_unit="block")
+        assert isinstance(plan, Plan)
+        assert plan.stages[0].memory_bytes == 4 + 3 * (4 - 3) + 6
 
 
 def test_per_layer_checkpoints_make_one_device_fit() -> None:

@@ -1,6 +1,7 @@
 """Counts found on fake tensors, against closed forms and against what real passes do and keep."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import pytest
 import torch
@@ -65,9 +66,8 @@ def test_bytes_are_those_that_the_measuring_profiler_finds(family: str, attentio
     chain = build_model(spec, seed=0)
     measured = measure_memory(chain.blocks, default_loss, (TOKENS, TOKENS), torch.device("cpu"))
     found = counted(spec, TOKENS)
-    assert [(c.input_bytes, c.output_bytes, c.activation_bytes, c.kept_output_bytes) for c in found] == [
-        (m.input_bytes, m.output_bytes, m.activation_bytes, m.kept_output_bytes) for m in measured
-    ]
+    bytes_of = attrgetter("input_bytes", "output_bytes", "activation_bytes", "kept_output_bytes", "passed_bytes")
+    assert list(map(bytes_of, found)) == list(map(bytes_of, measured))
     assert min(c.activation_bytes for c in found) > 0
 
 
@@ -160,6 +160,23 @@ def test_an_output_that_its_block_saves_is_kept_in_any_case() -> None:
     pair = (torch.zeros(8, 4), torch.zeros(8))
     found = count_blocks(fake, blocks, mean_of_squares, pair, floating=torch.float32, gpu=False)
     assert [block.kept_output_bytes for block in found[:2]] == [0, 8 * 4 * 4]
+
+
+class OnFirst(nn.Module):
+    """The sine of the first value; the second one travels on."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), y
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), x.cos()
+
+
+def test_what_a_block_passes_on_is_found() -> None:
+    found = count(Twice(), OnFirst(), OnFirst())
+    assert [block.passed_bytes for block in found[:2]] == [0, 8 * 4 * 4]
 
 
 def test_the_workspace_is_what_is_there_only_meanwhile() -> None:

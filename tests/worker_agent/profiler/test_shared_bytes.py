@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from pipeplan.costs.memory import kept_bytes
+from pipeplan.costs.memory import kept_bytes, passed_inputs
 from pipeplan.documents.measurement import Measurement
 from tests.properties import examples
 from tests.worker_agent.measured import measurement_of
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.profiler.block_memory import measure_memory
 from worker_agent.runtime.stage import StageBlocks
+from worker_agent.runtime.stage_by_block import StageByBlock
 
 CPU, ROWS, WIDTH = torch.device("cpu"), 3, 8
 NUMBER = ROWS * WIDTH * torch.float32.itemsize
@@ -135,6 +136,17 @@ def ran_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
     return stage.kept[0].held_bytes
 
 
+def inputs_kept(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
+    """What the stage of these blocks keeps of a microbatch until its backward if it recomputes by block."""
+    criterion = mean if stop == len(blocks) else None
+    stage = StageByBlock(blocks[start:stop], first_block=start, criterion=criterion, seed=0, device=CPU)
+    held = []
+    for microbatch in range(2):  # the first one is copied, to find changes in place
+        stage.forward(microbatch, received_by(blocks, start), torch.zeros(ROWS, WIDTH))
+        held.append(stage.held_bytes())
+    return held[1] - held[0]
+
+
 @examples(100)
 @given(st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=6))
 def test_no_stage_keeps_more_than_its_blocks_are_said_to_keep_together(kinds: list[str]) -> None:
@@ -152,6 +164,24 @@ def test_no_stages_outputs_hold_more_besides_than_is_said(kinds: list[str]) -> N
     for start, stop in combinations(range(len(blocks)), 2):
         said = found[stop - 1].output_bytes - found[stop - 1].kept_output_bytes
         assert sent_besides_bytes(blocks, start, stop) <= said, (start, stop)
+
+
+@examples(100)
+@given(st.lists(st.sampled_from(sorted(kind for kind in KINDS if "in place" not in kind)), min_size=2, max_size=6))
+def test_no_stage_by_block_keeps_more_inputs_than_is_said(kinds: list[str]) -> None:
+    blocks = [KINDS["linear"](), *(KINDS[kind]() for kind in kinds)]
+    found = measured(blocks)
+    for start, stop in combinations(range(len(blocks) + 1), 2):
+        said = sum(block.input_bytes for block in found[start:stop]) - sum(passed_inputs(found[start:stop]))
+        assert inputs_kept(blocks, start, stop) <= said, (start, stop)
+
+
+def test_what_blocks_pass_on_is_kept_once() -> None:
+    blocks = [KINDS[kind]() for kind in ("linear", "gate", "branch", "add", "linear")]
+    found = measured(blocks)
+    # The second value is passed on, but by the branch, which gives its first value twice.
+    assert [block.passed_bytes // NUMBER for block in found] == [1, 1, 2, 1, 0]
+    assert inputs_kept(blocks, 0, 5) == (2 + 1 + 1 + 0 + 1) * NUMBER
 
 
 @pytest.mark.parametrize(

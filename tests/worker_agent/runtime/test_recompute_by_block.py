@@ -92,6 +92,7 @@ def test_what_a_rank_holds_is_what_its_plan_says(
             activation_bytes=m.activation_bytes + m.graph_bytes,
             shared_bytes=m.shared_bytes,
             kept_output_bytes=m.kept_output_bytes,
+            passed_bytes=m.passed_bytes,
         )
         for m in memories
     ]

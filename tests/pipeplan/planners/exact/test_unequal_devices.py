@@ -184,6 +184,7 @@ def slowest_s(
             pairs = zip(problem.profile.blocks[start:], own, strict=False)
             late = sum(max(block.weight_bytes - b.added_bytes, 0) for block, b in pairs)
             late += 2 * own[0].input_bytes if s else 0  # the memory of the input, and its gradient
+        every_input = sum(b.input_bytes for b in own) - sum(a.passed_bytes for a in own[:-1])
         sent_anyway = held * own[-1].kept_output_bytes if behind else 0
         ways = [
             (compute_s, fixed + held * kept - sent_anyway + late - weights),
@@ -192,7 +193,7 @@ def slowest_s(
                 fixed
                 + min(
                     held * own[0].input_bytes + kept,
-                    held * sum(b.input_bytes for b in own) + max(b.again_bytes for b in own),
+                    held * every_input + max(b.again_bytes for b in own),
                 ),
             ),
         ]

@@ -14,7 +14,7 @@ from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options, PlanningProblem
-from tests.pipeplan.builders import Cell, cells, cluster, clusters, kept_bytes, profile
+from tests.pipeplan.builders import Cell, again_bytes, cells, cluster, clusters, inputs_kept, kept_bytes, profile
 from tests.pipeplan.planners.every_partition import STATES, compositions
 from tests.pipeplan.planners.on_paper import on_paper
 from tests.properties import examples
@@ -152,16 +152,12 @@ class Split:
                 always += sum(max(cell.weight_bytes - own * self.b, 0) for cell, own in pairs) - weights
                 buffers += 2 * inputs  # the memory of the input, and its gradient
             return always + transient + buffers + kept * activations
-        reads = [inputs, *(cell.output_bytes * self.b for cell in self.stage(s)[:-1])]
-        largest, every_input = max(map(self.again_bytes, self.stage(s), reads)), sum(reads)
-        ways = {"stage": kept * inputs + activations, "block": kept * every_input + largest}
+        first = inputs // self.b
+        reads = [first, *(cell.output_bytes for cell in self.stage(s)[:-1])]
+        by_block = kept * inputs_kept(self.stage(s), first) + max(map(again_bytes, self.stage(s), reads))
+        ways = {"stage": kept * inputs + activations, "block": by_block * self.b}
         units = [options.recompute_unit] if options.recompute_unit else ["stage", "block"]
         return always + transient + buffers + min(ways[unit] for unit in units)
-
-    def again_bytes(self, cell: Cell, read_bytes: int) -> int:
-        """What a block holds when it has run again, beside its input."""
-        known = cell.kept_output_bytes * self.b + (read_bytes if cell.shared_bytes is not None else 0)
-        return cell.output_bytes * self.b + max(cell.activation_bytes * self.b - known, 0)
 
     def in_flight(self, s: int, schedule: str) -> int:
         return {"gpipe": self.m, "pipedream-2bw": self.d - s, "1f1b": min(self.d - s, self.m)}.get(schedule, 1)
