@@ -249,18 +249,15 @@ def boundaries(
         received = [int(size) for size in crossing_bytes(graph, order, [block.output_bytes for block in measured])]
         inputs, passed = [loaded_bytes(graph, measured), *received[1:-1]], [0] * len(measured)
         kept = [0] * len(received)
+    kept_until = [stage.stop if stage.recompute_unit == "block" else stage.start + 1 for stage in stages]
     return [
         Boundary(
-            input_bytes=(
-                inputs[stage.start]
-                if stage.recompute_unit != "block"
-                else sum(inputs[stage.start : stage.stop]) - sum(passed[stage.start + 1 : stage.stop])
-            ),
+            input_bytes=sum(inputs[stage.start : until]) - sum(passed[stage.start + 1 : until]),
             received_bytes=received[stage.start],
             sent_bytes=received[stage.stop],
             kept_output_bytes=kept[stage.stop],
         )
-        for stage in stages
+        for stage, until in zip(stages, kept_until, strict=True)
     ]
 
 

@@ -31,10 +31,9 @@ class BlockMemory:
     `shared_bytes` is the part of `activation_bytes` that this block does not add on a stage that begins before it: the
     stage has these bytes already, or they are an input that nobody saves. `kept_output_bytes` is the part of
     `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `passed_bytes` is the part that
-    is in its inputs' memory. `workspace_bytes` is the
-    peak of the forward or the backward above what is allocated before and after it, as the CUDA allocator counts; 0 on
-    a CPU, whose allocator does not count. `cast_bytes` are those of the weights' copies under autocast, `graph_bytes`
-    those of the graph itself (`engine.graphs`).
+    is in its inputs' memory. `workspace_bytes` is the peak of the forward or the backward above what is allocated
+    before and after it, as the CUDA allocator counts; 0 on a CPU, whose allocator does not count. `cast_bytes` are
+    those of the weights' copies under autocast, `graph_bytes` those of the graph itself (`engine.graphs`).
     """
 
     input_bytes: int

@@ -83,8 +83,8 @@ def test_errors_stand_above_the_line_where_a_run_was_faster(made: list[tuple[dat
     if len({at for at, _, _ in made}) == len(made):
         for dot, (_, predicted, measured) in zip(drawn.dots, in_order, strict=True):
             error = measured / predicted - 1
-            on_the_line = abs(error) < drawn.scale / 100  # within what a place is rounded to
-            assert on_the_line or (dot.y < drawn.zero_y) == (error > 0)
+            assert (dot.y - drawn.zero_y) * error <= 0
+            assert dot.y != drawn.zero_y or abs(error) < 1e-9 * drawn.scale  # the last bits of a place
 
 
 def _copies(context: Context, made: Sequence[tuple[str, int, float | None]]) -> None:
