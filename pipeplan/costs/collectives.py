@@ -9,6 +9,7 @@ from math import prod
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.transfer import SharedPort
 from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.collectives import CollectiveShares
 
 
 def parameter_server(replicas: FloatArray) -> FloatArray:
@@ -38,21 +39,26 @@ class LevelRing:
     """The part of an all-reduce that passes one level: among `members` units, each with this bandwidth.
 
     A ring sends 2 (n - 1) / n of the bytes in 2 (n - 1) hops, a double binary tree twice the bytes in 2 log2(n) hops
-    (Sanders, Speck and Traff 2009, section 3). The faster of the two is taken.
+    (Sanders, Speck and Traff 2009, section 3). The faster of the two is taken, unless all-reduces were `measured`.
     """
 
     members: int
     bandwidth_bytes_per_s: float
     latency_s: float
     port: SharedPort
+    measured: CollectiveShares | None = None
 
     @property
     def ring_s_per_byte(self) -> float:
         """Seconds a byte of a ring, without its hops."""
-        return 2.0 * (self.members - 1) / self.members / self.bandwidth_bytes_per_s
+        share = self.measured.bulk_share if self.measured else 1.0
+        return 2.0 * (self.members - 1) / self.members / (share * self.bandwidth_bytes_per_s)
 
     def seconds(self, size_bytes: float) -> tuple[float, float]:
         """The seconds of its hops, and of its bytes."""
+        if self.measured:
+            port_bytes = 2.0 * (self.members - 1) / self.members * size_bytes
+            return self.measured.seconds(self.members, port_bytes, self.bandwidth_bytes_per_s)
         ring_s = 2 * (self.members - 1) * self.latency_s, size_bytes * self.ring_s_per_byte
         tree_s = 2 * (self.members - 1).bit_length() * self.latency_s, 2.0 * size_bytes / self.bandwidth_bytes_per_s
         return min(ring_s, tree_s, key=sum)
@@ -104,7 +110,8 @@ def all_reduce_among(cluster: Cluster, devices: Sequence[int]) -> AllReduce:
         members = max(map(len, units.values()))
         if members > 1:
             bandwidth = min(level.bandwidth_bytes_per_s, beside * level.transfer_bytes_per_s)
-            rings.append(LevelRing(members, bandwidth, level.latency_s, SharedPort(unit, level.device_share)))
+            measured = level.collectives.all_reduce if level.collectives else None
+            rings.append(LevelRing(members, bandwidth, level.latency_s, SharedPort(unit, level.device_share), measured))
         beside *= min(map(len, units.values()))
         unit *= level.size
         if len(units) == 1:

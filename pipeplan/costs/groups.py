@@ -12,6 +12,7 @@ from functools import lru_cache
 from pipeplan.costs.collectives import LevelRing
 from pipeplan.costs.transfer import SharedPort
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.collectives import Collectives
 from pipeplan.errors import InvalidInputError
 
 
@@ -56,6 +57,7 @@ class _Hop:
     beside: int
     bandwidth_bytes_per_s: float
     latency_s: float
+    collectives: Collectives | None = None
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,18 @@ class DeviceGroupLinks:
         return sum(self._level_s(kind, hop, size_bytes) for hop in self.hops)
 
     def _level_s(self, kind: str, hop: _Hop, size_bytes: float) -> float:
-        n, bandwidth = hop.members, hop.beside * hop.bandwidth_bytes_per_s
+        n, bandwidth, measured = hop.members, hop.beside * hop.bandwidth_bytes_per_s, hop.collectives
         if kind == "all-reduce":
-            return sum(LevelRing(n, bandwidth, hop.latency_s, SharedPort()).seconds(size_bytes))
+            shares = measured.all_reduce if measured else None
+            return sum(LevelRing(n, bandwidth, hop.latency_s, SharedPort(), shares).seconds(size_bytes))
         if kind == "all-to-all":
             every = self.hops[-1].beside * self.hops[-1].members
             crossing = (n - 1) * hop.beside / every
+            if measured:
+                return sum(measured.all_to_all.seconds(n, crossing * size_bytes, hop.bandwidth_bytes_per_s))
             return crossing * size_bytes / hop.bandwidth_bytes_per_s + (n - 1) * hop.latency_s
+        if measured:
+            return sum(measured.gather.seconds(n, (n - 1) / n * size_bytes, bandwidth))
         return (n - 1) / n * size_bytes / bandwidth + (n - 1) * hop.latency_s
 
 
@@ -105,7 +112,7 @@ def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
         most = max(len(inside) for inside in units.values())
         if most > 1:
             bandwidth = min(level.transfer_bytes_per_s, level.bandwidth_bytes_per_s / unit)
-            hops.append(_Hop(most, beside, bandwidth, level.latency_s))
+            hops.append(_Hop(most, beside, bandwidth, level.latency_s, level.collectives))
         beside *= min(len(inside) for inside in units.values())
         unit *= level.size
     return DeviceGroupLinks(tuple(hops))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import ClassVar
 
+from pipeplan.documents.collectives import Collectives
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import Device
@@ -25,7 +26,12 @@ MAX_DEVICES = 2**17
 SHOWN_LEVELS = 64
 """How many of a cluster's levels are multiplied in the error about too many devices."""
 
-_MODELS = frozenset({"v100", "a100", "h100", "h200", "l4", "t4", "a10g", "3090", "4090"})
+_MODELS = frozenset(
+    {
+        *("v100", "a100", "a800", "h100", "h800", "h200", "h20", "b200", "b300", "gb200", "gb300"),
+        *("mi300x", "mi325x", "mi355x", "l40s", "l4", "t4", "a10g", "3090", "4090"),
+    }
+)
 """The words that identify the chip: a name without one means no type."""
 
 _MORE_WORDS = {
@@ -36,6 +42,17 @@ _MORE_WORDS = {
     "h100-sxm": ("sxm", "hbm3"),
     "h100-pcie": ("hbm2e",),
     "h200-sxm": ("sxm5", "hbm3e"),
+    "a800": ("sxm",),
+    "h800": ("sxm", "hbm3"),
+    "h20": ("sxm", "sxm5", "hbm3", "141gb"),
+    "b200": ("sxm", "192gb", "hbm3e"),
+    "b300": ("sxm", "ac", "270gb", "275gb", "hbm3e"),
+    "gb200": ("nvl72", "185gb", "189gb", "192gb", "hbm3e"),
+    "gb300": ("nvl72", "277gb", "284gb", "288gb", "hbm3e"),
+    "mi300x": ("hbm3", "oam", "platform"),
+    "mi325x": ("hbm3e", "oam", "platform"),
+    "mi355x": ("hbm3e", "oam", "platform"),
+    "l40s": ("48gb", "pcie"),
     "l4": ("24gb", "pcie"),
     "t4": ("16gb", "pcie"),
     "a10g": ("24gb", "pcie"),
@@ -44,7 +61,7 @@ _MORE_WORDS = {
 }
 """Words that names of a type may have beside those of its key and its name, as the vendor's driver has them."""
 
-_BRANDS = frozenset({"nvidia", "corporation", "tesla", "geforce", "gpu"})
+_BRANDS = frozenset({"nvidia", "amd", "instinct", "corporation", "tesla", "geforce", "gpu"})
 _MARKETING = re.compile(r"\btensor[\W_]+core\b")
 _MEMORY = re.compile(r"(?<![a-z0-9])(\d+)[\s_-]*gi?b?(?![a-z0-9])")
 _RTX = re.compile(r"\brtx(?=\d)")
@@ -97,13 +114,15 @@ class Level:
 
     `bandwidth_bytes_per_s` is what all devices of a unit, such as a server, can together send, and receive as well.
     `device_bandwidth_bytes_per_s` is the part that one of its devices can use, if that is less: the speed of its own
-    network card. `latency_s` is that of one message, and of each hop of a collective.
+    network card. `latency_s` is that of one message, and of each hop of a collective where `collectives` does not say
+    what collectives take.
     """
 
     size: int
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     device_bandwidth_bytes_per_s: float | None = None
+    collectives: Collectives | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

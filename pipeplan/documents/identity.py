@@ -26,6 +26,8 @@ FIRST_FIELDS: Mapping[str, str] = {
     "ClosedForm": "",
     "Cluster": "device groups",
     "Collective": "count",
+    "CollectiveShares": "",
+    "Collectives": "",
     "Device": "context_bytes allocator_reserve",
     "DeviceGroup": "",
     "Host": "",

@@ -1,8 +1,12 @@
-"""Datasheets: the vendors' peaks of devices, and the share of them that training reaches.
+"""Datasheets: the vendors' peaks of devices, and the share of them that kernels reach.
 
 The datasheets known by name hold the vendors' peaks without sparsity. Memory and links are those of the known type
-(`pipeplan.documents.devices`). The shares of A100s and H100s are fitted to measured iterations; other types have an
-A100's. Multiprocessors are those of the same datasheets and whitepapers.
+(`pipeplan.documents.devices`). Multiprocessors are those of the same datasheets and whitepapers.
+
+The shares of MEASURED types are fitted to single products and attention kernels on these GPUs
+(ai-dynamo/aiconfigurator, NVIDIA, Apache-2.0) by `python -m benchmarks.kernels`, which prints how far they are off. The
+H800 and the A800 are an H100 and an A100 with slower links. Other types have the shares of a similar measured type:
+their errors are not known.
 
     v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
                 no bfloat16.
@@ -11,6 +15,14 @@ A100's. Multiprocessors are those of the same datasheets and whitepapers.
     h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s; PCIe 756 Tflop/s,
                 float32 51, 2.0 TB/s.
     h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with memory at 4.8 TB/s.
+    h20         NVIDIA H20 (2024): 148 Tflop/s, 296 in 8 bits, float32 44, 4.0 TB/s.
+    b200, b300  NVIDIA DGX B200 and DGX B300 datasheets (2025): 2,250 Tflop/s, 4,500 in 8 bits, 9,000 and 13,500 in 4;
+                8 TB/s.
+    gb200, gb300   NVIDIA GB200 and GB300 NVL72 datasheets (2025): 2,500 Tflop/s, 5,000 in 8 bits, 10,000 and 15,000 in
+                4; 8 TB/s.
+    mi300x, mi325x, mi355x   AMD Instinct data sheets (2023, 2024, 2025): 1,307 Tflop/s and 2,615 in 8 bits with 5.3 and
+                6 TB/s; 2,516, 5,033 in 8 and 10,066 in 4 bits with 8 TB/s.
+    l40s        NVIDIA L40S (2023): 362 Tflop/s, 733 in 8 bits, float32 91.6, 864 GB/s.
     l4, t4      NVIDIA L4 (2023) 121 Tflop/s, float32 30.3, 300 GB/s; T4 (2018) 65 Tflop/s in float16, float32 8.1,
                 320 GB/s.
     a10g        NVIDIA A10G (2021) 70 Tflop/s, float32 31.5, 600 GB/s.
@@ -19,7 +31,7 @@ A100's. Multiprocessors are those of the same datasheets and whitepapers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,14 +43,37 @@ from pipeplan.errors import require, require_amount, require_count
 COMPUTE_EFFICIENCY = 0.78
 MEMORY_EFFICIENCY = 0.71
 ATTENTION_EFFICIENCY = 0.34
-KERNEL_S = 5.9e-6
 LAUNCH_S = 5e-5
-"""These five are an A100's, fitted to training iterations of many models and degrees (docs/benchmarks.md)."""
+"""What a file of one's own has unless it says otherwise."""
 
 FLOAT8 = "float8_e4m3fn"
-"""Matrix products only: their operands and results have 16 bits."""
+FLOAT4 = "float4_e2m1fn_x2"
+NARROW = (FLOAT8, FLOAT4)
+"""Matrix products only: their results have 16 bits."""
 
 KINDS = ("gpu", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductShares:
+    """How far matrix products of one dtype stay below the peak (`kernels` says how the numbers are used).
+
+    `efficiency` is the share of the peak that a large product reaches. A tile starts and ends as long as it computes
+    `start_depth` of the inner dimension. `tile_reads` is the part of the largest tile's time that grows with the reads
+    of smaller ones.
+    """
+
+    efficiency: float = COMPUTE_EFFICIENCY
+    start_depth: float = 32.0
+    tile_reads: float = 0.3
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        require_amount("efficiency", self.efficiency, positive=True)
+        require(self.efficiency <= 1, "efficiency", "must be at most 1", self.efficiency)
+        require_amount("start_depth", self.start_depth)
+        require_amount("tile_reads", self.tile_reads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +87,22 @@ class Datasheet:
 
     memory_bandwidth_bytes_per_s: float
     compute_efficiency: float = COMPUTE_EFFICIENCY
-    """The share of the peak that a matrix product reaches at most."""
+    """The share of the peak that a matrix product reaches at most, in a dtype that `products` does not name."""
+
+    products: Mapping[str, ProductShares] = field(default_factory=dict)
+    """What was measured of products, by dtype."""
 
     memory_efficiency: float = MEMORY_EFFICIENCY
     """The share of the bandwidth that every operation reaches at most."""
 
     attention_efficiency: float = ATTENTION_EFFICIENCY
     """The share of the peak that attention in one kernel reaches at most."""
+
+    attention_start_s: float = 0.0
+    """A kernel of attention's own time to start and end, above `kernel_s`."""
+
+    attention_half_length: float = 0.0
+    """The number of keys at which attention reaches half of that share; 0: every length reaches it."""
 
     kernel_s: float = 0.0
     """A kernel's own time to start and end."""
@@ -78,6 +122,9 @@ class Datasheet:
     allocator_reserve: float = 0.0
     """As of a `Device`."""
 
+    measured: bool = False
+    """Whether the shares are fitted to kernels on this type; they are another type's, or assumed, if not."""
+
     link_bandwidth_bytes_per_s: float | None = None
     """Of the link between neighbouring devices of a node, in one direction; only a cluster needs it."""
 
@@ -92,15 +139,17 @@ class Datasheet:
         require(self.kind in KINDS, "kind", f"must be one of {', '.join(KINDS)}", self.kind)
         require(len(self.flops_per_s) > 0, "flops_per_s", "must hold at least one dtype", dict(self.flops_per_s))
         for dtype, rate in self.flops_per_s.items():
-            rule = f"must be by dtype: {', '.join((*DTYPE_BYTES, FLOAT8))}"
-            require(dtype in DTYPE_BYTES or dtype == FLOAT8, "flops_per_s", rule, dtype)
+            rule = f"must be by dtype: {', '.join((*DTYPE_BYTES, *NARROW))}"
+            require(dtype in DTYPE_BYTES or dtype in NARROW, "flops_per_s", rule, dtype)
             require_amount(f"flops_per_s.{dtype}", rate, positive=True)
+        unknown = sorted(self.products.keys() - self.flops_per_s.keys())
+        require(not unknown, "products", "must be of dtypes in flops_per_s", unknown)
         require_amount("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, positive=True)
-        for field in ("compute_efficiency", "memory_efficiency", "attention_efficiency"):
-            require_amount(field, getattr(self, field), positive=True)
-            require(getattr(self, field) <= 1, field, "must be at most 1", getattr(self, field))
-        for field in ("kernel_s", "launch_s"):
-            require_amount(field, getattr(self, field))
+        for name in ("compute_efficiency", "memory_efficiency", "attention_efficiency"):
+            require_amount(name, getattr(self, name), positive=True)
+            require(getattr(self, name) <= 1, name, "must be at most 1", getattr(self, name))
+        for name in ("kernel_s", "launch_s", "attention_start_s", "attention_half_length"):
+            require_amount(name, getattr(self, name))
         if self.multiprocessors is not None:
             require_count("multiprocessors", self.multiprocessors)
         if self.link_bandwidth_bytes_per_s is not None:
@@ -122,21 +171,142 @@ class Datasheet:
         require(dtype in self.flops_per_s, "flops_per_s", rule, sorted(self.flops_per_s))
         return self.flops_per_s[dtype]
 
+    def product_shares(self, dtype: str) -> ProductShares:
+        """How far products of this dtype stay below the peak."""
+        return self.products.get(dtype) or ProductShares(efficiency=self.compute_efficiency)
+
     @property
     def reached_bytes_per_s(self) -> float:
         """The share of the memory's bandwidth that an operation reaches."""
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelShares:
+    """The numbers fitted to one type's kernels: those of a Datasheet with the same names."""
+
+    memory_efficiency: float
+    kernel_s: float
+    attention_efficiency: float
+    attention_start_s: float
+    attention_half_length: float
+    products: Mapping[str, ProductShares]
+
+
+def _products(**shares: tuple[float, float, float]) -> dict[str, ProductShares]:
+    names = {"bf16": "bfloat16", "fp8": FLOAT8, "fp4": FLOAT4}
+    return {
+        names[name]: ProductShares(efficiency=efficiency, start_depth=depth, tile_reads=reads)
+        for name, (efficiency, depth, reads) in shares.items()
+    }
+
+
+KERNEL_SHARES = {
+    "a100": KernelShares(
+        memory_efficiency=0.66,
+        kernel_s=4e-06,
+        attention_efficiency=0.48,
+        attention_start_s=2.5e-05,
+        attention_half_length=500,
+        products=_products(bf16=(0.92, 128, 0.2)),
+    ),
+    "h100": KernelShares(
+        memory_efficiency=0.78,
+        kernel_s=3e-06,
+        attention_efficiency=0.56,
+        attention_start_s=1.7e-05,
+        attention_half_length=1100,
+        products=_products(bf16=(0.82, 128, 0), fp8=(0.76, 256, 0)),
+    ),
+    "h200": KernelShares(
+        memory_efficiency=0.78,
+        kernel_s=3e-06,
+        attention_efficiency=0.56,
+        attention_start_s=1.8e-05,
+        attention_half_length=1000,
+        products=_products(bf16=(0.84, 128, 0.05), fp8=(0.76, 256, 0)),
+    ),
+    "b200": KernelShares(
+        memory_efficiency=0.64,
+        kernel_s=2.5e-06,
+        attention_efficiency=0.54,
+        attention_start_s=2.1e-05,
+        attention_half_length=1800,
+        products=_products(bf16=(0.72, 32, 0.05), fp8=(0.72, 192, 0.05), fp4=(0.52, 512, 0)),
+    ),
+    "b300": KernelShares(
+        memory_efficiency=0.64,
+        kernel_s=2e-06,
+        attention_efficiency=0.54,
+        attention_start_s=2.1e-05,
+        attention_half_length=1800,
+        products=_products(bf16=(0.76, 32, 0.05), fp8=(0.78, 128, 0.05), fp4=(0.48, 2048, 0.05)),
+    ),
+    "gb200": KernelShares(
+        memory_efficiency=0.66,
+        kernel_s=2.5e-06,
+        attention_efficiency=0.54,
+        attention_start_s=2.1e-05,
+        attention_half_length=1800,
+        products=_products(bf16=(0.7, 32, 0.05), fp8=(0.68, 256, 0.1), fp4=(0.5, 512, 0)),
+    ),
+    "gb300": KernelShares(
+        memory_efficiency=0.68,
+        kernel_s=2.5e-06,
+        attention_efficiency=0.54,
+        attention_start_s=2.1e-05,
+        attention_half_length=1800,
+        products=_products(bf16=(0.8, 48, 0.05), fp8=(0.78, 128, 0), fp4=(0.44, 1536, 0.75)),
+    ),
+    "l40s": KernelShares(
+        memory_efficiency=0.86,
+        kernel_s=1e-06,
+        attention_efficiency=0.48,
+        attention_start_s=2.5e-05,
+        attention_half_length=500,
+        products=_products(bf16=(0.6, 96, 0), fp8=(0.52, 64, 0)),
+    ),
+}
+"""As `python -m benchmarks.kernels --fit` prints them. Attention was measured on A100, H100, H200 and B200: the other
+Blackwells have a B200's, the L40S an A100's.
+"""
+
+MEASURED = ("a100-40gb", "a100-80gb", "a800", "h100-sxm", "h800", "h200-sxm", "b200", "b300", "gb200", "gb300", "l40s")
+"""The types with kernels of their own. An A800 and an H800 compute as an A100 and an H100."""
+
+_ALIKE = {"float16": ("bfloat16",)}
+"""Products in both dtypes run on the same units at the same rate."""
+
+_V100 = {"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12}
+_A100 = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}
+_H100 = {FLOAT8: 1978.9e12, "bfloat16": 989.4e12, "float16": 989.4e12, "float32": 67e12, "float64": 67e12}
+_H100_PCIE = {FLOAT8: 1513e12, "bfloat16": 756e12, "float16": 756e12, "float32": 51e12, "float64": 51e12}
+_H20 = {FLOAT8: 296e12, "bfloat16": 148e12, "float16": 148e12, "float32": 44e12}
+_B200 = {FLOAT4: 9e15, FLOAT8: 4.5e15, "bfloat16": 2.25e15, "float16": 2.25e15, "float32": 75e12, "float64": 37e12}
+_B300 = {FLOAT4: 13.5e15, FLOAT8: 4.5e15, "bfloat16": 2.25e15, "float16": 2.25e15, "float32": 75e12}
+_GB200 = {FLOAT4: 10e15, FLOAT8: 5e15, "bfloat16": 2.5e15, "float16": 2.5e15, "float32": 80e12, "float64": 40e12}
+_GB300 = {FLOAT4: 15e15, FLOAT8: 5e15, "bfloat16": 2.5e15, "float16": 2.5e15, "float32": 80e12}
+_MI300X = {FLOAT8: 2614.9e12, "bfloat16": 1307.4e12, "float16": 1307.4e12, "float32": 163.4e12, "float64": 163.4e12}
+_MI355X = {FLOAT4: 10.066e15, FLOAT8: 5.033e15, "bfloat16": 2.516e15, "float16": 2.516e15, "float32": 157.3e12}
+_L40S = {FLOAT8: 733e12, "bfloat16": 362e12, "float16": 362e12, "float32": 91.6e12}
+_L4 = {FLOAT8: 242.5e12, "bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12}
+_T4 = {"float16": 65e12, "float32": 8.1e12}
+_A10G = {"bfloat16": 70e12, "float16": 70e12, "float32": 31.5e12}
+_RTX_3090 = {"bfloat16": 71e12, "float16": 71e12, "float32": 35.6e12}
+_RTX_4090 = {"bfloat16": 165.2e12, "float16": 165.2e12, "float32": 82.6e12}
+
+
 def _gpu(
-    key: str,
-    flops_per_s: Mapping[str, float],
-    memory_bandwidth_bytes_per_s: float,
-    multiprocessors: int,
-    shares: tuple[float, float, float, float] = (COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY, ATTENTION_EFFICIENCY, KERNEL_S),
+    key: str, flops_per_s: Mapping[str, float], memory_bandwidth_bytes_per_s: float, multiprocessors: int, like: str
 ) -> Datasheet:
-    known = KNOWN_TYPES[key]
-    compute, memory, attention, kernel_s = shares
+    """The type's datasheet with the shares that were measured on the type `like`."""
+    known, shares = KNOWN_TYPES[key], KERNEL_SHARES[like]
+    products = {
+        dtype: shares.products[alike]
+        for dtype in flops_per_s
+        for alike in _ALIKE.get(dtype, (dtype,))
+        if alike in shares.products
+    }
     return Datasheet(
         name=known.device.name,
         memory_bytes=known.device.memory_bytes,
@@ -147,39 +317,41 @@ def _gpu(
         link_bandwidth_bytes_per_s=known.link_bandwidth_bytes_per_s,
         link_latency_s=known.link_latency_s,
         multiprocessors=multiprocessors,
-        compute_efficiency=compute,
-        memory_efficiency=memory,
-        attention_efficiency=attention,
-        kernel_s=kernel_s,
+        compute_efficiency=shares.products["bfloat16"].efficiency,
+        memory_efficiency=shares.memory_efficiency,
+        kernel_s=shares.kernel_s,
+        attention_efficiency=shares.attention_efficiency,
+        attention_start_s=shares.attention_start_s,
+        attention_half_length=shares.attention_half_length,
+        products=products,
+        measured=key in MEASURED,
     )
 
 
-_HOPPER = (0.69, 0.52, 0.2, 2e-5)
-"""An H100's shares, fitted like an A100's."""
-
-_V100 = {"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12}
-_A100 = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}
-_H100_SXM = {FLOAT8: 1978.9e12, "bfloat16": 989.4e12, "float16": 989.4e12, "float32": 67e12, "float64": 67e12}
-_H100_PCIE = {FLOAT8: 1513e12, "bfloat16": 756e12, "float16": 756e12, "float32": 51e12, "float64": 51e12}
-_L4 = {FLOAT8: 242.5e12, "bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12}
-_T4 = {"float16": 65e12, "float32": 8.1e12}
-_A10G = {"bfloat16": 70e12, "float16": 70e12, "float32": 31.5e12}
-_RTX_3090 = {"bfloat16": 71e12, "float16": 71e12, "float32": 35.6e12}
-_RTX_4090 = {"bfloat16": 165.2e12, "float16": 165.2e12, "float32": 82.6e12}
-
 DATASHEETS: dict[str, Datasheet] = {
-    "v100-16gb": _gpu("v100-16gb", _V100, 900e9, 80),
-    "v100-32gb": _gpu("v100-32gb", _V100, 900e9, 80),
-    "a100-40gb": _gpu("a100-40gb", _A100, 1555e9, 108),
-    "a100-80gb": _gpu("a100-80gb", _A100, 2039e9, 108),
-    "h100-sxm": _gpu("h100-sxm", _H100_SXM, 3350e9, 132, _HOPPER),
-    "h100-pcie": _gpu("h100-pcie", _H100_PCIE, 2000e9, 114, _HOPPER),
-    "h200-sxm": _gpu("h200-sxm", _H100_SXM, 4800e9, 132, _HOPPER),
-    "l4": _gpu("l4", _L4, 300e9, 58),
-    "t4": _gpu("t4", _T4, 320e9, 40),
-    "a10g": _gpu("a10g", _A10G, 600e9, 80),
-    "rtx-3090": _gpu("rtx-3090", _RTX_3090, 936e9, 82),
-    "rtx-4090": _gpu("rtx-4090", _RTX_4090, 1008e9, 128),
+    "v100-16gb": _gpu("v100-16gb", _V100, 900e9, 80, "a100"),
+    "v100-32gb": _gpu("v100-32gb", _V100, 900e9, 80, "a100"),
+    "a100-40gb": _gpu("a100-40gb", _A100, 1555e9, 108, "a100"),
+    "a100-80gb": _gpu("a100-80gb", _A100, 2039e9, 108, "a100"),
+    "a800": _gpu("a800", _A100, 2039e9, 108, "a100"),
+    "h100-sxm": _gpu("h100-sxm", _H100, 3350e9, 132, "h100"),
+    "h100-pcie": _gpu("h100-pcie", _H100_PCIE, 2000e9, 114, "h100"),
+    "h800": _gpu("h800", _H100, 3350e9, 132, "h100"),
+    "h20": _gpu("h20", _H20, 4000e9, 78, "h100"),
+    "h200-sxm": _gpu("h200-sxm", _H100, 4800e9, 132, "h200"),
+    "b200": _gpu("b200", _B200, 8000e9, 148, "b200"),
+    "b300": _gpu("b300", _B300, 8000e9, 148, "b300"),
+    "gb200": _gpu("gb200", _GB200, 8000e9, 152, "gb200"),
+    "gb300": _gpu("gb300", _GB300, 8000e9, 152, "gb300"),
+    "mi300x": _gpu("mi300x", _MI300X, 5300e9, 304, "h100"),
+    "mi325x": _gpu("mi325x", _MI300X, 6000e9, 304, "h100"),
+    "mi355x": _gpu("mi355x", _MI355X, 8000e9, 256, "b200"),
+    "l40s": _gpu("l40s", _L40S, 864e9, 142, "l40s"),
+    "l4": _gpu("l4", _L4, 300e9, 58, "l40s"),
+    "t4": _gpu("t4", _T4, 320e9, 40, "a100"),
+    "a10g": _gpu("a10g", _A10G, 600e9, 80, "a100"),
+    "rtx-3090": _gpu("rtx-3090", _RTX_3090, 936e9, 82, "a100"),
+    "rtx-4090": _gpu("rtx-4090", _RTX_4090, 1008e9, 128, "l40s"),
 }
 
 

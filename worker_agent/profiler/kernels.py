@@ -11,7 +11,10 @@ library chooses among such kernels: the fastest is taken here. 16-bit matrices w
 16 bytes are read in smaller copies, which no kernel hides behind its arithmetic.
 
 Attention in one kernel does the operations of its formula, or half of them where later positions are masked (Dao 2023,
-"FlashAttention-2", section 3.1), at a separate rate.
+"FlashAttention-2", section 3.1), at a separate rate, which grows with the number of keys: a kernel starts and ends each
+block of queries once, however many keys it meets.
+
+The numbers of a type are its datasheet's (`datasheets.ProductShares`).
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ from typing import Self
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from worker_agent.profiler.datasheets import Datasheet
+from worker_agent.profiler.datasheets import Datasheet, ProductShares
 from worker_agent.profiler.operations import MOST_COPIED_BYTES, DeviceOperation
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -30,12 +33,6 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 
 SPLITS = (1, 2, 4, 8)
 """The numbers of parts into which the inner dimension may be split."""
-
-START_DEPTH = 32
-"""The start and end of a tile take as long as this much of the inner dimension: the first loads of a pipeline."""
-
-TILE_READS = 0.3
-"""The part of a tile's time that grows with its reads for each operation, as a share of the largest tile's time."""
 
 PARTIAL_BYTES = 4
 """Parts of a shared inner dimension are float32."""
@@ -77,6 +74,11 @@ class Kernels:
         return np.array([by * ("attention" in op.name) for by, op in zip(slower, self.operations, strict=True)])
 
     @cached_property
+    def _keys(self) -> FloatArray:
+        """The keys that each query of attention meets at most; 1 for other operations."""
+        return np.array([op.sizes.n if op.sizes and "attention" in op.name else 1.0 for op in self.operations])
+
+    @cached_property
     def _sizes(self) -> FloatArray:
         """Batch, m, n and k of matrix products, one row each; 0 for other operations."""
         found = [op.sizes if "attention" not in op.name else None for op in self.operations]
@@ -102,27 +104,36 @@ class Kernels:
         """
         names, places = self._dtypes
         peaks = np.array([sheet.peak_flops_per_s(name) for name in names] or [1.0])[places]
-        reached = peaks * np.where(self._attention > 0, sheet.attention_efficiency, sheet.compute_efficiency)
+        shares = [sheet.product_shares(name) for name in names] or [ProductShares()]
+        efficiency = np.array([each.efficiency for each in shares])[places]
+        attention = sheet.attention_efficiency * self._keys / (self._keys + sheet.attention_half_length)
+        reached = peaks * np.where(self._attention > 0, attention, efficiency)
         if sheet.kind == "gpu":
             reached = reached / self._slower
         arithmetic_s = self._flops * np.maximum(self._attention, 1.0) / reached
         if sheet.multiprocessors is not None:
-            tiled_s = self._tiled_s(reached, sheet.multiprocessors, sheet.reached_bytes_per_s)
+            depths = np.array([each.start_depth for each in shares])[places]
+            reads = np.array([each.tile_reads for each in shares])[places]
+            tiled_s = self._tiled_s(reached, depths, reads, sheet)
             arithmetic_s = np.where(self._sizes[0] > 0, tiled_s, arithmetic_s)
         moving_s = self._moved_bytes / sheet.reached_bytes_per_s
-        return np.asarray(np.maximum(arithmetic_s, moving_s) + sheet.kernel_s)
+        started_s = sheet.kernel_s + np.where(self._attention > 0, sheet.attention_start_s, 0.0)
+        return np.asarray(np.maximum(arithmetic_s, moving_s) + started_s)
 
-    def _tiled_s(self, flops_per_s: FloatArray, multiprocessors: int, bytes_per_s: float) -> FloatArray:
+    def _tiled_s(
+        self, flops_per_s: FloatArray, start_depths: FloatArray, tile_reads: FloatArray, sheet: Datasheet
+    ) -> FloatArray:
         """Seconds of matrix products by the best tiles."""
+        multiprocessors, bytes_per_s = sheet.multiprocessors or 1, sheet.reached_bytes_per_s
         batch, m, n, k = self._sizes
         found = np.full(len(self.operations), np.inf)
         largest = _reads(TILES[0])
         for tile in TILES:
-            slower = 1 + TILE_READS * (_reads(tile) / largest - 1)
+            slower = 1 + tile_reads * (_reads(tile) / largest - 1)
             tiles = batch * np.ceil(m / tile[0]) * np.ceil(n / tile[1])
             for parts in SPLITS:
                 waves = np.ceil(tiles * parts / multiprocessors)
-                flops = 2 * waves * multiprocessors * tile[0] * tile[1] * (k / parts + START_DEPTH)
+                flops = 2 * waves * multiprocessors * tile[0] * tile[1] * (k / parts + start_depths)
                 added = (parts + 1) * batch * m * n * PARTIAL_BYTES if parts > 1 else 0.0
                 found = np.minimum(found, slower * flops / flops_per_s + added / bytes_per_s)
         return found

@@ -15,6 +15,17 @@ SPELLINGS = {
     "h100-sxm": ("NVIDIA H100 80GB HBM3", "H100-SXM5-80GB", "h100 sxm", "nvidia:H100_SXM5"),
     "h100-pcie": ("NVIDIA H100 PCIe", "H100-PCIE-80GB"),
     "h200-sxm": ("NVIDIA H200", "H200 SXM"),
+    "a800": ("NVIDIA A800-SXM4-80GB", "A800", "a800 sxm"),
+    "h800": ("NVIDIA H800", "H800 SXM"),
+    "h20": ("NVIDIA H20", "h20-96gb", "NVIDIA H20-141GB"),
+    "b200": ("NVIDIA B200", "B200-SXM6-180GB", "b200 192GB"),
+    "b300": ("NVIDIA B300 SXM6 AC", "B300", "b300-288gb"),
+    "gb200": ("NVIDIA GB200", "GB200 NVL72", "gb200-186gb"),
+    "gb300": ("NVIDIA GB300", "gb300 nvl72", "GB300 279GB"),
+    "mi300x": ("AMD Instinct MI300X OAM", "AMD Instinct MI300X", "mi300x 192gb"),
+    "mi325x": ("AMD Instinct MI325X", "MI325X"),
+    "mi355x": ("AMD Instinct MI355X", "mi355x-288GB"),
+    "l40s": ("NVIDIA L40S", "l40s 48gb"),
     "l4": ("NVIDIA L4", "NVIDIA L4 Tensor Core GPU", "l4-24gb"),
     "t4": ("Tesla T4", "NVIDIA T4"),
     "a10g": ("NVIDIA A10G",),
@@ -24,7 +35,16 @@ SPELLINGS = {
 
 NOT_KNOWN = (
     *("NVIDIA A100 80GB PCIe", "NVIDIA H100 NVL", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 Laptop GPU"),
-    *("NVIDIA L40S", "NVIDIA A10", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "NVIDIA T400 4GB", "Tesla V100-PCIE-16GB"),
+    *(
+        "NVIDIA L40",
+        "NVIDIA A10",
+        "NVIDIA GH200 480GB",
+        "AMD Instinct MI250X",
+        "NVIDIA B200 MIG 1g.23gb",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "NVIDIA T400 4GB",
+        "Tesla V100-PCIE-16GB",
+    ),
     *("gpu", "cpu", "core", "80GB", "RTX", "Intel(R) Xeon(R) Processor, 1 core", "NVIDIA", "unknown", ""),
 )
 

@@ -14,9 +14,9 @@ def test_every_named_server_says_what_a_device_has_of_its_host(name: str) -> Non
     cluster = named_cluster(name)
     host = cluster.host
     assert host is not None
-    assert 40e9 < host.memory_bytes < 400e9
-    assert 6e9 < host.bandwidth_bytes_per_s < 64e9
-    assert 5e9 < host.update_bytes_per_s < 100e9
+    assert 40e9 < host.memory_bytes < 600e9
+    assert 6e9 < host.bandwidth_bytes_per_s <= 180e9
+    assert 5e9 < host.update_bytes_per_s < 150e9
     assert named_cluster(f"{name}:3").host == host
     assert parse(Cluster, dump(plain(cluster))) == cluster
 

@@ -1,6 +1,7 @@
 """Named clusters: what every name stands for, and how names are read."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,6 +25,20 @@ ASKED_FOR = (
     "p4de.24xlarge",
     "p5.48xlarge",
     "a3-highgpu-8g",
+    "dgx-b200",
+    "dgx-b300",
+    "gb200-nvl72",
+    "gb300-nvl72",
+    "p5en.48xlarge",
+    "p6-b200.48xlarge",
+    "p6e-gb200.36xlarge",
+    "a3-ultragpu-8g",
+    "a4-highgpu-8g",
+    "a4x-highgpu-4g",
+    "nd-h200-v5",
+    "nd-gb200-v6",
+    "bm.gpu.gb200.4",
+    "nd-mi300x-v5",
     "l4",
 )
 
@@ -50,10 +65,11 @@ def test_a_name_with_nodes_is_so_many_servers(name: str, nodes: int) -> None:
     assert cluster.device == KNOWN_TYPES[server.type].device
     one = named_cluster(name)
     assert one == named_cluster(f"{name}:1") and one.devices == server.devices
-    assert cluster.levels[0] == one.levels[0]
-    if nodes > 1:
+    together = cluster.levels[0].size // server.devices
+    assert 1 <= together <= server.rack and replace(cluster.levels[0], size=server.devices) == one.levels[0]
+    if nodes > together:
         inside, between = cluster.levels
-        assert between.bandwidth_bytes_per_s == server.network_bytes_per_s
+        assert between.bandwidth_bytes_per_s == together * server.network_bytes_per_s
         assert between.transfer_bytes_per_s <= inside.transfer_bytes_per_s
         assert between.latency_s > inside.latency_s
         shares = server.network_bytes_per_s / between.transfer_bytes_per_s
@@ -80,6 +96,16 @@ def test_networks_are_what_vendors_state(name: str, gbit_per_s: float, device_gb
     level = named_cluster(f"{name}:2").levels[1]
     assert level.bandwidth_bytes_per_s == gbit_per_s * 1e9 / 8
     assert level.transfer_bytes_per_s == device_gbit_per_s * 1e9 / 8
+
+
+@pytest.mark.parametrize(
+    ("servers", "sizes"),
+    [(1, [4]), (2, [8]), (16, [64]), (18, [72]), (32, [64, 2]), (36, [72, 2]), (64, [64, 4]), (38, [8, 19])],
+)
+def test_servers_of_a_rack_are_one_level_of_their_devices_links(servers: int, sizes: list[int]) -> None:
+    for name in ("p6e-gb200.36xlarge", "a4x-highgpu-4g", "nd-gb200-v6", "bm.gpu.gb300.4"):
+        assert [level.size for level in named_cluster(f"{name}:{servers}").levels] == sizes
+    assert named_cluster("gb200-nvl72").levels[0] == named_cluster("nd-gb200-v6:18").levels[0]
 
 
 @given(names)

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from pipeplan.errors import InvalidInputError
 from worker_agent.profiler.datasheets import DATASHEETS, FLOAT8
-from worker_agent.profiler.kernels import START_DEPTH, Kernels, duration_s
+from worker_agent.profiler.kernels import Kernels, duration_s
 from worker_agent.profiler.operations import DeviceOperation, MatrixSizes, OperationRecorder
 
 A100 = DATASHEETS["a100-80gb"]
 QUICK_MEMORY = replace(A100, memory_bandwidth_bytes_per_s=1e24, kernel_s=0.0)
 """So much bandwidth that arithmetic alone takes time."""
+
+SHARES = A100.product_shares("bfloat16")
+REACHED = 312e12 * SHARES.efficiency
 
 sides = st.integers(1, 40_000)
 
@@ -39,7 +42,7 @@ def seconds(op: DeviceOperation) -> float:
 @given(sides, sides, sides, st.integers(1, 64))
 def test_no_product_is_above_the_share_of_the_peak(m: int, n: int, k: int, batch: int) -> None:
     op = product(m, n, k, batch=batch)
-    assert seconds(op) >= op.flops / (312e12 * A100.compute_efficiency)
+    assert seconds(op) >= op.flops / (REACHED)
 
 
 @given(sides, sides, sides, st.integers(1, 64))
@@ -58,20 +61,20 @@ def test_rows_and_columns_count_alike(m: int, n: int, k: int) -> None:
 def test_one_tile_too_many_takes_another_wave() -> None:
     # 108 multiprocessors: 9 x 12 tiles of 256 x 128 fill them once
     full, more = product(9 * 256, 12 * 128, 65536), product(9 * 256 + 1, 12 * 128, 65536)
-    whole_s = 2 * 108 * 256 * 128 * (65536 + START_DEPTH) / (312e12 * A100.compute_efficiency)
+    whole_s = 2 * 108 * 256 * 128 * (65536 + SHARES.start_depth) / REACHED
     assert seconds(full) == pytest.approx(whole_s)
     assert seconds(more) > 1.1 * seconds(full)
 
 
 def test_a_deep_product_of_one_tile_is_shared_out() -> None:
-    alone_s = 2 * 108 * 256 * 128 * (65536 + START_DEPTH) / (312e12 * A100.compute_efficiency)
+    alone_s = 2 * 108 * 256 * 128 * (65536 + SHARES.start_depth) / REACHED
     assert seconds(product(256, 128, 65536)) < 0.3 * alone_s
 
 
 def test_large_products_come_near_the_share_and_small_ones_do_not() -> None:
     large, small = product(16384, 16384, 16384), product(512, 512, 512)
-    assert large.flops / seconds(large) > 0.95 * 312e12 * A100.compute_efficiency
-    assert small.flops / duration_s([small], replace(A100, launch_s=0.0)) < 0.2 * 312e12 * A100.compute_efficiency
+    assert large.flops / seconds(large) > 0.95 * REACHED
+    assert small.flops / duration_s([small], replace(A100, launch_s=0.0)) < 0.2 * REACHED
 
 
 @given(sides, sides, sides, st.integers(1, 64))
@@ -104,17 +107,31 @@ def test_rows_are_copied_by_the_bytes_of_which_all_start_at_a_multiple(
 
 
 def test_attention_has_a_rate_of_its_own_and_skips_later_positions() -> None:
-    whole_s = 10**12 / (312e12 * A100.attention_efficiency)
-    assert seconds(attention(causal=False)) == pytest.approx(whole_s)
-    assert seconds(attention(causal=True)) == pytest.approx(whole_s / 2)
-    assert seconds(attention(causal=True, backward=True)) == pytest.approx(1.2 * whole_s / 2)
+    start_s = A100.attention_start_s
+    whole_s = 10**12 / (312e12 * A100.attention_efficiency * 4096 / (4096 + A100.attention_half_length))
+    assert seconds(attention(causal=False)) == pytest.approx(whole_s + start_s)
+    assert seconds(attention(causal=True)) == pytest.approx(whole_s / 2 + start_s)
+    assert seconds(attention(causal=True, backward=True)) == pytest.approx(1.2 * whole_s / 2 + start_s)
+
+
+def test_attention_to_more_keys_reaches_more_of_the_peak() -> None:
+    def of_length(keys: int) -> float:
+        whole = attention(causal=True)
+        assert whole.sizes is not None
+        return seconds(replace(whole, sizes=replace(whole.sizes, n=keys))) - A100.attention_start_s
+
+    half = int(A100.attention_half_length)
+    assert of_length(half) == pytest.approx(2 * of_length(10**9), rel=1e-3)
+    assert of_length(1024) > of_length(2048) > of_length(8192)
 
 
 def test_eight_bits_take_half_the_time_and_need_a_datasheet_that_has_them() -> None:
     quick = replace(DATASHEETS["h100-sxm"], memory_bandwidth_bytes_per_s=1e24, kernel_s=0.0)
     wide, narrow = product(8192, 8192, 8192), product(8192, 8192, 8192, dtype=FLOAT8)
     of_wide, of_narrow = Kernels.of([wide, narrow]).seconds(quick)
-    assert of_narrow == pytest.approx(of_wide / 2, rel=1e-3)
+    shares = (quick.product_shares("bfloat16"), quick.product_shares(FLOAT8))
+    reached = [peak * each.efficiency for peak, each in zip((989.4e12, 1978.9e12), shares, strict=True)]
+    assert of_narrow / of_wide == pytest.approx(reached[0] / reached[1], rel=0.02)
     with pytest.raises(InvalidInputError, match=FLOAT8):
         duration_s([narrow], A100)
 
