@@ -53,6 +53,12 @@ LEAST_HEADS = 4
 LEAST_BYTES = 2**16
 """So are smaller collectives."""
 
+
+def _alone(key: str) -> Datasheet:
+    """The datasheet for single kernels, which no long job slows down."""
+    return replace(DATASHEETS[key], sustained=1.0)
+
+
 Numbers = Mapping[str, float]
 Seconds = Callable[[Numbers], FloatArray]
 
@@ -93,7 +99,7 @@ PRODUCT_GRIDS = {
     "tile_reads": [n / 20 for n in range(16)],
 }
 MEMORY_GRIDS = {
-    "memory_efficiency": [n / 50 for n in range(20, 49)],
+    "product_memory_efficiency": [n / 50 for n in range(20, 49)],
     "kernel_s": [n / 2 * 1e-6 for n in range(1, 16)],
 }
 CAST_GRIDS = {"cast_bytes": [float(n) for n in range(12)], "cast_start_s": [n * 1e-6 for n in range(16)]}
@@ -115,10 +121,10 @@ class Products:
         sheet = replace(
             self.sheet,
             products={self.dtype: shares},
-            memory_efficiency=numbers["memory_efficiency"],
+            product_memory_efficiency=numbers["product_memory_efficiency"],
             kernel_s=numbers["kernel_s"],
         )
-        cast_s = numbers["cast_start_s"] + numbers["cast_bytes"] * self.left_elements / sheet.reached_bytes_per_s
+        cast_s = numbers["cast_start_s"] + numbers["cast_bytes"] * self.left_elements / sheet.product_bytes_per_s
         return np.asarray(self.kernels.seconds(sheet) + cast_s)
 
     @property
@@ -156,7 +162,7 @@ def read_products(rows: Iterable[Mapping[str, str]]) -> list[Products]:
         operations = [_product(m, n, k, dtype) for m, n, k, _ in of_group]
         group = Group(system, name, tuple(m for m, *_ in of_group), np.array([row[-1] for row in of_group]))
         left = np.array([float(m * k) for m, _, k, _ in of_group])
-        found.append(Products(group, DATASHEETS[TYPES[system]], dtype, Kernels.of(operations), left))
+        found.append(Products(group, _alone(TYPES[system]), dtype, Kernels.of(operations), left))
     return found
 
 
@@ -186,7 +192,13 @@ class Attention:
 
     def seconds(self, numbers: Numbers) -> FloatArray:
         """Their estimates with these numbers in place of the datasheet's."""
-        return self.kernels.seconds(replace(self.sheet, **numbers))
+        sheet = replace(
+            self.sheet,
+            attention_efficiency=numbers["attention_efficiency"],
+            attention_start_s=numbers["attention_start_s"],
+            attention_half_length=numbers["attention_half_length"],
+        )
+        return self.kernels.seconds(sheet)
 
     @property
     def stored(self) -> dict[str, float]:
@@ -214,7 +226,7 @@ def read_attention(rows: Iterable[Mapping[str, str]]) -> list[Attention]:
     return [
         Attention(
             Group(system, "attention", tuple(length for length, *_ in of_system), np.array([s for *_, s in of_system])),
-            DATASHEETS[TYPES[system]],
+            _alone(TYPES[system]),
             Kernels.of([operation for _, operation, _ in of_system]),
         )
         for system, of_system in grouped.items()
@@ -258,11 +270,12 @@ class MeasuredCollectives:
 def read_collectives(rows: Iterable[Mapping[str, str]]) -> list[MeasuredCollectives]:
     """By system and kind, of the newest release of NCCL."""
     every = [row for row in rows if row["system"] in TYPES]
-    newest = {row["system"]: max(other["nccl"] for other in every if other["system"] == row["system"]) for row in every}
+    releases = {(row["system"], _release(row["nccl"])) for row in every}
+    newest = dict(sorted(releases))  # of several releases the last stays
     grouped: dict[tuple[str, str], list[tuple[int, float, int, float]]] = {}
     for row in every:
         size_bytes = int(row["elements"]) * (2 if row["nccl_dtype"] == "half" else 1)
-        if row["nccl"] != newest[row["system"]] or size_bytes < LEAST_BYTES:
+        if _release(row["nccl"]) != newest[row["system"]] or size_bytes < LEAST_BYTES:
             continue
         units, kind = int(row["num_gpus"]), KINDS[row["op_name"]]
         port_bytes = (2 if kind == "all_reduce" else 1) * (units - 1) / units * size_bytes
@@ -275,6 +288,10 @@ def read_collectives(rows: Iterable[Mapping[str, str]]) -> list[MeasuredCollecti
         group = Group(system, kind, sizes, np.array(seconds))
         found.append(MeasuredCollectives(group, units_of, port_of, known.link_bandwidth_bytes_per_s, shares))
     return found
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
 
 
 START_OF_COLLECTIVES = {"start_s": 1e-5, "share": 0.3, "bulk_start_s": 3e-5, "bulk_share": 0.7, "growth": 0.3}

@@ -2,15 +2,12 @@
 
 The program that was measured decides how a model is built. GPT models ran in Megatron: one kernel for a bias and what
 follows it, attention in four kernels, dropout. MPT models have no biases, a tied embedding and attention in one kernel;
-others are built like Llama. A program with a vocabulary of its own runs one device's share of it at both ends.
+others are built like Llama.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-from torch import Tensor
-from torch.nn import functional
 
 from benchmarks.truth.rows import Row
 from pipeplan.documents.forms import Collective, Form
@@ -47,7 +44,7 @@ def family_of(row: Row) -> Family:
     return FAMILIES.get(row.model.split("-")[0].lower(), LLAMA)
 
 
-def spec_of(row: Row, vocabulary: int, settings: str) -> str:
+def spec_of(row: Row, settings: str) -> str:
     """The model with one layer: the others are equal."""
     sizes = {
         "hidden": row.hidden,
@@ -55,7 +52,7 @@ def spec_of(row: Row, vocabulary: int, settings: str) -> str:
         "heads": row.heads,
         "kv_heads": row.kv_heads,
         "ffn": row.ffn,
-        "vocabulary": vocabulary,
+        "vocabulary": row.vocab,
         "sequence_length": row.sequence_length,
     }
     return "preset:transformer?" + "&".join(f"{k}={v}" for k, v in sizes.items()) + "&" + settings
@@ -107,21 +104,17 @@ class RowKey:
     family: Family
     form: Form
     sequence_length: int
-    ends: str | None = None
-    """The spec whose embedding and head one device has to itself; None: the form's own."""
 
 
 def key_of(row: Row) -> RowKey:
     """The row's key."""
-    family, vocabulary, ends = family_of(row), row.program.vocabulary, None
+    family = family_of(row)
     form = Form(
         tensor=row.tensor_parallel,
         sequence_parallel=row.sequence_parallel and row.tensor_parallel > 1,
         context=row.context_parallel,
     )
-    if vocabulary is not None:
-        ends = spec_of(row, vocabulary // form.tensor, family.settings.replace("tied=true", "tied=false"))
-    return RowKey(spec_of(row, row.vocab, family.settings), family, form, row.sequence_length, ends)
+    return RowKey(spec_of(row, family.settings), family, form, row.sequence_length)
 
 
 Kinds = tuple[CountedKind, CountedKind, CountedKind]
@@ -143,9 +136,6 @@ def count_rows(rows: Sequence[Row]) -> Counted:
     found: Counted = {}
     for key, sizes in wanted.items():
         kinds = _form_kinds(models, key, key.spec, key.form, sizes, default_loss)
-        if key.ends is not None:
-            ends = _form_kinds(models, key, key.ends, Form(), sizes, narrow_loss)
-            kinds = {size: (ends[size][0], without_adding(kinds[size][1]), ends[size][2]) for size in sizes}
         found.update({(key, size): each for size, each in kinds.items()})
     return found
 
@@ -170,17 +160,6 @@ def _form_kinds(
         embedding, layer, head = (_kind(each, each.by_size[size]) for each in counted.kinds)
         found[size] = (embedding, layer, head)
     return found
-
-
-def without_adding(kind: CountedKind) -> CountedKind:
-    """The kind for a program whose optimizer lets go of gradients: its backward has none to add to."""
-    kept = tuple(op for op in kind.backward.operations if op.name != "add_")
-    return replace(kind, backward=Pass(kept, kind.backward.collectives))
-
-
-def narrow_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of logits as they are, without a copy in float32."""
-    return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
 
 
 def _kind(kind: KindCounts, counts: BlockCounts) -> CountedKind:

@@ -5,18 +5,14 @@ equal numbers, the embedding to the first and the head to the last.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
-from benchmarks.truth.constants import GPUS, Constants, EngineConstants, cluster_of, sheet_of
 from benchmarks.truth.counted import Counted, CountedKind, Pass, family_of, key_of
-from benchmarks.truth.programs import MeasuredProgram
+from benchmarks.truth.machines import GPUS, cluster_of
 from benchmarks.truth.rows import SHARDINGS, Row
-from benchmarks.truth.timed import KindSeconds, PassSeconds, Timer
-from benchmarks.truth.traced import pass_s, sending
-from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.engines import ENGINES, EngineTimes, TrainingEngine
+from pipeplan.documents.engines import ENGINES
 from pipeplan.documents.forms import BlockKind, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Plan
@@ -69,21 +65,12 @@ class Planned:
     counted: Counted
     rows: Sequence[Row]
 
-    @cached_property
-    def _timer(self) -> Timer:
-        return Timer(self.counted, self.rows)
-
-    def plays(
-        self, constants: Constants, choices: Sequence[Sequence[Choice]] | None = None
-    ) -> Iterator[dict[Choice, PlayedRow]]:
-        """For every row, its plays with these constants, by choice; by default all that the row may have had."""
-        timed = self._timer.timed(constants)
-        for number, row in enumerate(self.rows):
-            asked = choices_of(row) if choices is None else choices[number]
+    def plays(self) -> Iterator[dict[Choice, PlayedRow]]:
+        """For every row, its plays by what it may have chosen."""
+        for row in self.rows:
             found = {}
-            for choice in asked:
-                kinds = self._timer.kinds(row, choice[0])
-                plan = plan_of(row, choice, constants, kinds, self._timer.of_row(row, choice[0], timed))
+            for choice in choices_of(row):
+                plan = plan_of(row, choice, self.counted[key_of(row), choice[0]])
                 simulated = play(plan) or play(plan, instructions=LONGEST)
                 if simulated is not None:
                     held = float(max(simulated.peak_memory_bytes))
@@ -114,42 +101,30 @@ def taken(row: Row, plays: dict[Choice, PlayedRow]) -> Choice:
     return min(fitting, key=lambda choice: plays[choice].seconds)
 
 
-def cluster_of_row(row: Row, constants: Constants) -> Cluster:
-    """The servers that ran a row."""
-    gpu, program = constants.gpus[GPUS[row.gpu].constants], row.program
-    if program.trace is not None:
-        gpu = replace(gpu, link_efficiency=program.trace.link_efficiency)
-    return cluster_of(row.gpu, gpu, program.network_bytes_per_s, row.gpus, row.nodes_of)
-
-
-def plan_of(
-    row: Row, choice: Choice, constants: Constants, counted: Sequence[CountedKind], seconds: Sequence[KindSeconds]
-) -> Plan:
+def plan_of(row: Row, choice: Choice, counted: Sequence[CountedKind]) -> Plan:
     """The row's plan. Its device holds whatever it holds: whether that fits is for the reader to say."""
     size, chunks = choice
-    gpu, dtype = constants.gpus[GPUS[row.gpu].constants], family_of(row).dtype
-    program, cluster = row.program, cluster_of_row(row, constants)
+    program, sheet, dtype = row.program, GPUS[row.gpu].sheet, family_of(row).dtype
+    cluster = cluster_of(row.gpu, program.network_bytes_per_s, row.gpus, row.nodes_of)
     depth = row.pipeline_parallel * chunks
     stops = [1 + row.layers * (stage + 1) // depth for stage in range(depth - 1)]
-    kinds = tuple(map(_Kind(row, size, constants.engines[program.constants]).of, NAMES, counted, seconds))
+    kinds = tuple(map(_Kind(row, size).of, NAMES, counted))
     blocks = (kinds[0], *[kinds[1]] * row.layers, kinds[2])
-    if program.trace is not None:
-        blocks = sending(kinds, stops, row.layers, program.trace)
     kinds = tuple(dict.fromkeys(blocks))
     model = ModelForm(form=key_of(row).form, kinds=kinds, blocks=tuple(map(kinds.index, blocks)))
-    engine = engine_with(program, constants)
+    engine = ENGINES[program.engine]
     profile = Profile(
         model=Model(name=row.model),
         device=cluster.device,
         dtype=dtype,
         blocks=tuple(_name_alone(f"{number}", size) for number in range(row.layers + 2)),
-        overheads=Overheads(update_s_per_byte=update_s_per_byte(OPTIMIZER, dtype, sheet_of(row.gpu, gpu))),
+        overheads=Overheads(update_s_per_byte=update_s_per_byte(OPTIMIZER, dtype, sheet)),
         estimated=True,
         forms=(model,),
     )
     options = Options(optimizer=OPTIMIZER, engine=engine.name)
     problem = PlanningProblem(profile=profile, cluster=cluster, batch_size=row.batch, options=options)
-    sharding, recompute = SHARDINGS[row.sharding], RECOMPUTES[program.recompute or row.recompute]
+    sharding, recompute = SHARDINGS[row.sharding], RECOMPUTES[row.recompute]
     recipe = Recipe(form=model.form, microbatch_size=size, recompute=recompute, sharding=sharding)
     degrees = Degrees(
         recipe=recipe,
@@ -167,12 +142,6 @@ def plan_of(
     return plan
 
 
-def engine_with(program: MeasuredProgram, constants: Constants) -> TrainingEngine:
-    """The program's engine with the constants' times; those of a trace are in its passes."""
-    times = EngineTimes() if program.trace is not None else constants.engines[program.constants].times
-    return replace(ENGINES[program.engine], times=times)
-
-
 def _name_alone(name: str, size: int) -> Block:
     """A block of which all that counts is in the form."""
     nothing = Measurement(
@@ -182,20 +151,44 @@ def _name_alone(name: str, size: int) -> Block:
 
 
 @dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """A pass's matrix products, attention, and other operations."""
+
+    products_s: float
+    attention_s: float
+    others_s: float
+
+    @property
+    def all_s(self) -> float:
+        """All of its operations."""
+        return self.products_s + self.attention_s + self.others_s
+
+
+@lru_cache(maxsize=65536)
+def pass_seconds(one_pass: Pass, gpu: str, precision: str, compiled: float) -> PassSeconds:
+    """What a pass takes on a device of this GPU, in the data's words for the precision."""
+    kernels = one_pass.float8 if "fp8" in precision else one_pass.kernels
+    of_kind = [0.0, 0.0, 0.0]
+    for op, op_s in zip(kernels.operations, kernels.seconds(GPUS[gpu].sheet).tolist(), strict=True):
+        of_kind[1 if "attention" in op.name else 2 if op.flops == 0 else 0] += op_s
+    return PassSeconds(of_kind[0], of_kind[1], of_kind[2] * (compiled if "compile" in precision else 1.0))
+
+
+@dataclass(frozen=True, slots=True)
 class _Kind:
     """Makes the kinds of a row's blocks at a microbatch size."""
 
     row: Row
     size: int
-    engine: EngineConstants
 
-    def of(self, name: str, counted: CountedKind, seconds: KindSeconds) -> BlockKind:
+    def of(self, name: str, counted: CountedKind) -> BlockKind:
+        """The kind of this name."""
         counts = counted.counts
         fused_loss = name == "head" and family_of(self.row).fused_loss
         measured = FormMeasurement(
             microbatch_size=self.size,
-            forward_s=self._pass_s(counted.forward, seconds.forward),
-            backward_s=self._pass_s(counted.backward, seconds.backward),
+            forward_s=self._seconds(counted.forward).all_s,
+            backward_s=self._seconds(counted.backward).all_s,
             input_bytes=counts.input_bytes,
             output_bytes=counts.output_bytes,
             activation_bytes=counts.activation_bytes,
@@ -204,7 +197,7 @@ class _Kind:
             backward_collectives=counted.backward.collectives,
             forward_operations=len(counted.forward.operations),
             backward_operations=len(counted.backward.operations),
-            selective=self._selective(counted, seconds) if name == "layer" else None,
+            selective=self._selective(counted) if name == "layer" else None,
         )
         return BlockKind(
             name=name,
@@ -213,18 +206,15 @@ class _Kind:
             measurements=(measured,),
         )
 
-    def _pass_s(self, one_pass: Pass, seconds: PassSeconds) -> float:
-        trace, devices = self.row.program.trace, self.row.tensor_parallel
-        if trace is None:
-            return seconds.computing_s
-        return pass_s(one_pass, seconds.computing_s, devices, self.engine, trace)
+    def _seconds(self, one_pass: Pass) -> PassSeconds:
+        return pass_seconds(one_pass, self.row.gpu, self.row.precision, self.row.program.compiled)
 
-    def _selective(self, counted: CountedKind, seconds: KindSeconds) -> Selective:
+    def _selective(self, counted: CountedKind) -> Selective:
         """Attention's core again, where it keeps its scores; torchtitan's every second product and all without one."""
-        forward, again = seconds.forward, seconds.attention
-        if again is not None and counted.attention is not None and counted.counts.selective is not None:
+        forward = self._seconds(counted.forward)
+        if counted.attention is not None and counted.counts.selective is not None:
             return Selective(
-                recompute_s=again.computing_s,
+                recompute_s=self._seconds(counted.attention).all_s,
                 activation_bytes=counted.counts.selective.activation_bytes,
                 operations=len(counted.attention.operations),
             )

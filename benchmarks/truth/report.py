@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 
-from benchmarks.truth.constants import Constants
 from benchmarks.truth.counted import count_rows
-from benchmarks.truth.planned import Choice, Planned, PlayedRow, taken, usable_bytes
+from benchmarks.truth.planned import Planned, taken, usable_bytes
 from benchmarks.truth.rows import GIB, Row, by_source
 
 
@@ -14,7 +13,7 @@ from benchmarks.truth.rows import GIB, Row, by_source
 class Prediction:
     """What is predicted of a row. Errors are relative, above 0 where more was predicted than measured.
 
-    `without_model_error`: with the constants fitted without the rows of this model. Of what a row does not say, the
+    Of what a row does not say, the
     fastest was taken that fits, or the fastest where nothing fits.
     """
 
@@ -22,7 +21,6 @@ class Prediction:
     microbatch: int
     virtual_stages: int
     predicted_s: float
-    without_model_s: float
     memory_gib: float
     reserved_gib: float
     usable_gib: float
@@ -31,11 +29,6 @@ class Prediction:
     def error(self) -> float:
         """Of the seconds."""
         return self.predicted_s / self.row.seconds - 1
-
-    @property
-    def without_model_error(self) -> float:
-        """Of the seconds without the model's rows."""
-        return self.without_model_s / self.row.seconds - 1
 
     @property
     def memory_error(self) -> float | None:
@@ -52,7 +45,6 @@ class Prediction:
             "measured_s": self.row.seconds,
             "predicted_s": self.predicted_s,
             "error": self.error,
-            "error_without_model": self.without_model_error,
             "memory_used_gib": self.memory_gib,
             "memory_predicted_gib": self.reserved_gib,
             "memory_error": self.memory_error,
@@ -60,18 +52,11 @@ class Prediction:
         }
 
 
-def predictions(rows: Sequence[Row], constants: Constants, without: dict[str, Constants]) -> list[Prediction]:
+def predictions(rows: Sequence[Row]) -> list[Prediction]:
     """One for each row, in their order. Raises InvalidInputError for degrees that do not divide what they share."""
-    counted = count_rows(rows)
-    chosen = list(Planned(counted, rows).plays(constants))
-    apart: dict[int, dict[Choice, PlayedRow]] = {}
-    for model in {row.model for row in rows} & without.keys():
-        numbers = [number for number, row in enumerate(rows) if row.model == model]
-        planned = Planned(counted, [rows[number] for number in numbers])
-        apart.update(zip(numbers, planned.plays(without[model]), strict=True))
     found = []
-    for number, (row, plays) in enumerate(zip(rows, chosen, strict=True)):
-        choice, other = taken(row, plays), apart.get(number, plays)
+    for row, plays in zip(rows, Planned(count_rows(rows), rows).plays(), strict=True):
+        choice = taken(row, plays)
         held_bytes = plays[choice].held_bytes
         found.append(
             Prediction(
@@ -79,9 +64,8 @@ def predictions(rows: Sequence[Row], constants: Constants, without: dict[str, Co
                 microbatch=choice[0],
                 virtual_stages=choice[1],
                 predicted_s=plays[choice].seconds,
-                without_model_s=other[taken(row, other)].seconds,
                 memory_gib=held_bytes / GIB,
-                reserved_gib=held_bytes * (1 + (constants.engines[row.program.constants].reserve or 0.0)) / GIB,
+                reserved_gib=held_bytes * (1 + row.program.reserve) / GIB,
                 usable_gib=usable_bytes(row) / GIB,
             )
         )
@@ -104,7 +88,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return mean(values) if values else None
 
 
-def document(found: Sequence[Prediction], constants: Constants) -> dict[str, object]:
+def document(found: Sequence[Prediction]) -> dict[str, object]:
     """All of it as JSON has it."""
     sources = []
     for source, rows in by_source([each.row for each in found]).items():
@@ -117,31 +101,30 @@ def document(found: Sequence[Prediction], constants: Constants) -> dict[str, obj
                 "rows": len(rows),
                 "mean_error": mean(abs(each.error) for each in of_source),
                 "worst_error": max((each.error for each in of_source), key=abs),
-                "mean_error_without_model": mean(abs(each.without_model_error) for each in of_source),
+                "mean_signed_error": mean(each.error for each in of_source),
                 "mean_regret": _mean(lost),
                 "worst_regret": max(lost, default=None),
                 "memory_mean_error": _mean(memory),
                 "not_fitting": sum(each.memory_gib > each.usable_gib for each in of_source),
             }
         )
-    return {"sources": sources, "rows": [each.document() for each in found], "constants": constants.document()}
+    return {"sources": sources, "rows": [each.document() for each in found]}
 
 
-def print_tables(found: Sequence[Prediction], constants: Constants) -> None:
-    """Errors by source, the rows that are said not to fit, and the constants."""
-    print("| source | rows | mean error | worst | without its model | regret | memory |")
+def print_tables(found: Sequence[Prediction]) -> None:
+    """Errors by source, and the rows that are said not to fit."""
+    print("| source | rows | mean error | signed | worst | regret | memory |")
     print("|---|---|---|---|---|---|---|")
     for source, rows in by_source([each.row for each in found]).items():
         of_source = [each for each in found if each.row.source == source]
         worst = max((each.error for each in of_source), key=abs)
-        without = mean(abs(each.without_model_error) for each in of_source)
         memory = _mean([abs(each.memory_error) for each in of_source if each.memory_error is not None])
         cells = [
             source,
             str(len(rows)),
             f"{mean(abs(each.error) for each in of_source):.1%}",
+            f"{mean(each.error for each in of_source):+.1%}",
             f"{worst:+.1%}",
-            f"{without:.1%}",
             _percent(_mean(regrets(of_source))),
             _percent(memory),
         ]
@@ -154,11 +137,6 @@ def print_tables(found: Sequence[Prediction], constants: Constants) -> None:
             f"  not: {row.source} {row.model} on {row.gpus} {row.gpu}, sequence {row.sequence_length}, microbatch "
             f"{each.microbatch}: {each.memory_gib:.1f} of {each.usable_gib:.1f} GiB"
         )
-    print("\n| constant | " + " | ".join((*constants.gpus, *constants.engines)) + " |")
-    columns = list(constants.document()["gpus"].values()) + list(constants.document()["engines"].values())
-    print("|---" * (1 + len(columns)) + "|")
-    for name in dict.fromkeys(name for column in columns for name in column):
-        print(f"| {name} | " + " | ".join(f"{c[name]:.3g}" if name in c else "" for c in columns) + " |")
 
 
 def _percent(value: float | None) -> str:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.truth.constants import require_known
+from benchmarks.truth.machines import require_known
 from benchmarks.truth.programs import MeasuredProgram, program_of
 from pipeplan.errors import InvalidInputError, require
 
 GIB = 2**30
+
+SIMULATED = "vtrain-single-node"
+"""Rows of sources that begin so are another simulator's answers, no measured iterations: they are left out."""
 
 UNITS = ("s/iteration", "tokens/s/gpu")
 SHARDINGS = {
@@ -142,7 +145,11 @@ def read_rows(file: Path) -> list[Row]:
             raise InvalidInputError("file", f"must be a CSV file ({error})", str(file)) from error
     missing = [column for column in COLUMNS if column not in header]
     require(not missing, f"{file.name}", f"must have the columns {', '.join(COLUMNS)}; it lacks some", missing)
-    return [_row(fields, f"{file.name}:{line}") for line, fields in enumerate(found, start=2)]
+    return [
+        _row(fields, f"{file.name}:{line}")
+        for line, fields in enumerate(found, start=2)
+        if not (fields["source"] or "").startswith(SIMULATED)
+    ]
 
 
 def _row(fields: Mapping[str, str | None], place: str) -> Row:

@@ -135,7 +135,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             offloads_optimizer=True,
             offloads_activations=("none", "attention", "block"),
             offloads_of_pipelines=True,
-            times=EngineTimes(beside=0.7),
+            times=EngineTimes(beside=0.4),
         ),
     )
 }

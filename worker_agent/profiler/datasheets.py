@@ -41,10 +41,12 @@ from pipeplan.documents.profile import DTYPE_BYTES, Device
 from pipeplan.errors import require, require_amount, require_count
 
 COMPUTE_EFFICIENCY = 0.78
-MEMORY_EFFICIENCY = 0.71
+MEMORY_EFFICIENCY = 0.85
 ATTENTION_EFFICIENCY = 0.34
 LAUNCH_S = 5e-5
-"""What a file of one's own has unless it says otherwise."""
+"""What a file of one's own has unless it says otherwise. Streams of copies and sums reach 85 to 90 % of the bandwidth
+of A100s and H100s (BabelStream's published results); no elementwise kernel of other types was measured here.
+"""
 
 FLOAT8 = "float8_e4m3fn"
 FLOAT4 = "float4_e2m1fn_x2"
@@ -52,6 +54,11 @@ NARROW = (FLOAT8, FLOAT4)
 """Matrix products only: their results have 16 bits."""
 
 KINDS = ("gpu", "cpu")
+
+
+def _require_share(name: str, value: float) -> None:
+    require_amount(name, value, positive=True)
+    require(value <= 1, name, "must be at most 1", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +77,7 @@ class ProductShares:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        require_amount("efficiency", self.efficiency, positive=True)
-        require(self.efficiency <= 1, "efficiency", "must be at most 1", self.efficiency)
+        _require_share("efficiency", self.efficiency)
         require_amount("start_depth", self.start_depth)
         require_amount("tile_reads", self.tile_reads)
 
@@ -93,7 +99,10 @@ class Datasheet:
     """What was measured of products, by dtype."""
 
     memory_efficiency: float = MEMORY_EFFICIENCY
-    """The share of the bandwidth that every operation reaches at most."""
+    """The share of the bandwidth that an operation reaches at most."""
+
+    product_memory_efficiency: float | None = None
+    """The same of matrix products, whose reads and writes are less even. None: `memory_efficiency`."""
 
     attention_efficiency: float = ATTENTION_EFFICIENCY
     """The share of the peak that attention in one kernel reaches at most."""
@@ -122,6 +131,9 @@ class Datasheet:
     allocator_reserve: float = 0.0
     """As of a `Device`."""
 
+    sustained: float = 1.0
+    """The share of the speed of single kernels that those of a long job reach: power and heat slow them down."""
+
     measured: bool = False
     """Whether the shares are fitted to kernels on this type; they are another type's, or assumed, if not."""
 
@@ -145,9 +157,10 @@ class Datasheet:
         unknown = sorted(self.products.keys() - self.flops_per_s.keys())
         require(not unknown, "products", "must be of dtypes in flops_per_s", unknown)
         require_amount("memory_bandwidth_bytes_per_s", self.memory_bandwidth_bytes_per_s, positive=True)
-        for name in ("compute_efficiency", "memory_efficiency", "attention_efficiency"):
-            require_amount(name, getattr(self, name), positive=True)
-            require(getattr(self, name) <= 1, name, "must be at most 1", getattr(self, name))
+        for name in ("compute_efficiency", "memory_efficiency", "attention_efficiency", "sustained"):
+            _require_share(name, getattr(self, name))
+        if self.product_memory_efficiency is not None:
+            _require_share("product_memory_efficiency", self.product_memory_efficiency)
         for name in ("kernel_s", "launch_s", "attention_start_s", "attention_half_length"):
             require_amount(name, getattr(self, name))
         if self.multiprocessors is not None:
@@ -176,21 +189,28 @@ class Datasheet:
         return self.products.get(dtype) or ProductShares(efficiency=self.compute_efficiency)
 
     @property
+    def product_bytes_per_s(self) -> float:
+        """The bytes that a matrix product of a long job moves in a second."""
+        share = self.product_memory_efficiency or self.memory_efficiency
+        return self.memory_bandwidth_bytes_per_s * share * self.sustained
+
+    @property
     def reached_bytes_per_s(self) -> float:
-        """The share of the memory's bandwidth that an operation reaches."""
-        return self.memory_bandwidth_bytes_per_s * self.memory_efficiency
+        """The bytes that an operation of a long job moves in a second."""
+        return self.memory_bandwidth_bytes_per_s * self.memory_efficiency * self.sustained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelShares:
     """The numbers fitted to one type's kernels: those of a Datasheet with the same names."""
 
-    memory_efficiency: float
+    product_memory_efficiency: float
     kernel_s: float
     attention_efficiency: float
     attention_start_s: float
     attention_half_length: float
     products: Mapping[str, ProductShares]
+    sustained: float = 0.85
 
 
 def _products(**shares: tuple[float, float, float]) -> dict[str, ProductShares]:
@@ -203,7 +223,7 @@ def _products(**shares: tuple[float, float, float]) -> dict[str, ProductShares]:
 
 KERNEL_SHARES = {
     "a100": KernelShares(
-        memory_efficiency=0.66,
+        product_memory_efficiency=0.66,
         kernel_s=4e-06,
         attention_efficiency=0.48,
         attention_start_s=2.5e-05,
@@ -211,7 +231,7 @@ KERNEL_SHARES = {
         products=_products(bf16=(0.92, 128, 0.2)),
     ),
     "h100": KernelShares(
-        memory_efficiency=0.78,
+        product_memory_efficiency=0.78,
         kernel_s=3e-06,
         attention_efficiency=0.56,
         attention_start_s=1.7e-05,
@@ -219,7 +239,7 @@ KERNEL_SHARES = {
         products=_products(bf16=(0.82, 128, 0), fp8=(0.76, 256, 0)),
     ),
     "h200": KernelShares(
-        memory_efficiency=0.78,
+        product_memory_efficiency=0.78,
         kernel_s=3e-06,
         attention_efficiency=0.56,
         attention_start_s=1.8e-05,
@@ -227,7 +247,7 @@ KERNEL_SHARES = {
         products=_products(bf16=(0.84, 128, 0.05), fp8=(0.76, 256, 0)),
     ),
     "b200": KernelShares(
-        memory_efficiency=0.64,
+        product_memory_efficiency=0.64,
         kernel_s=2.5e-06,
         attention_efficiency=0.54,
         attention_start_s=2.1e-05,
@@ -235,7 +255,7 @@ KERNEL_SHARES = {
         products=_products(bf16=(0.72, 32, 0.05), fp8=(0.72, 192, 0.05), fp4=(0.52, 512, 0)),
     ),
     "b300": KernelShares(
-        memory_efficiency=0.64,
+        product_memory_efficiency=0.64,
         kernel_s=2e-06,
         attention_efficiency=0.54,
         attention_start_s=2.1e-05,
@@ -243,7 +263,7 @@ KERNEL_SHARES = {
         products=_products(bf16=(0.76, 32, 0.05), fp8=(0.78, 128, 0.05), fp4=(0.48, 2048, 0.05)),
     ),
     "gb200": KernelShares(
-        memory_efficiency=0.66,
+        product_memory_efficiency=0.66,
         kernel_s=2.5e-06,
         attention_efficiency=0.54,
         attention_start_s=2.1e-05,
@@ -251,7 +271,7 @@ KERNEL_SHARES = {
         products=_products(bf16=(0.7, 32, 0.05), fp8=(0.68, 256, 0.1), fp4=(0.5, 512, 0)),
     ),
     "gb300": KernelShares(
-        memory_efficiency=0.68,
+        product_memory_efficiency=0.68,
         kernel_s=2.5e-06,
         attention_efficiency=0.54,
         attention_start_s=2.1e-05,
@@ -259,7 +279,7 @@ KERNEL_SHARES = {
         products=_products(bf16=(0.8, 48, 0.05), fp8=(0.78, 128, 0), fp4=(0.44, 1536, 0.75)),
     ),
     "l40s": KernelShares(
-        memory_efficiency=0.86,
+        product_memory_efficiency=0.86,
         kernel_s=1e-06,
         attention_efficiency=0.48,
         attention_start_s=2.5e-05,
@@ -268,7 +288,8 @@ KERNEL_SHARES = {
     ),
 }
 """As `python -m benchmarks.kernels --fit` prints them. Attention was measured on A100, H100, H200 and B200: the other
-Blackwells have a B200's, the L40S an A100's.
+Blackwells have a B200's, the L40S an A100's. What a long job sustains comes from measured iterations of A100s
+(docs/benchmarks.md) and is taken for all.
 """
 
 MEASURED = ("a100-40gb", "a100-80gb", "a800", "h100-sxm", "h800", "h200-sxm", "b200", "b300", "gb200", "gb300", "l40s")
@@ -318,12 +339,13 @@ def _gpu(
         link_latency_s=known.link_latency_s,
         multiprocessors=multiprocessors,
         compute_efficiency=shares.products["bfloat16"].efficiency,
-        memory_efficiency=shares.memory_efficiency,
+        product_memory_efficiency=shares.product_memory_efficiency,
         kernel_s=shares.kernel_s,
         attention_efficiency=shares.attention_efficiency,
         attention_start_s=shares.attention_start_s,
         attention_half_length=shares.attention_half_length,
         products=products,
+        sustained=shares.sustained,
         measured=key in MEASURED,
     )
 

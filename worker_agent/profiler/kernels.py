@@ -107,7 +107,7 @@ class Kernels:
         shares = [sheet.product_shares(name) for name in names] or [ProductShares()]
         efficiency = np.array([each.efficiency for each in shares])[places]
         attention = sheet.attention_efficiency * self._keys / (self._keys + sheet.attention_half_length)
-        reached = peaks * np.where(self._attention > 0, attention, efficiency)
+        reached = peaks * sheet.sustained * np.where(self._attention > 0, attention, efficiency)
         if sheet.kind == "gpu":
             reached = reached / self._slower
         arithmetic_s = self._flops * np.maximum(self._attention, 1.0) / reached
@@ -116,7 +116,8 @@ class Kernels:
             reads = np.array([each.tile_reads for each in shares])[places]
             tiled_s = self._tiled_s(reached, depths, reads, sheet)
             arithmetic_s = np.where(self._sizes[0] > 0, tiled_s, arithmetic_s)
-        moving_s = self._moved_bytes / sheet.reached_bytes_per_s
+        bytes_per_s = np.where(self._sizes[0] > 0, sheet.product_bytes_per_s, sheet.reached_bytes_per_s)
+        moving_s = self._moved_bytes / bytes_per_s
         started_s = sheet.kernel_s + np.where(self._attention > 0, sheet.attention_start_s, 0.0)
         return np.asarray(np.maximum(arithmetic_s, moving_s) + started_s)
 
@@ -124,7 +125,7 @@ class Kernels:
         self, flops_per_s: FloatArray, start_depths: FloatArray, tile_reads: FloatArray, sheet: Datasheet
     ) -> FloatArray:
         """Seconds of matrix products by the best tiles."""
-        multiprocessors, bytes_per_s = sheet.multiprocessors or 1, sheet.reached_bytes_per_s
+        multiprocessors, bytes_per_s = sheet.multiprocessors or 1, sheet.product_bytes_per_s
         batch, m, n, k = self._sizes
         found = np.full(len(self.operations), np.inf)
         largest = _reads(TILES[0])

@@ -89,7 +89,7 @@ def test_a_file_is_read_with_documented_defaults(tmp_path: Path) -> None:
     path = tmp_path / "slow.json"
     path.write_text(json.dumps(DOCUMENT))
     found = find_datasheet(str(path))
-    assert (found.compute_efficiency, found.memory_efficiency, found.launch_s) == (0.78, 0.71, 5e-5)
+    assert (found.compute_efficiency, found.memory_efficiency, found.launch_s) == (0.78, 0.85, 5e-5)
     assert (found.kernel_s, found.multiprocessors) == (0.0, None)
     assert (found.kind, found.context_bytes, found.link_bandwidth_bytes_per_s) == ("gpu", 0, None)
 

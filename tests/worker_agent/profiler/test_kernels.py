@@ -14,7 +14,7 @@ from worker_agent.profiler.kernels import Kernels, duration_s
 from worker_agent.profiler.operations import DeviceOperation, MatrixSizes, OperationRecorder
 
 A100 = DATASHEETS["a100-80gb"]
-QUICK_MEMORY = replace(A100, memory_bandwidth_bytes_per_s=1e24, kernel_s=0.0)
+QUICK_MEMORY = replace(A100, memory_bandwidth_bytes_per_s=1e24, kernel_s=0.0, sustained=1.0)
 """So much bandwidth that arithmetic alone takes time."""
 
 SHARES = A100.product_shares("bfloat16")
@@ -123,6 +123,12 @@ def test_attention_to_more_keys_reaches_more_of_the_peak() -> None:
     half = int(A100.attention_half_length)
     assert of_length(half) == pytest.approx(2 * of_length(10**9), rel=1e-3)
     assert of_length(1024) > of_length(2048) > of_length(8192)
+
+
+def test_a_long_job_is_slower_than_single_kernels() -> None:
+    ops = [product(4096, 4096, 4096), attention(causal=True)]
+    alone, sustained = (Kernels.of(ops).seconds(replace(A100, sustained=share, kernel_s=0.0)) for share in (1.0, 0.8))
+    np.testing.assert_allclose((sustained - [0.0, A100.attention_start_s]) * 0.8, alone - [0.0, A100.attention_start_s])
 
 
 def test_eight_bits_take_half_the_time_and_need_a_datasheet_that_has_them() -> None:
