@@ -52,7 +52,7 @@ from planner_service.upkeep.backups import BackupPlan
 
 register(PROFILE, LINKS, ESTIMATE, PLAN, RUN)
 
-ROUTES = APIRouter()
+ROUTES = APIRouter(generate_unique_id_function=lambda route: route.name)  # of the API's operations, in its description
 """What all applications of a process answer. Each takes these routes as they are, because their parsers take a while
 to be made.
 """

@@ -47,7 +47,7 @@ def get_agent(services: Services, agent_id: str) -> Agent:
 
 
 @router.post("/{agent_id}/heartbeat", dependencies=[scope("agent"), takes(SMALL)])
-def agent_is_present(
+def heartbeat_agent(
     services: Services, caller: Caller, agent_id: str, presence: Annotated[Presence, Depends(document(Presence))]
 ) -> Agent:
     """Records that the agent is alive, and whether it drains. The path holds its id or its name."""

@@ -83,7 +83,7 @@ def get_job(services: Services, job_id: str) -> Job:
 
 
 @router.post("/{job_id}/heartbeat", dependencies=[scope("agent"), takes(SMALL)], response_model_exclude_none=True)
-def beat(
+def heartbeat_job(
     services: Services, job_id: str, heartbeat: Annotated[Heartbeat, Depends(document(Heartbeat))]
 ) -> HeartbeatAnswer:
     """Renews the lease, and reports progress; the answer says whether to continue."""

@@ -3,6 +3,8 @@
 The service reads bodies by its own rules. This module therefore adds their contents to what FastAPI knows.
 """
 
+import json
+import re
 from copy import deepcopy
 from dataclasses import asdict
 from http import HTTPStatus
@@ -88,6 +90,9 @@ TAKES_IDS = ("/v1/plans/compare", "/v1/runs/calibration")
 """Routes that name stored things outside of the path."""
 
 REFERENCE = "#/components/schemas/"
+VALUES = ("const", "default", "enum", "example", "examples")
+"""The keys of the description that hold no schemas."""
+
 JSON = "application/json"
 
 BODIES: dict[str, Any] = {
@@ -120,6 +125,17 @@ DERIVED = {
     "sequence_parallel": {"type": "boolean", "description": "whether tensor parallelism shares out the tokens too"},
 }
 """What a plan's document adds to the plan."""
+
+CHROME_TRACE = {
+    "type": "object",
+    "description": "in the Trace Event Format",
+    "properties": {
+        "traceEvents": {"type": "array", "items": {"type": "object"}},
+        "displayTimeUnit": {"type": "string"},
+        "otherData": {"type": "object"},
+    },
+    "required": ["traceEvents"],
+}
 
 SOLVE_TIME = {"type": "number", "description": "seconds that the planner took for this answer"}
 
@@ -197,13 +213,15 @@ def _described(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         separate_input_output_schemas=False,
     )
-    schemas = description.setdefault("components", {}).setdefault("schemas", {})
+    # Page[Job] is called Page_Job_ there.
+    description = json.loads(re.sub(r'\bPage_(\w+)_(?=")', r"\1Page", json.dumps(description)))
+    schemas = description["components"]["schemas"]
     inputs = [(name, "validation", TypeAdapter(kind)) for name, kind in (BODIES | OTHERS).items()]
     by_key, shared = TypeAdapter.json_schemas(inputs, ref_template=REFERENCE + "{model}")  # type: ignore[arg-type]
     schemas.update(shared.get("$defs", {}))
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    _add_plan_answers(schemas, description["paths"])
+    _add_text_answers(schemas, description["paths"])
     _add_scopes(app, description)
 
     examples = request_examples(context.solve)
@@ -218,14 +236,18 @@ def _described(app: FastAPI) -> dict[str, Any]:
             for response in operation["responses"].values():
                 header = {"description": "in the log", "schema": {"type": "string"}}
                 response.setdefault("headers", {})[REQUEST_ID] = header
-            _drop_nulls(operation)
+            _add_tags(operation)
+            _mend_parameters(operation)
+    _drop_titles(description["paths"])
+    for name, schema in schemas.items():
+        _drop_titles(schema)
+        schema["title"] = name
     return description
 
 
-def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
-    """Adds the schemas of a plan's document and of a planner's answer, which the routes send as text."""
-    document = deepcopy(schemas["Plan"])
-    form = deepcopy(schemas["ClosedForm"])
+def _add_text_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
+    """Adds the schemas of a plan's document, of a planner's answer and of a trace, which the routes send as text."""
+    document, form = schemas.pop("Plan"), schemas.pop("ClosedForm")
     form["properties"]["cost_model"] = {"type": "string", "description": "the plan's"}
     document["properties"] |= DERIVED | {"closed_form": _reference("ClosedFormDocument")}
     document["required"] = [*document["required"], *DERIVED]
@@ -234,7 +256,7 @@ def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
     no = deepcopy(schemas["Infeasible"])
     no["properties"] |= {"feasible": {"type": "boolean", "const": False}, "solve_time_s": SOLVE_TIME}
     schemas |= {"ClosedFormDocument": form, "PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}
-    schemas["Page_Plan_"]["properties"]["items"]["items"] = _reference("PlanDocument")
+    schemas["PlanPage"]["properties"]["items"]["items"] = _reference("PlanDocument")
     both = {"oneOf": [_reference("PlanAnswer"), _reference("NoPlanAnswer")]}
     created, got = paths["/v1/plans"]["post"], paths["/v1/plans/{plan_id}"]["get"]
     created["responses"]["201"] = _response("A new plan", _reference("PlanAnswer"))
@@ -242,11 +264,28 @@ def _add_plan_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
     pointed = paths["/v1/aliases/{name}/plan"]["get"]
     for operation in (got, pointed):
         operation["responses"]["200"] = _response("The plan", _reference("PlanDocument"))
+    schemas["ChromeTrace"] = CHROME_TRACE
+    for path in ("/v1/plans/{plan_id}/trace", "/v1/runs/{run_id}/trace"):
+        paths[path]["get"]["responses"]["200"] = _response("The trace", _reference("ChromeTrace"))
 
 
-def _drop_nulls(operation: dict[str, Any]) -> None:
-    """An optional parameter is never null: neither addresses nor headers have a null."""
+def _add_tags(operation: dict[str, Any]) -> None:
+    """The entity tag of what a caller may have already, and the header with which it says so."""
+    if "304" not in operation["responses"]:
+        return
+    for status in ("200", "304"):
+        header = {"description": "the version of the content", "schema": {"type": "string"}}
+        operation["responses"][status]["headers"]["ETag"] = header
+    text = "the ETag of what the caller has: 304 if it is the same still"
+    asked = {"name": "If-None-Match", "in": "header", "required": False, "description": text}
+    operation.setdefault("parameters", []).append(asked | {"schema": {"type": "string"}})
+
+
+def _mend_parameters(operation: dict[str, Any]) -> None:
+    """Headers get their usual names. An optional parameter is never null: neither addresses nor headers have a null."""
     for parameter in operation.get("parameters", ()):
+        if parameter["in"] == "header":
+            parameter["name"] = parameter["name"].title()
         schema = parameter["schema"]
         kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
         if len(kinds) == 1:
@@ -254,6 +293,19 @@ def _drop_nulls(operation: dict[str, Any]) -> None:
             parameter["schema"] = schema | kinds[0]
         elif kinds:
             schema["anyOf"] = kinds
+
+
+def _drop_titles(node: Any) -> None:
+    """Removes the titles, which generators take for names: the framework gives one to several schemas."""
+    if isinstance(node, list):
+        for each in node:
+            _drop_titles(each)
+    elif isinstance(node, dict):
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        for key, inner in node.items():
+            if key not in VALUES:
+                _drop_titles(inner)
 
 
 def _add_scopes(app: FastAPI, description: dict[str, Any]) -> None:
@@ -286,7 +338,7 @@ def _set_problems(operation: dict[str, Any], *, takes_body: bool, takes_id: bool
         most_bytes = operation["x-max-body-bytes"]
         problems["413"] = f"The body has more than {most_bytes} bytes, or takes too much time or memory to read"
         problems["415"] = "The body is not sent as JSON"
-    elif takes_id and "heartbeat" not in operation["operationId"]:
+    elif takes_id:
         problems["409"] = "The present state does not allow it"
 
     for status, text in problems.items():

@@ -17,6 +17,7 @@ from planner_service.platform.migrations import head, revision_of
 from planner_service.platform.requests import Services
 
 EXAMPLE = 'pipeplan_http_requests_total{method="GET",route="/v1/plans/{plan_id}",status="200"} 17.0\n'
+METRICS = {"text/plain": {"schema": {"type": "string"}, "example": EXAMPLE}}
 
 router = APIRouter(tags=["health"])
 metrics_router = APIRouter(tags=["health"], dependencies=[scope("read")])
@@ -37,13 +38,13 @@ class Readiness(Health):
 
 
 @router.get("/healthz")
-async def healthz() -> Health:
+async def get_health() -> Health:
     """The process answers."""
     return Health()
 
 
 @router.get("/readyz", dependencies=[scope("read", "agent")])
-def readyz(services: Services) -> Readiness:
+def get_readiness(services: Services) -> Readiness:
     """The database answers and has this version's tables."""
     revision = revision_of(services.database)
     if revision != head():
@@ -54,7 +55,7 @@ def readyz(services: Services) -> Readiness:
 @metrics_router.get(
     "/metrics",
     response_class=Response,
-    responses={200: {"description": "The metrics", "content": {"text/plain": {"example": EXAMPLE}}}},
+    responses={200: {"description": "The metrics", "content": METRICS}},
 )
 def get_metrics(services: Services) -> Response:
     """Requests, solve times, the queue, leases, agents, how far predictions were off: in Prometheus' text form."""

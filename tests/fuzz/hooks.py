@@ -24,6 +24,20 @@ NOBODYS = "0" * 32
 """The id of no token."""
 
 
+EVENT = {"type": "object", "properties": {name: {"type": "string"} for name in ("id", "event", "data")}}
+"""What each event of a stream is."""
+
+
+@schemathesis.hook
+def before_load_schema(_context: HookContext, raw_schema: dict[str, Any]) -> None:
+    """Describes one event in the place of a stream's whole text, as Schemathesis reads the description."""
+    for operations in raw_schema["paths"].values():
+        for operation in operations.values():
+            for response in operation["responses"].values():
+                stream = response.get("content", {}).get("text/event-stream", {})
+                stream.update({"schema": EVENT} if stream else {})
+
+
 @schemathesis.deserializer(*YAML_MEDIA_TYPES)
 def yaml_text(_context: DeserializationContext, response: Response) -> str:
     """The text itself, as the description has it."""

@@ -53,9 +53,9 @@ def fuzz(
     database: str, folder: Path, max_examples: int, seed: int, phases: str, *, quiet: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Schemathesis' result on a service with this database; `folder` takes what it writes."""
-    token = _token(database)
+    token = new_token(database)
     with serving(database, "--exit-with-parent", **UNLIMITED) as (url, _):
-        ids = _store_examples(url, token)
+        ids = store_examples(url, token)
         options = ["--max-examples", str(max_examples), "--seed", str(seed), "--phases", phases]
         config = ["--config-file", str(HERE / "schemathesis.toml")]
         schemathesis = [str(Path(sys.executable).parent / "schemathesis"), *config, "run", f"{url}/openapi.json"]
@@ -77,7 +77,8 @@ def new_database(kind: str, folder: Path) -> Iterator[str]:
         yield server.url(server.new_database())
 
 
-def _token(database: str) -> str:
+def new_token(database: str) -> str:
+    """A token of every scope."""
     scopes = [option for scope in SCOPES for option in ("--scope", scope)]
     made = pipeplan("token", "create", "--name", "fuzz", *scopes, "--database", database)
     if made.returncode != 0:
@@ -85,7 +86,7 @@ def _token(database: str) -> str:
     return made.stdout.strip()
 
 
-def _store_examples(url: str, token: str) -> dict[str, list[str]]:
+def store_examples(url: str, token: str) -> dict[str, list[str]]:
     """What the description's examples say, so that its ids are of something, and two runs that have ended.
 
     Returns the ids of jobs and runs, which are random, by the parameters that name them.
