@@ -27,7 +27,7 @@ from planner_service.jobs.measurements import LINKS, PROFILE
 from planner_service.overview import openapi
 from planner_service.overview import routes as overview
 from planner_service.overview import service as stored_metrics
-from planner_service.overview.short_ids import ShortIds
+from planner_service.overview.addresses import Names
 from planner_service.plans import chart_routes
 from planner_service.plans import routes as plans
 from planner_service.plans.background import Background, WorkBounds
@@ -193,7 +193,7 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
         lanes=[documents.PROFILE, documents.CLUSTER, plans.DOCUMENT],
         lists=[plans.LIST],
     )
-    app.add_middleware(ShortIds, context=app.state.context)
+    app.add_middleware(Names, context=app.state.context)
     app.add_middleware(Head)
     per_s, failures = settings.requests_per_s, settings.failed_tokens_per_min
     app.state.admission = Admission(

@@ -8,7 +8,7 @@ import re
 from copy import deepcopy
 from dataclasses import asdict
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
@@ -27,6 +27,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.protocol.agents import Presence, Registration
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.jobs import Completion, Failure, Heartbeat, LeaseRequest, Progress, Release, Task
+from pipeplan.protocol.listing import Noun
 from pipeplan.protocol.plans import PLAYED, AliasTarget, PlanRequest
 from pipeplan.protocol.problems import MEDIA_TYPE, Problem, problem_of
 from pipeplan.protocol.tokens import NewToken
@@ -88,6 +89,10 @@ PROFILE_TASK = {"kind": "profile", "model": MODEL, "microbatch_sizes": [1, 2], "
 REQUEST_ID = "X-Request-ID"
 TAKES_IDS = ("/v1/plans/compare", "/v1/runs/calibration")
 """Routes that name stored things outside of the path."""
+
+NAMED = {f"{noun}_id": "the id, or the first of its digits: at least 4" for noun in get_args(Noun)} | {
+    "plan_id": "the id, an alias, or the first of the id's digits: at least 4"
+}
 
 REFERENCE = "#/components/schemas/"
 VALUES = ("const", "default", "enum", "example", "examples")
@@ -282,10 +287,15 @@ def _add_tags(operation: dict[str, Any]) -> None:
 
 
 def _mend_parameters(operation: dict[str, Any]) -> None:
-    """Headers get their usual names. An optional parameter is never null: neither addresses nor headers have a null."""
+    """Headers get their usual names, and ids say what may stand in their place (`overview.addresses`).
+
+    An optional parameter is never null: neither addresses nor headers have a null.
+    """
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "header":
             parameter["name"] = parameter["name"].title()
+        if parameter["in"] == "path" and parameter["name"] in NAMED:
+            parameter["description"] = NAMED[parameter["name"]]
         schema = parameter["schema"]
         kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
         if len(kinds) == 1:

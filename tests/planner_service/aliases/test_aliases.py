@@ -13,6 +13,7 @@ from planner_service.aliases.service import Expected
 from planner_service.platform.context import Context
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import store_plan
+from tests.planner_service.tokens import bearer, made
 
 
 @pytest.fixture
@@ -35,6 +36,74 @@ def test_an_alias_leads_to_its_plan_and_its_tag_changes_when_it_moves(http: Test
     assert http.get("/v1/aliases/gpt-prod/plan", headers=known).status_code == 304
     assert _put(http, two[1]) == 200
     assert http.get("/v1/aliases/gpt-prod/plan", headers=known).json()["id"] == two[1]
+
+
+def test_an_alias_stands_for_its_plan_in_addresses(http: TestClient, two: tuple[str, str]) -> None:
+    assert _put(http, two[0]) == 201
+    for path in ("", "/request", "/streams?batches=2", "/alternatives", "/exports/torchrun", "/timeline", "/trace"):
+        named, whole = (http.get(f"/v1/plans/{one}{path}") for one in ("gpt-prod", two[0]))
+        assert (named.status_code, named.content) == (200, whole.content), path
+        assert named.headers.get("etag") == whole.headers.get("etag")
+        assert named.headers["content-location"] == f"/v1/plans/{two[0]}{path}"
+        assert "immutable" not in named.headers.get("cache-control", "")
+    assert http.head("/v1/plans/gpt-prod").headers["content-location"] == f"/v1/plans/{two[0]}"
+    assert two[0] in http.get("/plans/gpt-prod", headers={"Accept": "text/html"}).text
+
+
+@pytest.mark.parametrize("part", ["", "/exports/torchrun", "/streams", "/charts/stages.csv"])
+def test_the_tag_of_an_aliases_plan_changes_when_it_moves(http: TestClient, two: tuple[str, str], part: str) -> None:
+    _put(http, two[0])
+    known = {"If-None-Match": http.get(f"/v1/plans/gpt-prod{part}").headers["etag"]}
+    assert http.get(f"/v1/plans/gpt-prod{part}", headers=known).status_code == 304
+    _put(http, two[1])
+    moved = http.get(f"/v1/plans/gpt-prod{part}", headers=known)
+    assert (moved.status_code, moved.content) == (200, http.get(f"/v1/plans/{two[1]}{part}").content)
+    _put(http, two[0])
+    again = http.get(f"/v1/plans/gpt-prod{part}", headers=known)
+    assert (again.status_code, again.headers["content-location"]) == (304, f"/v1/plans/{two[0]}{part}")
+    http.delete("/v1/aliases/gpt-prod")
+    gone = http.get(f"/v1/plans/gpt-prod{part}", headers=known)
+    assert (gone.status_code, gone.json()["detail"]) == (404, "there is no plan gpt-prod, nor an alias of that name")
+
+
+def test_every_address_below_a_plan_takes_an_alias(http: TestClient, two: tuple[str, str]) -> None:
+    """The addresses are those of the description: a new one is tried here without a change."""
+    _put(http, two[0], "team/gpt")
+    values = {"format_name": "slurm", "chart": "memory", "kind": "svg"}
+    paths = [path for path in http.get("/openapi.json").json()["paths"] if path.startswith("/v1/plans/{plan_id}")]
+    assert len(paths) == 9
+    for path in paths:
+        whole = http.get(path.format(plan_id=two[0], **values))
+        for name in ("team/gpt", "team%2Fgpt"):
+            named = http.get(path.format(plan_id=name, **values))
+            assert (named.status_code, named.content) == (200, whole.content), path
+
+
+def test_a_name_in_an_address_is_an_alias_before_it_is_the_head_of_an_id(
+    http: TestClient, two: tuple[str, str]
+) -> None:
+    head = two[0][:6]
+    _put(http, two[1], head)
+    assert http.get(f"/v1/plans/{head}").json()["id"] == two[1]
+    _put(http, two[1], "team/streams")  # ends as the address of a part does
+    assert http.get("/v1/plans/team/streams").json()["id"] == two[1]
+    _put(http, two[0], "team")
+    assert http.get("/v1/plans/team/streams").json()["plan_id"] == two[0]
+    assert http.get("/v1/plans/team/streams/streams").json()["plan_id"] == two[1]
+    _put(http, two[0], "compare")
+    assert http.get("/v1/plans/compare", params={"id": two}).json()["plans"][0]["id"] == two[0]
+
+
+def test_an_agents_token_finds_what_it_may_read_by_an_alias(
+    http: TestClient, context: Context, two: tuple[str, str]
+) -> None:
+    _put(http, two[0])
+    agent = bearer(made(context, "agent"))
+    assert http.get("/v1/plans/gpt-prod", headers=agent).json()["id"] == two[0]
+    assert http.get("/v1/plans/gpt-prod/exports/torchrun", headers=agent).status_code == 403
+    assert http.get("/v1/plans/gpt-none", headers=agent).status_code == 404
+    assert http.get(f"/v1/plans/{two[0][:8]}", headers=agent).status_code == 404
+    assert http.post("/v1/plans/gpt-prod").status_code == 405
 
 
 def test_the_history_tells_what_it_pointed_at_when_and_who_moved_it(

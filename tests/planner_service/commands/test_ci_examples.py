@@ -1,6 +1,8 @@
 """The examples for CI, as they stand: their script lines are run with the real commands against a real service."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from pipeplan import Client, save
 from planner_service.overview.openapi import CLUSTER, PLAN_REQUEST, PROFILE
 from tests.planner_service.servers import environment, pipeplan, served
 
+PRINTED = ("get gpt-prod --format env", "export gpt-prod --format torchrun")
 EXAMPLES = Path(__file__).parents[3] / "examples" / "ci"
 
 
@@ -111,6 +114,31 @@ def test_all_is_well_while_nothing_has_changed(
     assert said.count(alias.plan_id) == said.count(f"{schedule}, ") == 1
     assert project.shell("pipeplan lock gpt-prod").returncode == 0
     assert (project.folder / "pipeplan.lock").read_bytes() == lock, "the same alias gives the same lock"
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("curl", "jq"))), reason="curl or jq is not installed")
+def test_curl_and_jq_get_what_the_commands_get(project: Project) -> None:
+    script = (EXAMPLES / "curl.sh").read_text(encoding="utf-8")
+    ended = project.shell(script)
+    assert ended.returncode == 0, ended.stderr
+    made = {name: (project.folder / name).read_text(encoding="utf-8") for name in ("plan.json", "plan.env", "train.sh")}
+    said = {name: project.shell(f"pipeplan plan {name}").stdout for name in ("get gpt-prod --json", *PRINTED)}
+    assert json.loads(made["plan.json"]) == json.loads(said["get gpt-prod --json"])
+    assert variables_in(made["plan.env"]).items() <= variables_in(said[PRINTED[0]]).items()
+    assert len(variables_in(made["plan.env"])) == 5
+    assert made["train.sh"] == said[PRINTED[1]]
+
+    with Client(project.url, project.token) as service:
+        first = service.alias("gpt-prod").plan_id
+        other = str(service.create_plan(PLAN_REQUEST.model_copy(update={"batch_size": 32})).plan_id)
+        service.set_alias("gpt-prod", other)
+        moved = project.shell(script)
+        service.delete_alias("gpt-prod")
+        gone = project.shell(script)
+        service.set_alias("gpt-prod", first)
+    assert (moved.returncode, moved.stderr) == (7, f"gpt-prod points at {other}, the lock holds {first}\n")
+    assert gone.returncode == 1
+    assert gone.stderr.endswith("there is no plan gpt-prod, nor an alias of that name\n")
 
 
 @pytest.mark.campaign

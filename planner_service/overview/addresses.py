@@ -1,0 +1,121 @@
+"""Names in addresses: what stands in the place of a whole id.
+
+/v1/plans/3fa2/streams is that of the one plan whose id begins so, /v1/plans/gpt-prod/streams that of the plan at which
+the alias points. The pages have the same addresses without /v1.
+"""
+
+import re
+from collections.abc import Iterator
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeplan.errors import InvalidInputError, NotFoundError, PipeplanError
+from pipeplan.protocol.listing import IdQuery
+from pipeplan.protocol.plans import is_plan_id, is_short_id
+from planner_service.aliases import service as aliases
+from planner_service.documents.caching import IMMUTABLE, REVALIDATE
+from planner_service.overview import service as overview
+from planner_service.platform.context import Context
+from planner_service.platform.problems import send_error
+from planner_service.platform.requests import may
+
+_SHORT = re.compile(r"((?:/v1)?/(profile|cluster|job|run)s/)([0-9a-f]{4,31})(/.*)?")
+_PLAN = re.compile(
+    r"((?:/v1)?/(plan)s/)(.+?)"
+    r"(/(?:request|streams|alternatives|timeline|timeline/columns|trace|(?:exports|charts)/[^/]+))?"
+)
+_TAKEN = ("/v1/plans/compare", "/plans/new")
+"""Addresses below those of plans that are no plan's."""
+
+
+class Names:
+    """Puts the whole id into the address; a plan is looked for by id, alias and first digits, as the commands do.
+
+    It runs after the layers that check callers. Who may not read lists cannot find an id by its first digits. If
+    several ids begin so, the answer is a 422 that names them. What a name stands for may change: no answer to one is
+    kept without asking, and `Content-Location` says what it was.
+    """
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on, under the address with the whole id where there is one."""
+        found = _found(scope) if may(scope, ("read", "agent")) else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        before, noun, name, part = found.groups("")
+        try:
+            place = await run_in_threadpool(self._place, noun, name, part, may(scope, ("read",)))
+        except PipeplanError as error:
+            await send_error(error, scope, receive, send)
+            return
+        if place is None:
+            await self._app(scope, receive, send)
+            return
+        scope["path"] = f"{before}{place}"
+        scope["raw_path"] = quote(scope["path"]).encode()
+
+        async def asked_again(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [
+                    (key, REVALIDATE.encode() if value == IMMUTABLE.encode() else value)
+                    for key, value in message.get("headers", ())
+                ]
+                if scope["method"] == "GET" and message["status"] in (200, 304):
+                    query = b"?" + scope["query_string"] if scope["query_string"] else b""
+                    headers.append((b"content-location", scope["raw_path"] + query))
+                message["headers"] = headers
+            await send(message)
+
+        await self._app(scope, receive, asked_again)
+
+    def _place(self, noun: str, name: str, part: str, reads: bool) -> str | None:
+        """The whole id and the part of it that is asked for; None if there is none, and the route will say so.
+
+        An address that ends as that of a part is one, if a plan has the rest for its name: aliases may hold slashes.
+        """
+        for head, rest in _splits(name, part):
+            whole = self._aliased(head) if noun == "plan" else None
+            if whole is None and reads and is_short_id(head):
+                whole = self._whole(noun, head)
+            if whole is not None:
+                return whole + rest
+        if noun == "plan" and reads:
+            raise NotFoundError(f"there is no plan {name[:200]}, nor an alias of that name")
+        return None
+
+    def _aliased(self, name: str) -> str | None:
+        try:
+            return aliases.get(self._context, name).plan_id
+        except (InvalidInputError, NotFoundError):
+            return None
+
+    def _whole(self, noun: str, head: str) -> str | None:
+        found = overview.ids(self._context, IdQuery.model_validate({"noun": noun, "prefix": head}))
+        if len(found.ids) > 1:
+            named = ", ".join(found.ids) + (", and more" if found.more else "")
+            raise InvalidInputError("id", f"must be the head of one {noun}'s id, and is that of {named}", head)
+        return found.ids[0] if found.ids else None
+
+
+def _found(scope: Scope) -> re.Match[str] | None:
+    """The parts of an address that holds a name; None for any other."""
+    path: str = scope["path"]
+    short = _SHORT.fullmatch(path)
+    if short is not None or scope["method"] != "GET" or path in _TAKEN:
+        return short
+    found = _PLAN.fullmatch(path)
+    holds_name = found is not None and not path.endswith("/") and not is_plan_id(found[3].partition("/")[0])
+    return found if holds_name else None
+
+
+def _splits(name: str, part: str) -> Iterator[tuple[str, str]]:
+    """The name and the part, and, of one that ends as a part does, all of it as a name."""
+    yield name, part
+    if part:
+        yield name + part, ""
