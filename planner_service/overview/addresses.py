@@ -75,7 +75,7 @@ class Names:
         await self._app(scope, receive, asked_again)
 
     def _place(self, noun: str, name: str, part: str, reads: bool) -> str | None:
-        """The whole id and the part of it that is asked for; None if there is none, and the route will say so.
+        """The whole id and the part of it that is asked for; None if there is none, and a route will say so.
 
         An address that ends as that of a part is one, if a plan has the rest for its name: aliases may hold slashes.
         """
@@ -85,7 +85,7 @@ class Names:
                 whole = self._whole(noun, head)
             if whole is not None:
                 return whole + rest
-        if noun == "plan" and reads:
+        if "/" in name:  # no route has such a name
             raise NotFoundError(f"there is no plan {name[:200]}, nor an alias of that name")
         return None
 

@@ -3,6 +3,7 @@
 import gzip
 import time
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -16,7 +17,7 @@ from pipeplan.programs.text import format_stream
 from pipeplan.programs.timeline import Timeline
 from pipeplan.programs.timeline_columns import timeline_columns
 from pipeplan.protocol.listing import Page
-from pipeplan.protocol.plans import PlanQuery, PlanQuestion, PlanRequest, PlanSummary, Streams, StreamText
+from pipeplan.protocol.plans import PlanQuery, PlanQuestion, PlanRequest, PlanSummary, Streams, StreamText, is_plan_id
 from pipeplan.simulation.predict import predict, program_of
 from pipeplan.simulation.trace import chrome_trace
 from planner_service.documents.store import clusters, packed_cluster, profiles
@@ -26,6 +27,8 @@ from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 from planner_service.platform.stored import Noun, may_change
+
+T = TypeVar("T")
 
 NOUN: Noun = "plans"
 """The name of plans in the cache of documents."""
@@ -118,7 +121,7 @@ def keep(
     new = storage.add(connection, answer, request, answered.solve_time_s, context.now(), asked_by)
     trail.record(connection, "plan.store", plan_id, context.now())
     if not new and answer.simulated is None:  # its play may have been added in the meantime
-        content = found("plan", plan_id, storage.content(connection, plan_id))
+        content = _found(plan_id, storage.content(connection, plan_id))
         if not may_change(NOUN, content.encode()):
             answer = context.parsing.read_stored(parse_plan, content, len(content))
     return Created(answer=answer, plan_id=plan_id, new=new, solve_time_s=answered.solve_time_s)
@@ -127,7 +130,7 @@ def keep(
 def document(context: Context, plan_id: str) -> str:
     """The plan's JSON text. Raises NotFoundError."""
     with context.database.read() as connection:
-        return found("plan", plan_id, storage.content(connection, plan_id))
+        return _found(plan_id, storage.content(connection, plan_id))
 
 
 def get(context: Context, plan_id: str) -> Plan:
@@ -139,13 +142,13 @@ def get(context: Context, plan_id: str) -> Plan:
 def request(context: Context, plan_id: str) -> PlanRequest:
     """The request with which the plan was first stored. Raises NotFoundError."""
     with context.database.read() as connection:
-        return found("plan", plan_id, storage.request(connection, plan_id))
+        return _found(plan_id, storage.request(connection, plan_id))
 
 
 def summary(context: Context, plan_id: str) -> PlanSummary:
     """The plan as lists show it. Raises NotFoundError."""
     with context.database.read() as connection:
-        return found("plan", plan_id, storage.summary(connection, plan_id))
+        return _found(plan_id, storage.summary(connection, plan_id))
 
 
 def page(context: Context, query: PlanQuery) -> Page[PlanSummary]:
@@ -254,3 +257,8 @@ def _profile(connection: Connection, field: str, profile_id: str) -> str:
     if content is None:
         raise InvalidInputError(field, "must be the id of a stored profile", profile_id)
     return content
+
+
+def _found(name: str, content: T | None) -> T:
+    """What is stored of the plan. Raises NotFoundError; for a name in an address, as the commands do."""
+    return found("plan", name if is_plan_id(name) else f"{name}, nor an alias of that name", content)

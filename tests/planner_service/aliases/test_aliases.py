@@ -104,6 +104,9 @@ def test_an_agents_token_finds_what_it_may_read_by_an_alias(
     assert http.get("/v1/plans/gpt-none", headers=agent).status_code == 404
     assert http.get(f"/v1/plans/{two[0][:8]}", headers=agent).status_code == 404
     assert http.post("/v1/plans/gpt-prod").status_code == 405
+    nested = http.get("/v1/plans/team/gpt/exports/torchrun")
+    assert (nested.status_code, nested.json()["detail"].partition(",")[0]) == (404, "there is no plan team/gpt")
+    assert http.get(f"/v1/plans/{two[0]}/nonsense").json()["detail"].startswith("nothing is at")
 
 
 def test_the_history_tells_what_it_pointed_at_when_and_who_moved_it(
