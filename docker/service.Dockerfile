@@ -17,7 +17,8 @@ RUN python3 -m venv /opt/pipeplan \
 FROM ${BASE}
 COPY --from=build /opt/pipeplan /opt/pipeplan
 RUN groupadd --system --gid 10001 pipeplan \
- && useradd --system --uid 10001 --gid 10001 --home-dir /var/lib/pipeplan --create-home pipeplan
+ && useradd --system --uid 10001 --gid 10001 --home-dir /var/lib/pipeplan --create-home pipeplan \
+ && install --directory --owner=10001 --group=10001 --mode=700 /var/lib/pipeplan/backups
 ENV PATH=/opt/pipeplan/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PIPEPLAN_LOG_FORMAT=json

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,11 +127,28 @@ def _rules(older_than: str | None, keep: int | None, only: list[str] | None, aba
 
 
 @app.command()
-def backup(file: BackupFile, database: DatabaseUrl = None, config: Config = None) -> None:
+def backup(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help="The backup: a SQLite file of the same tables; default: pipeplan-TIME.sqlite3 in the folder of the "
+            "setting backup_folder, or in the current one.",
+        ),
+    ] = None,
+    database: DatabaseUrl = None,
+    config: Config = None,
+) -> None:
     """Writes the database to a new file. It is one consistent state, while others continue to write."""
     with _opened(database, config) as opened:
         from planner_service.platform import migrations
+        from planner_service.platform.settings import load_settings
+        from planner_service.upkeep import backups
 
+        if file is None:
+            folder = load_settings(config=config, database_url=database).backup_folder or Path()
+            backups.prepare(folder)
+            file = folder.absolute() / backups.name_at(datetime.now(UTC))
         with working("writing the backup"):
             migrations.backup(opened, file)
         typer.echo(f"{opened.shown} -> {file} ({file.stat().st_size} bytes)", err=True)

@@ -34,7 +34,7 @@ class Upkeep:
             self._look_s = min(self._look_s, every_s)
             self._works.append(partial(service.take_turn, context, rules, every_s, self._stop))
         if backing_up is not None:
-            backups.prepare(backing_up)
+            backups.prepare(backing_up.folder)
             self._look_s = min(self._look_s, backing_up.every_s)
             self._works.append(partial(backups.take_turn, context, backing_up))
 

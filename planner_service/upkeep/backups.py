@@ -6,7 +6,7 @@ PostgreSQL has its own tools for this, which do not copy rows through Python. Th
 import logging
 import re
 from dataclasses import dataclass
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pipeplan.errors import PipeplanError, ServiceError
@@ -35,12 +35,12 @@ class BackupPlan:
     kept: int
 
 
-def prepare(plan: BackupPlan) -> None:
+def prepare(folder: Path) -> None:
     """Makes the folder, for its owner only. Raises ServiceError if that fails."""
     try:
-        plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ServiceError(f"the folder of backups {plan.folder} cannot be made: {error.strerror}") from error
+        raise ServiceError(f"the folder of backups {folder} cannot be made: {error.strerror}") from error
 
 
 def take_turn(context: Context, plan: BackupPlan) -> Path | None:
@@ -64,16 +64,21 @@ def take_turn(context: Context, plan: BackupPlan) -> Path | None:
     return file
 
 
+def name_at(moment: datetime) -> str:
+    """The name of a backup that is made at this moment."""
+    return f"pipeplan-{moment.astimezone(UTC):%Y%m%dT%H%M%SZ}.sqlite3"
+
+
 def make(context: Context, plan: BackupPlan) -> Path:
     """Writes a backup, which is verified before it gets its name, and removes those beyond the newest ones.
 
     A backup is removed only after a newer one is whole. One that is named after a later time was made while the clock
     was ahead, and counts as the oldest.
     """
-    prepare(plan)
+    prepare(plan.folder)
     for left in plan.folder.glob(f".pipeplan-*.sqlite3{PARTIAL}*"):  # left by a process that died
         left.unlink(missing_ok=True)
-    file = plan.folder / f"pipeplan-{context.now().astimezone(UTC):%Y%m%dT%H%M%SZ}.sqlite3"
+    file = plan.folder / name_at(context.now())
     backup(context.database, file)
     names = [path.name for path in plan.folder.iterdir() if NAME.fullmatch(path.name)]
     for name in sorted(names, key=lambda name: (name <= file.name, name))[: -plan.kept]:

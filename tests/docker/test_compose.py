@@ -84,6 +84,19 @@ def test_migrations_run_once_before_any_service() -> None:
     assert services()["migrate"]["restart"] == "no"
 
 
+def test_what_is_written_for_the_database_outlives_its_container() -> None:
+    """`docker compose run --rm` removes the container with all that is not in a volume."""
+    migrate = services()["migrate"]
+    (mount,) = migrate["volumes"]
+    assert mount == "${PIPEPLAN_BACKUPS:-backups}:" + migrate["working_dir"], "a volume, unless set otherwise"
+    assert migrate["environment"]["TMPDIR"] == migrate["working_dir"], "/tmp is small, and is memory"
+    for service in services().values():
+        named = {each.partition(":")[0] for each in service.get("volumes", ()) if not each.startswith("$")}
+        assert named | {"backups"} <= set(composition()["volumes"])
+    made = f"install --directory --owner=10001 --group=10001 --mode=700 {migrate['working_dir']}"
+    assert made in (ROOT / migrate["build"]["dockerfile"]).read_text(encoding="utf-8"), "a new volume is its user's"
+
+
 def test_gpus_are_asked_for_by_their_profile_alone() -> None:
     devices = {
         name: service["deploy"]["resources"].get("reservations", {}).get("devices") for name, service in ours().items()

@@ -27,14 +27,16 @@ def _secrets(folder: Path, database_url: str) -> Path:
     return secrets
 
 
-def _migrate(secrets: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What `docker compose run migrate` executes; without arguments the service's own command."""
+def _migrate(secrets: Path, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """What `docker compose run migrate` executes; without arguments the service's own command.
+
+    A folder stands for the volume in which it works.
+    """
     service = services()["migrate"]
     own = command(service)
     chosen = [*own[: -len(service["command"])], *arguments] if arguments else own
-    return subprocess.run(
-        chosen, env=environment(service, secrets), capture_output=True, text=True, timeout=60, check=False
-    )
+    variables = environment(service, secrets, **({} if folder is None else {"TMPDIR": str(folder)}))
+    return subprocess.run(chosen, cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _token(secrets: Path, name: str, *scopes: str) -> str:
@@ -99,6 +101,26 @@ def test_the_stack_comes_up_step_by_step_and_ends_in_good_order(secrets: Path) -
     assert process.returncode == 0
     assert token not in stderr
     assert not _is_healthy("service", url)
+
+
+@pytest.mark.parametrize("named", [(), ("before.sqlite3",)])
+def test_a_backup_is_written_to_the_volume_and_restored_from_it(
+    secrets: Path, tmp_path: Path, named: tuple[str, ...]
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    assert _migrate(secrets).returncode == 0
+    _token(secrets, "admin", "admin")
+    written = _migrate(secrets, "db", "backup", *named, folder=volume)
+    assert written.returncode == 0, written.stderr
+    (file,) = volume.iterdir()
+    assert (file.name in named) if named else re.fullmatch(r"pipeplan-\d{8}T\d{6}Z\.sqlite3", file.name)
+    assert file.name in written.stderr
+
+    restored = f"sqlite:///{tmp_path / 'restored.sqlite3'}"
+    ended = _migrate(secrets, "db", "restore", file.name, "--database", restored, folder=volume)
+    assert ended.returncode == 0, ended.stderr
+    assert "admin" in _migrate(secrets, "token", "list", "--database", restored).stdout
 
 
 def test_the_agent_finds_the_service_with_its_token(sqlite_url: str, tmp_path: Path) -> None:

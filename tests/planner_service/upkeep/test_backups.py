@@ -103,6 +103,15 @@ def test_a_backup_whose_service_died_is_made_by_another_one_soon(stored: Context
     assert backups.take_turn(stored, _plan(tmp_path)) is not None
 
 
+def test_a_backup_by_hand_goes_where_those_on_a_schedule_go(stored: Context, sqlite_url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "backups"
+    ended = pipeplan("db", "backup", "--database", sqlite_url, PIPEPLAN_BACKUP_FOLDER=str(folder))
+    assert ended.returncode == 0, ended.stderr
+    (file,) = folder.iterdir()
+    assert backups.NAME.fullmatch(file.name)
+    assert f"-> {file} (" in ended.stderr
+
+
 def test_a_backup_that_takes_long_is_left_to_its_service(
     stored: Context, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
