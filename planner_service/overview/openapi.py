@@ -211,7 +211,7 @@ def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
 def _described(app: FastAPI) -> dict[str, Any]:
     """FastAPI's description of the application, with what it lacks."""
     context: Context = app.state.context
-    description = get_openapi(
+    of_framework = get_openapi(
         title=app.title,
         version=app.version,
         description=app.description,
@@ -219,7 +219,8 @@ def _described(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=False,
     )
     # Page[Job] is called Page_Job_ there.
-    description = json.loads(re.sub(r'\bPage_(\w+)_(?=")', r"\1Page", json.dumps(description)))
+    text = re.sub(r'\bPage_(\w+)_(?=")', r"\1Page", json.dumps(of_framework))
+    description: dict[str, Any] = json.loads(text)
     schemas = description["components"]["schemas"]
     inputs = [(name, "validation", TypeAdapter(kind)) for name, kind in (BODIES | OTHERS).items()]
     by_key, shared = TypeAdapter.json_schemas(inputs, ref_template=REFERENCE + "{model}")  # type: ignore[arg-type]
