@@ -5,7 +5,6 @@ the alias points. The pages have the same addresses without /v1.
 """
 
 import re
-from collections.abc import Iterator
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeplan.errors import InvalidInputError, NotFoundError, PipeplanError
 from pipeplan.protocol.listing import IdQuery
-from pipeplan.protocol.plans import is_plan_id, is_short_id
+from pipeplan.protocol.plans import is_short_id
 from planner_service.aliases import service as aliases
 from planner_service.documents.caching import IMMUTABLE, REVALIDATE
 from planner_service.overview import service as overview
@@ -23,11 +22,10 @@ from planner_service.platform.requests import may
 
 _SHORT = re.compile(r"((?:/v1)?/(profile|cluster|job|run)s/)([0-9a-f]{4,31})(/.*)?")
 _PLAN = re.compile(
-    r"((?:/v1)?/(plan)s/)(.+?)"
+    r"(?!/v1/plans/compare$|/plans/new$)"  # no plan's
+    r"((?:/v1)?/(plan)s/)(?![0-9a-f]{32}(?:/|$))(.+?(?<!/))"
     r"(/(?:request|streams|alternatives|timeline|timeline/columns|trace|(?:exports|charts)/[^/]+))?"
 )
-_TAKEN = ("/v1/plans/compare", "/plans/new")
-"""Addresses below those of plans that are no plan's."""
 
 
 class Names:
@@ -44,7 +42,11 @@ class Names:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on, under the address with the whole id where there is one."""
-        found = _found(scope) if may(scope, ("read", "agent")) else None
+        found = None
+        if may(scope, ("read", "agent")):
+            found = _SHORT.fullmatch(scope["path"])
+            if found is None and scope["method"] == "GET":
+                found = _PLAN.fullmatch(scope["path"])
         if found is None:
             await self._app(scope, receive, send)
             return
@@ -79,43 +81,24 @@ class Names:
 
         An address that ends as that of a part is one, if a plan has the rest for its name: aliases may hold slashes.
         """
-        for head, rest in _splits(name, part):
-            whole = self._aliased(head) if noun == "plan" else None
-            if whole is None and reads and is_short_id(head):
-                whole = self._whole(noun, head)
+        for head, rest in ((name, part), (name + part, "")):
+            whole = self._id(noun, head, reads)
             if whole is not None:
                 return whole + rest
         if "/" in name:  # no route has such a name
             raise NotFoundError(f"there is no plan {name[:200]}, nor an alias of that name")
         return None
 
-    def _aliased(self, name: str) -> str | None:
-        try:
-            return aliases.get(self._context, name).plan_id
-        except (InvalidInputError, NotFoundError):
+    def _id(self, noun: str, name: str, reads: bool) -> str | None:
+        if noun == "plan":
+            try:
+                return aliases.get(self._context, name).plan_id
+            except (InvalidInputError, NotFoundError):
+                pass
+        if not reads or not is_short_id(name):
             return None
-
-    def _whole(self, noun: str, head: str) -> str | None:
-        found = overview.ids(self._context, IdQuery.model_validate({"noun": noun, "prefix": head}))
+        found = overview.ids(self._context, IdQuery.model_validate({"noun": noun, "prefix": name}))
         if len(found.ids) > 1:
             named = ", ".join(found.ids) + (", and more" if found.more else "")
-            raise InvalidInputError("id", f"must be the head of one {noun}'s id, and is that of {named}", head)
+            raise InvalidInputError("id", f"must be the head of one {noun}'s id, and is that of {named}", name)
         return found.ids[0] if found.ids else None
-
-
-def _found(scope: Scope) -> re.Match[str] | None:
-    """The parts of an address that holds a name; None for any other."""
-    path: str = scope["path"]
-    short = _SHORT.fullmatch(path)
-    if short is not None or scope["method"] != "GET" or path in _TAKEN:
-        return short
-    found = _PLAN.fullmatch(path)
-    holds_name = found is not None and not path.endswith("/") and not is_plan_id(found[3].partition("/")[0])
-    return found if holds_name else None
-
-
-def _splits(name: str, part: str) -> Iterator[tuple[str, str]]:
-    """The name and the part, and, of one that ends as a part does, all of it as a name."""
-    yield name, part
-    if part:
-        yield name + part, ""

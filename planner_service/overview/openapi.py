@@ -144,6 +144,14 @@ CHROME_TRACE = {
 
 SOLVE_TIME = {"type": "number", "description": "seconds that the planner took for this answer"}
 
+ENTITY_TAG = {"description": "the version of the content", "schema": {"type": "string"}}
+IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "the ETag of what the caller has: 304 if it is the same still",
+}
+
 PROBLEMS = {
     "401": "A valid token is needed",
     "403": "The token does not have the scope, or another site's page asks",
@@ -242,7 +250,6 @@ def _described(app: FastAPI) -> dict[str, Any]:
             for response in operation["responses"].values():
                 header = {"description": "in the log", "schema": {"type": "string"}}
                 response.setdefault("headers", {})[REQUEST_ID] = header
-            _add_tags(operation)
             _mend_parameters(operation)
     _drop_titles(description["paths"])
     for name, schema in schemas.items():
@@ -275,23 +282,16 @@ def _add_text_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
         paths[path]["get"]["responses"]["200"] = _response("The trace", _reference("ChromeTrace"))
 
 
-def _add_tags(operation: dict[str, Any]) -> None:
-    """The entity tag of what a caller may have already, and the header with which it says so."""
-    if "304" not in operation["responses"]:
-        return
-    for status in ("200", "304"):
-        header = {"description": "the version of the content", "schema": {"type": "string"}}
-        operation["responses"][status]["headers"]["ETag"] = header
-    text = "the ETag of what the caller has: 304 if it is the same still"
-    asked = {"name": "If-None-Match", "in": "header", "required": False, "description": text}
-    operation.setdefault("parameters", []).append(asked | {"schema": {"type": "string"}})
-
-
 def _mend_parameters(operation: dict[str, Any]) -> None:
     """Headers get their usual names, and ids say what may stand in their place (`overview.addresses`).
 
-    An optional parameter is never null: neither addresses nor headers have a null.
+    An optional parameter is never null: neither addresses nor headers have a null. Where the answer has an entity tag,
+    a caller may send the one that it has.
     """
+    if "304" in operation["responses"]:
+        for status in ("200", "304"):
+            operation["responses"][status]["headers"]["ETag"] = ENTITY_TAG
+        operation.setdefault("parameters", []).append(IF_NONE_MATCH | {"schema": {"type": "string"}})
     for parameter in operation.get("parameters", ()):
         if parameter["in"] == "header":
             parameter["name"] = parameter["name"].title()
@@ -304,6 +304,8 @@ def _mend_parameters(operation: dict[str, Any]) -> None:
             parameter["schema"] = schema | kinds[0]
         elif kinds:
             schema["anyOf"] = kinds
+        if "enum" in parameter["schema"]:
+            parameter["schema"]["enum"] = [value for value in parameter["schema"]["enum"] if value is not None]
 
 
 def _drop_titles(node: Any) -> None:

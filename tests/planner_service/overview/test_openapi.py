@@ -132,6 +132,15 @@ def test_headers_have_their_usual_names_and_tags_can_be_sent_back(http: TestClie
                 assert "If-None-Match" in {parameter["name"] for parameter in operation["parameters"]}
 
 
+def test_no_parameter_may_be_null(http: TestClient) -> None:
+    for path, operations in _description(http)["paths"].items():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                schemas = [parameter["schema"], *parameter["schema"].get("anyOf", ())]
+                assert all(None not in each.get("enum", ()) and "null" not in each.get("type", "") for each in schemas)
+                assert any("type" in each for each in schemas), (path, parameter)
+
+
 UNSAID = {"warnings", "planner_version", "choices", "form", "autocast", "tied"}
 """Later fields of a plan, which are left out while they say nothing."""
 
