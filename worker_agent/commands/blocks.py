@@ -24,14 +24,17 @@ def blocks(
     """Lists a model's blocks, and what each passes to the next.
 
     One microbatch passes them. Presets and Hugging Face models need no weights for that, unless what a block gives
-    depends on contents. A factory builds its whole model here.
+    depends on contents: the command then says so, and makes up to 4 GiB of them. A factory builds its whole model here.
     """
     require_extra("worker")
     typed_spec(model, field="model")
     require_count("microbatch_size", microbatch_size)
     from worker_agent.models.listing import list_blocks
 
-    found = list_blocks(model, data, microbatch_size=microbatch_size)
+    def on_contents(size_bytes: int) -> None:
+        typer.echo(f"what the blocks give depends on contents: {size(size_bytes)} of weights are made here", err=True)
+
+    found = list_blocks(model, data, microbatch_size=microbatch_size, on_contents=on_contents)
     if as_json:
         typer.echo(dump(found))
         return

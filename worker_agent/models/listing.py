@@ -1,19 +1,40 @@
 """Listing: the names of a model's blocks, their weights, and what they pass on, found by running them once."""
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
-from pipeplan.errors import InvalidInputError
-from worker_agent.models.chain import build_model
+from pipeplan.errors import PipeplanError, require
+from pipeplan.formats import size
+from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import default_feed, in_blocks, open_data
-from worker_agent.models.spec import UserCodeError, parse_spec, user_code
+from worker_agent.models.recipe import ConstructionMode
+from worker_agent.models.spec import parse_spec, user_code
 from worker_agent.models.values import as_values
+
+MOST_CONTENTS_BYTES = 4 * 2**30
+"""The most weights that are made where blocks need their contents to be listed."""
+
+_WITHOUT_CONTENTS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+_WITHOUT_CONTENTS_SAID = ("data pointer", "data is not allocated", "numpy() is not supported")
+"""What torch raises where code reads the contents of a fake tensor: errors of types of their own, and of none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +55,61 @@ class BlockList:
     own: bool
 
 
-def list_blocks(model: str, data: str | None, *, microbatch_size: int) -> BlockList:
+def list_blocks(
+    model: str, data: str | None, *, microbatch_size: int, on_contents: Callable[[int], None] = lambda _: None
+) -> BlockList:
     """The blocks of the model that a SPEC names. Tensors without elements are left out.
 
-    Of presets and Hugging Face models no weights are made, unless what a block gives depends on the contents.
-    Raises InvalidInputError for a model that cannot be cut, or data that it does not take.
+    Of presets and Hugging Face models no weights are made, unless what a block gives depends on the contents:
+    `on_contents` is then called with their bytes first. Raises InvalidInputError for a model that cannot be cut, data
+    that it does not take, and weights of more than MOST_CONTENTS_BYTES.
     """
     spec = parse_spec(model, field="model")
-    if spec.is_preset or spec.is_hugging_face:
-        log = logging.getLogger("torch._subclasses.fake_tensor")
-        log.disabled = True  # it reports what is tried again below
-        try:
-            return _listed(model, data, microbatch_size, FakeTensorMode())
-        except InvalidInputError:
+    if not (spec.is_preset or spec.is_hugging_face):
+        return _listed(build_model(model, seed=0), data, microbatch_size, None)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.disabled = True  # it reports what is tried again below
+    try:
+        fake = FakeTensorMode()
+        with fake:
+            whole = build_model(model, seed=0)
+        return _listed(whole, data, microbatch_size, fake)
+    except PipeplanError as error:
+        if not _needs_contents(error):
             raise
-        except (UserCodeError, RuntimeError, TypeError, ValueError):  # it needs contents, or fails with them as well
-            pass
-        finally:
-            log.disabled = False
-    return _listed(model, data, microbatch_size, None)
+    finally:
+        log.disabled = False
+    whole = build_model(model, seed=0, empty=True)
+    size_bytes = sum(tensor.nbytes for tensor in {*whole.root.parameters(), *whole.root.buffers()})
+    rule = (
+        f"must have at most {size(MOST_CONTENTS_BYTES)} of weights, because what its blocks give depends on contents: "
+        "list a smaller one with the same kinds of blocks, by keys of its config (hf:...?num_hidden_layers=2)"
+    )
+    require(size_bytes <= MOST_CONTENTS_BYTES, "model", rule, size(size_bytes))
+    on_contents(size_bytes)
+    whole.materialise()
+    return _listed(whole, data, microbatch_size, None)
 
 
-def _listed(model: str, data: str | None, microbatch_size: int, fake: FakeTensorMode | None) -> BlockList:
+def _needs_contents(error: PipeplanError) -> bool:
+    """Whether the cause is that fake tensors have no contents. What fails otherwise fails with contents too."""
+    cause = error.__cause__
+    return isinstance(cause, _WITHOUT_CONTENTS) or any(part in str(cause) for part in _WITHOUT_CONTENTS_SAID)
+
+
+class _AnyFloatingType(ConstructionMode):  # type: ignore[no-untyped-call]
+    """Grouped products of fake tensors in every type: torch's rule for them knows bfloat16 alone, its kernels all."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten._grouped_mm.default:
+            return func(*args, **(kwargs or {}))
+        left, right, *others = args
+        found = func(left.to(torch.bfloat16), right.to(torch.bfloat16), *others, **(kwargs or {}))
+        return found.to(left.dtype)
+
+
+def _listed(whole: Chain, data: str | None, microbatch_size: int, fake: FakeTensorMode | None) -> BlockList:
     """The blocks; under `fake` nothing has contents."""
-    with fake or nullcontext():
-        whole = build_model(model, seed=0)
     data = default_feed(whole).data if data is None else data
     chain = in_blocks(whole, data, microbatch_size=microbatch_size, seed=0, dtype=torch.float32)
     source = open_data(data, microbatch_size=microbatch_size, seed=0, form=chain.batches)
@@ -66,7 +117,7 @@ def _listed(model: str, data: str | None, microbatch_size: int, fake: FakeTensor
         inputs, _ = source.microbatch(0)
     values: Any = inputs if isinstance(inputs, tuple) else (inputs,)
     hands_on: list[tuple[OutputTensor, ...]] = []
-    with torch.no_grad(), fake or nullcontext():
+    with torch.no_grad(), fake or nullcontext(), _AnyFloatingType() if fake else nullcontext():
         if fake:
             values = tuple(torch.empty(value.shape, dtype=value.dtype) for value in values)
         for name, block in zip(chain.block_names, chain.blocks, strict=True):
