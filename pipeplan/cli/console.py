@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.documents.files import require_model
 from pipeplan.documents.names import Spec, parse_spec
 from pipeplan.documents.validators import rule_of
 from pipeplan.errors import (
@@ -211,10 +212,13 @@ def require_extra(*extras: Literal["service", "worker"], what: str = "this comma
 def typed_spec(text: str, *, field: str) -> Spec:
     """The SPEC that a user typed.
 
-    Raises InvalidInputError as `parse_spec` does, and if the text names a Hugging Face family without any option beside
-    a model's folder of the same name: the folder's weights are meant then, and the family has random ones.
+    Raises InvalidInputError as `parse_spec` does, for a Hugging Face model that is not here, and if the text names a
+    family without any option beside a model's folder of the same name: the folder's weights are meant then, and the
+    family has random ones.
     """
     spec = parse_spec(text, field=field)
+    if spec.path is not None:
+        require_model(Path(spec.path))
     beside = spec.is_hugging_face and spec.path is None and (Path(spec.name) / "config.json").is_file()
     rule = f"must be hf:./{spec.name} for the folder of this name, or hf:{spec.name}? for the family"
     require(not beside or "?" in text, field, rule, text)

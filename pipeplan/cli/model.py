@@ -27,7 +27,7 @@ from pipeplan.documents.forms import Form
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import PipeplanError, require, require_count
+from pipeplan.errors import InvalidInputError, PipeplanError, require, require_count
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import FormsAsked, datasheet_of, forms_asked, microbatch_sizes
 
@@ -177,7 +177,7 @@ def run_profiler(estimate: Estimate) -> str:
 
 
 def key_of(estimate: Estimate) -> str | None:
-    """A hash of everything that determines the profile; None for a model of a user's own code.
+    """A hash of everything that determines the profile; None for a model of a user's own code, and without a config.
 
     Beside the estimate these are the content of the model's config file, the device as it is known, the worker's own
     code, which holds the datasheets, and the versions of what it runs on. What a user's code makes is not known before
@@ -189,7 +189,10 @@ def key_of(estimate: Estimate) -> str | None:
     config = None
     if spec.path is not None:
         path = Path(spec.path)
-        config = read_text(path / "config.json" if path.is_dir() else path, field="model")
+        try:
+            config = read_text(path / "config.json" if path.is_dir() else path, field="model")
+        except InvalidInputError:  # the profiler says what it is instead
+            return None
     worker = find_spec("worker_agent")
     folders = [] if worker is None else [Path(place) for place in worker.submodule_search_locations or ()]
     code = [file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.rglob("*.py"))]

@@ -146,6 +146,18 @@ def require_place(path: Path | None, *, field: str = "output") -> None:
         require(path.absolute().parent.is_dir(), field, f"{rule}: its folder does not exist", str(path))
 
 
+def require_model(path: Path) -> None:
+    """Raises InvalidInputError for a Hugging Face model's file or folder that is not here; says how to get a hub's."""
+    if path.exists():
+        return
+    rule = "must be a file or folder on this machine: there is none of this name, and nothing is downloaded"
+    if not path.is_absolute() and len(path.parts) == 2 and path.suffix != ".json":
+        name = path.name
+        rule += f". Of a model of the hub the config is enough: `hf download {path} config.json --local-dir {name}`, "
+        rule += f"then hf:{name}/config.json"
+    raise InvalidInputError("model", rule, str(path))
+
+
 def parse_plan(content: str | bytes | dict[str, Any]) -> Plan:
     """A plan from its document, of any release; the derived keys that `plan_document` adds are ignored."""
     try:

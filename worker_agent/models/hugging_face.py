@@ -4,7 +4,6 @@ B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B,
 pixels. Layers are the library's own modules: a chain computes what the whole model does, and has its parameter names.
 """
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +21,9 @@ from pipeplan.errors import InvalidInputError, MissingDependencyError, not_one_o
 from worker_agent.models.batches import KNOWN, BatchForm, probes
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless
+from worker_agent.models.folders import QUANTISED, read_config, weight_files
 from worker_agent.models.layers import Cuts
-from worker_agent.models.materialise import build_empty, weight_files
+from worker_agent.models.materialise import build_empty
 from worker_agent.models.segments import Flows, part_names, segments
 from worker_agent.models.sharding import Sharding
 
@@ -149,8 +149,9 @@ def build_family(spec: Spec) -> Family:
     attention = options.pop("attn_implementation", None)
     rule = f"must be one of {', '.join(ATTENTION)}"
     require(attention is None or attention in ATTENTION, "model.attn_implementation", rule, attention)
-    found = {} if spec.path is None else _read_config(Path(spec.path))
-    files = weight_files(Path(spec.path)) if spec.path and Path(spec.path).is_dir() else ()
+    content = {} if spec.path is None else read_config(Path(spec.path))
+    files = weight_files(Path(spec.path), content) if spec.path and Path(spec.path).is_dir() else ()
+    found = _options_of(content)
     if spec.path is None:
         options.setdefault("tie_word_embeddings", False)
     name = str(found.pop("model_type", spec.name))
@@ -288,24 +289,12 @@ def _sharding(name: str, root: Any) -> Sharding | None:
     )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """The content of a Hugging Face config: a file, or a folder with a config.json.
-
-    Keys that would make another kind of model are left out.
-    """
-    from pipeplan.documents.files import read_text  # and pydantic, which other models do without
-
-    path = path / "config.json" if path.is_dir() else path
-    text = read_text(path)
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise InvalidInputError("model", f"must name a file with a JSON document ({error})", str(path)) from error
-    fits = isinstance(content, dict) and isinstance(content.get("model_type"), str)
-    require(fits, "model", "must name a Hugging Face config: a JSON object with a model_type", str(path))
+def _options_of(content: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a config that a model is made of. Keys that would make another kind of model are left out."""
     labels = content.get("id2label")
     counted = {"num_labels": len(labels)} if isinstance(labels, dict) else {}
-    return counted | {key: v for key, v in content.items() if key not in _NOT_OPTIONS and not key.startswith("_")}
+    kept = {key: v for key, v in content.items() if key not in (*_NOT_OPTIONS, *QUANTISED) and not key.startswith("_")}
+    return counted | kept
 
 
 def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str) -> nn.Module:

@@ -33,7 +33,12 @@ _WITHOUT_CONTENTS = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-_WITHOUT_CONTENTS_SAID = ("data pointer", "data is not allocated", "numpy() is not supported")
+_WITHOUT_CONTENTS_SAID = (
+    "data pointer",
+    "data is not allocated",
+    "numpy() is not supported",
+    "all Tensors to FakeTensors",
+)
 """What torch raises where code reads the contents of a fake tensor: errors of types of their own, and of none."""
 
 

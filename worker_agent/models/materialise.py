@@ -8,7 +8,6 @@ name): the same seed gives the same weights whatever the cut. What `_init_weight
 gives it: the constructors are run once more, as those of presets are (`recipe`).
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,11 +26,6 @@ from worker_agent.models.recipe import ConstructionMode, Constructors, changed
 
 Place = tuple[dict[str, Tensor], str, str]
 """Where a module holds a tensor: its dictionary, the key in it, and the name in the whole model."""
-
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-_OTHER_FORMS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.safetensors")
-"""Files of weights that are not read: a folder with only such a file must not be taken for random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,29 +88,6 @@ def build_empty(make: Callable[[], Any]) -> Any:
             there[key] = real[tensor]
     root.tie_weights()
     return root
-
-
-def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The files with weights that `save_pretrained` wrote to a folder; none in a folder without weights.
-
-    Raises InvalidInputError for weights of another form, and for an index that names what is not there.
-    """
-    if (folder / INDEX).is_file():
-        try:
-            names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            rule = f"must have a readable {INDEX} with a weight_map ({type(error).__name__}: {error})"
-            raise InvalidInputError("model", rule, str(folder)) from error
-        for name in names:
-            fits = isinstance(name, str) and Path(name).name == name and (folder / name).is_file()
-            require(fits, "model", f"must have every file of {INDEX} in its folder", name)
-        return tuple(folder / name for name in sorted(names))
-    if (folder / WEIGHTS).is_file():
-        return (folder / WEIGHTS,)
-    other = sorted(path.name for pattern in _OTHER_FORMS for path in folder.glob(pattern))
-    rule = f"must have its weights in {WEIGHTS} or in the files of {INDEX}, as save_pretrained writes them"
-    require(not other, "model", rule, ", ".join(other[:3]))
-    return ()
 
 
 def places_of(root: nn.Module) -> dict[Tensor, list[Place]]:

@@ -4,11 +4,11 @@ A Hugging Face model is written as `save_pretrained` writes it, for `from_pretra
 the names of its `state_dict`, as nn.Sequential makes them. Both hold the checkpoint's values to the last bit.
 """
 
-import re
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -18,12 +18,10 @@ from torch import Tensor
 
 from pipeplan.errors import InvalidInputError, RunFailedError, require
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.materialise import WEIGHTS, Contents
+from worker_agent.models.folders import WEIGHTS, files_beside, read_config
+from worker_agent.models.materialise import Contents
 from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.manifest import Manifest, inspect, newest, stage_files, step_directory, steps_in
-
-_TOKENS = re.compile(r"(tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|preprocessor).*|spiece\.model")
-"""The files beside a model's weights that describe its inputs."""
 
 
 def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -> int:
@@ -35,9 +33,7 @@ def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -
     free = not to.exists() or (to.is_dir() and not any(to.iterdir()))
     require(free, "to", "must be a new folder, or an empty one", str(to))
     manifest = chosen_manifest(checkpoints, step)
-    aside = to.with_name(to.name + ".part")
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, aside, ignore_errors=True)
         chain = build_model(manifest.model, seed=manifest.seed, empty=True)
         try:
             saved: dict[str, Tensor] = {}
@@ -46,16 +42,20 @@ def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -
                 file = stack.enter_context(safe_open(path, framework="pt"))
                 saved |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             take_saved(chain, saved)
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
+            place = to if to.exists() else to.absolute().parent
+            place.mkdir(parents=True, exist_ok=True)
+            aside = Path(stack.enter_context(TemporaryDirectory(dir=place, prefix=".pipeplan-"))) / "model"
+            aside.mkdir()
             if isinstance(chain.contents, Contents):
                 write_folder(chain.root, manifest, aside)
             else:
                 own = {name: t.clone() for name, t in chain.root.state_dict().items() if isinstance(t, Tensor)}
                 save_file(own, aside / WEIGHTS, metadata={"format": "pt"})
-            if to.exists():
-                to.rmdir()
-            aside.replace(to)
+            if place == to:
+                for path in sorted(aside.iterdir()):
+                    path.replace(to / path.name)
+            else:
+                aside.replace(to)
         except (OSError, SafetensorError) as error:
             raise RunFailedError(f"cannot export to {to}: {error}") from error
     return manifest.step
@@ -94,12 +94,19 @@ def take_saved(chain: Chain, saved: Mapping[str, Tensor]) -> None:
 
 
 def write_folder(root: Any, manifest: Manifest, folder: Path) -> None:
-    """Has the library write the model, in its own forms, and copies the files that describe its inputs."""
+    """Has the library write the model, in its own forms, and copies what else lies beside the weights it began with."""
     root.tie_weights()
     root.config.use_cache = True  # it was off for training
     root.config.dtype = getattr(torch, manifest.plan["dtype"])
+    named = parse_spec(manifest.model, field="model").path
+    source = None if named is None else Path(named)
+    said = {} if source is None else read_config(source)
+    labels = said.get("id2label")
+    if isinstance(labels, dict) and len(labels) == root.config.num_labels:
+        root.config.id2label = labels  # a model is built with their number alone
+        root.config.label2id = said.get("label2id", {name: int(number) for number, name in labels.items()})
     root.save_pretrained(folder)
-    source = Path(parse_spec(manifest.model, field="model").path or folder)
-    for path in source.iterdir() if source.is_dir() else ():
-        if path.is_file() and _TOKENS.fullmatch(path.name):
-            shutil.copyfile(path, folder / path.name)
+    if source is not None and source.is_dir():
+        for name in files_beside(source):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, folder / name)

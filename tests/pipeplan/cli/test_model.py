@@ -219,7 +219,11 @@ MEGATRON = ("--model", "hf:gpt2", "--engine", "megatron")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--model", "hf:missing.json"), "--model: must be a file that can be read: there is none of this name"),
+        (
+            ("--model", "hf:missing.json"),
+            "--model: must be a file or folder on this machine: there is none of this name",
+        ),
+        (("--model", "hf:a/L"), "--model: must be a file or folder on this machine: there is none of this name, and "),
         (("--model", "nonsense"), "--model: must be hf:FAMILY?key=value"),
         (("--model", "hf:gpt2", "--profile", "P.json"), "--model: must not be given beside --profile"),
         ((), "--profile: is required, unless there is a --model to estimate"),

@@ -224,7 +224,7 @@ def test_a_config_that_no_spec_can_hold_keeps_its_path(tmp_path: Path) -> None:
             '{"model_type": "gpt2", "tie_word_embeddings": "yes"}',
             "model.tie_word_embeddings: must be true or false, got 'yes'",
         ),
-        (None, "file: must be a file that can be read: there is none of this name, got"),
+        (None, "model: must be a file or folder on this machine: there is none of this name, and nothing is"),
     ],
 )
 def test_a_config_file_that_cannot_be_is_refused(content: str | None, sentence: str, tmp_path: Path) -> None:

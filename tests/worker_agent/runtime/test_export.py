@@ -1,5 +1,6 @@
 """Export: what a run trained comes out as others load it, to the last bit."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,41 @@ def test_a_saved_model_trained_in_two_stages_and_exported_equals_one_processs_st
     assert found["model.embed_tokens.weight"].dtype == torch.float64
 
 
+def test_an_export_keeps_what_lies_beside_the_weights(tmp_path: Path) -> None:
+    """The names of labels, the limits of generation, and all that the library does not write."""
+    folder = tmp_path / "begun"
+    begun: Any = build_model(SPECS["llama"], seed=9).root
+    begun.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    labels = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}
+    (folder / "config.json").write_text(json.dumps(config | labels))
+    others = {"generation_config.json": '{"max_new_tokens": 7}', "README.md": "mine", "1_Pooling/config.json": "{}"}
+    for name, text in others.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    checkpoints = trained(tmp_path / "run", f"hf:{folder}")
+    export_checkpoint(checkpoints, tmp_path / "to")
+    assert {name: (tmp_path / "to" / name).read_text() for name in others} == others
+    written = json.loads((tmp_path / "to" / "config.json").read_text())
+    assert {key: written[key] for key in labels} == labels
+    loaded(tmp_path / "to")
+
+
+def test_an_export_leaves_other_files_where_they_are(tmp_path: Path) -> None:
+    """A folder TO.part beside TO was once emptied; an empty folder may be one that cannot be replaced."""
+    checkpoints = trained(tmp_path / "run", "preset:mlp?width=8&depth=4")
+    mine = tmp_path / "to.part" / "mine"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    (tmp_path / "to").mkdir()
+    before = (tmp_path / "to").stat().st_ino
+    export_checkpoint(checkpoints, tmp_path / "to")
+    assert (tmp_path / "to").stat().st_ino == before
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["model.safetensors"]
+    assert mine.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "to", "to.part"]
+
+
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     checkpoints = trained(tmp_path, "preset:mlp?width=8&depth=4")
     to = tmp_path / "to"
@@ -190,7 +226,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -
     def refused(sentence: str, where: Path = checkpoints, **options: Any) -> None:
         with pytest.raises(InvalidInputError, match=sentence):
             export_checkpoint(where, to, **options)
-        assert not to.with_name("to.part").exists()
+        assert not any(path.name.startswith(".") for path in tmp_path.iterdir())
 
     refused("step: must be that of a checkpoint; there are 2, 4, got 3", step=3)
     refused(r"run: must have a whole checkpoint: there is none in .*checkpoints, got", tmp_path / "no" / "checkpoints")
