@@ -13,7 +13,8 @@ class StageCosts:
     """Seconds and bytes of one stage on one worker, a microbatch.
 
     - Transfers: `activation_transfer_s` and `gradient_transfer_s` are how long its output and its input's gradient
-      occupy a link, `latency_s` what passes on top until they arrive.
+      occupy a link, `activation_latency_s` and `gradient_latency_s` what passes on top until they arrive, `latency_s`
+      the same of both: older plans have one latency for both boundaries.
     - Overheads: `instruction_s` is added to every instruction but updates. `activation_message_s` is added to sends of
       its output and receives of the gradient, `gradient_message_s` to receives of its input and sends of the gradient,
       `message_s` to all of them: older plans have one price for both boundaries.
@@ -66,6 +67,8 @@ class StageCosts:
     early_gradient_bytes: int | None = None
     activation_message_s: float = 0.0
     gradient_message_s: float = 0.0
+    activation_latency_s: float = 0.0
+    gradient_latency_s: float = 0.0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -82,6 +85,10 @@ class StageCosts:
         """What a send or a receive takes the rank itself: `onward`, to or from the next stage, else the one before."""
         own_s = self.activation_message_s if onward else self.gradient_message_s
         return self.instruction_s + self.message_s + own_s
+
+    def arrives_after_s(self, *, onward: bool) -> float:
+        """The latency of its output, sent `onward`, or else of its input's gradient."""
+        return self.latency_s + (self.activation_latency_s if onward else self.gradient_latency_s)
 
     def exchange_tail_s(self, *, split: bool) -> float:
         """How long a gradient exchange goes on when the backward that completes the gradients has ended.

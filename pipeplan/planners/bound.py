@@ -300,8 +300,8 @@ def _stage_times(plan: Plan) -> list[_StageTimes]:
             back = _crowding(pair, following.gradient_port_devices, following.gradient_device_share)
         hops_s.append(
             (
-                onward * own.activation_transfer_s + own.latency_s,
-                back * following.gradient_transfer_s + following.latency_s,
+                onward * own.activation_transfer_s + own.arrives_after_s(onward=True),
+                back * following.gradient_transfer_s + following.arrives_after_s(onward=False),
             )
         )
     times = []

@@ -251,7 +251,7 @@ class Compiler:
                 receiver=receiver,
                 group=(stage, Handed.GRADIENT if gradients else Handed.ACTIVATION),
                 seconds=seconds,
-                latency_s=costs.latency_s,
+                latency_s=costs.arrives_after_s(onward=not gradients),
                 route=self._route(way) if seconds > 0 and behind_a_port and way.crosses else None,
                 sends_s=costs.handing_over_s(onward=not gradients) if self._implied_transfers else 0.0,
                 receives_s=receives.handing_over_s(onward=gradients),
@@ -273,7 +273,7 @@ class Compiler:
         key = (replica, instruction)
         if key not in self._exchanges:
             known_s = [each.seconds for each in self._program.tied if each.stages == members]
-            seconds = max(known_s or [self._costs[stage].latency_s for stage in members])
+            seconds = max(known_s or self._latencies_s(members))
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
                 group=(members[0], Handed.EXCHANGE),
@@ -282,6 +282,10 @@ class Compiler:
                 line=None,
             )
         return self._exchanges[key]
+
+    def _latencies_s(self, stages: Sequence[int]) -> list[float]:
+        """The latencies of these stages' boundaries, in both directions."""
+        return [self._costs[stage].arrives_after_s(onward=onward) for stage in stages for onward in (True, False)]
 
     def _among_replicas(
         self, exchanges: dict[int, Exchange], stream: Stream, index: int, begun: set[int]

@@ -202,15 +202,15 @@ class PlanMaker:
         most = self.splitter.on_top(number % self.degrees.pipeline, start, stop)
         fixed = memory.gradients + memory.master_weights + memory.optimizer_states
         own, inside_s = terms.terms, self._own_exchange_s(start, stop, apart)
-        exchanges, tail_s = self.degrees.data > 1, around.reduce_tail_s
+        after, exchanges, tail_s = stop < len(own.forward_s), self.degrees.data > 1, around.reduce_tail_s
         recompute_s, backward_s = (float(each[stop] - each[start]) for each in (terms.again_s, terms.backward_s))
         backward_s *= around.backward_s / (backward_s + recompute_s) if around.backward_s else 1.0
         if not self.engine.overlaps:
             tail_s = None
         return replace(
             around,
-            latency_s=around.latency_s
-            + max(map(own.regathered_s, {start, stop} - {0, len(own.forward_s)}), default=0.0),
+            activation_latency_s=around.activation_latency_s + (own.regathered_s(stop) if after else 0.0),
+            gradient_latency_s=around.gradient_latency_s + (own.regathered_s(start) if start else 0.0),
             reduce_s=around.reduce_s + inside_s,
             reduce_inside_s=around.reduce_inside_s + inside_s,
             reduce_tail_s=None if tail_s is None else tail_s + inside_s,

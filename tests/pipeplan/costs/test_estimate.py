@@ -7,7 +7,10 @@ import pytest
 from pipeplan.costs.estimate import estimate
 from pipeplan.documents.plan import Stage, Worker
 from pipeplan.documents.profile import Overheads
+from pipeplan.programs.pipeline import Pipeline
 from pipeplan.programs.program import pipelines_in_a_row, stages_in_a_row
+from pipeplan.schedules.registry import build
+from pipeplan.simulation.play import simulate
 from tests.pipeplan.builders import Cell, cluster, profile
 
 CHAIN = profile(
@@ -32,7 +35,8 @@ def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> Non
     assert (first.activation_transfer_s, second.gradient_transfer_s) == (40 / 1.0, 40 / 1.0)  # between servers
     assert (first.gradient_transfer_s, second.activation_transfer_s) == (0.0, 0.0)  # nothing beyond the ends
     assert first.reduce_s == 300 / 100.0 + 2 * 0.5  # inside a server, 2 (2 - 1) / 2 of the weights in two hops
-    assert first.latency_s == 0.5
+    assert (first.activation_latency_s, second.gradient_latency_s) == (0.5, 0.5)
+    assert (first.gradient_latency_s, second.activation_latency_s) == (0.0, 0.0)
     assert first.update_s == 3.0
     assert first.instruction_s == 0.001
     assert first.handing_over_s(onward=True) == pytest.approx(0.001 + 1e-4 * 40)
@@ -41,6 +45,27 @@ def test_a_stage_sums_its_blocks_and_pays_for_the_links_that_it_crosses() -> Non
     assert (first.version_bytes, first.fixed_bytes) == (300, 900)  # gradients and Adam's two moments
     assert (first.activation_bytes, first.input_bytes, second.input_bytes) == (32, 10, 40)
     assert second.recompute_s == 10.0
+
+
+def test_each_boundary_of_a_stage_has_its_own_link() -> None:
+    """Stages 0 and 1 share a server, stage 2 is in the next one. Stage 1 once sent its gradient as late as its output.
+
+    stage 0   F1 >              < B1
+    stage 1        F1 >>>> <<<<
+    """
+    machines = cluster((2, 100.0), (2, 1.0))
+    levels = [replace(level, latency_s=own_s) for level, own_s in zip(machines.levels, (0.25, 4.0), strict=True)]
+    stages = tuple(Stage(start=block, stop=block + 1) for block in range(3))
+    placement = stages_in_a_row((1, 1, 1))
+    costs = estimate(
+        CHAIN, replace(machines, levels=tuple(levels)), stages, placement, microbatch_size=1, optimizer="sgd"
+    )
+    assert [each.activation_latency_s for each in costs] == [0.25, 4.0, 0.0]
+    assert [each.gradient_latency_s for each in costs] == [0.0, 0.25, 4.0]
+    timeline = simulate(build("gpipe", Pipeline(replicas=(1, 1, 1), microbatches=1)), costs)
+    sent_s = sum(each.activation_transfer_s + each.gradient_transfer_s for each in costs)
+    computed_s = sum(each.forward_s + each.backward_s for each in costs)
+    assert timeline.makespan_s == pytest.approx(computed_s + sent_s + 2 * 0.25 + 2 * 4.0)
 
 
 def test_an_update_takes_what_its_bytes_its_blocks_and_every_update_take() -> None:

@@ -197,16 +197,17 @@ class Plain:
         costs = self.costs[stage]
         seconds = costs.gradient_transfer_s if gradient else costs.activation_transfer_s
         behind = costs.gradient_port_devices if gradient else costs.activation_port_devices
+        latency_s = costs.latency_s + (costs.gradient_latency_s if gradient else costs.activation_latency_s)
         units = [self.devices[r] // behind if behind else r for r in (rank, peer)]
         key = (rank, peer, gradient, k, stage)
         if seconds == 0 or behind == 0 or units[0] == units[1]:
             link = ("link", rank, peer, gradient, stage)
             self.free_s[link] = max(self.free_s[link], now_s) + seconds
-            self.arrived[key] = self.free_s[link] + costs.latency_s
+            self.arrived[key] = self.free_s[link] + latency_s
         else:
             ports = [(True, behind, units[0]), (False, behind, units[1])]
             line = (rank, peer, gradient, stage)
-            self.requests.append(Request(now_s, line, key, seconds, costs.latency_s, ports))
+            self.requests.append(Request(now_s, line, key, seconds, latency_s, ports))
 
     def exchange(self, rank: int, version: int, stage: int, now_s: float) -> float | None:
         costs, key = self.costs[stage], ("exchange", stage, version)

@@ -186,7 +186,10 @@ def test_devices_that_hold_the_same_output_send_a_share_each() -> None:
     assert same.regathered_s(2) > 0.0 == split.regathered_s(2)
     a, b = (plan(own, pipeline=2, data=1) for own in (split, same))
     assert b.costs[0].activation_transfer_s == pytest.approx(a.costs[0].activation_transfer_s / 2)
-    assert b.costs[0].latency_s == pytest.approx(a.costs[0].latency_s + same.regathered_s(4))
+    extra_s = same.regathered_s(4)
+    assert b.costs[0].activation_latency_s == pytest.approx(a.costs[0].activation_latency_s + extra_s)
+    assert b.costs[1].gradient_latency_s == pytest.approx(a.costs[1].gradient_latency_s + extra_s)
+    assert (b.costs[0].gradient_latency_s, b.costs[1].activation_latency_s) == (0.0, 0.0)
 
 
 def test_an_engine_without_overlap_shows_its_whole_exchange() -> None:
