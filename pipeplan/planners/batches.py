@@ -1,22 +1,81 @@
-"""Batches: plays some batches of a plan's streams. One pipeline stands for all if they do the same at the same time."""
+"""Batches: plays some batches of a plan's streams. One pipeline stands for all if they do the same at the same time.
+
+Without a flush the first batches are not like the later ones: an exchange may fall behind for many batches before it
+holds up a rank. A play is steady when all ranks and exchanges come later by the same time from batch to batch, or from
+period to period of several batches. Nothing else decides what follows, which is then the same for ever.
+"""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import lcm
 
+import numpy as np
+
+from pipeplan.arrays import FloatArray
 from pipeplan.costs.memory import stages_by_rank
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.engines import engine_named
 from pipeplan.documents.plan import Plan
 from pipeplan.programs.communicate import exchanging
-from pipeplan.programs.pipeline import Pipeline
-from pipeplan.programs.program import Program
-from pipeplan.programs.timeline import Timeline
+from pipeplan.programs.pipeline import Pipeline, pipeline_of
+from pipeplan.programs.program import Program, settled_batches
+from pipeplan.programs.timeline import Timeline, steady_batch_s
 from pipeplan.schedules.registry import BUILT_IN, build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.predict import exchanging_among_stages, program_of, with_exchanges
 from pipeplan.simulation.split_backward import split_backward
 from pipeplan.simulation.total import Total, total
+
+EQUAL = 1e-8
+"""Batches whose times differ by no more than this share are alike: sums round differently."""
+
+MANY, ALIKE = 192, 1e-3
+"""Times that do not repeat in so many microbatches are steady if no event's mean differs by more than this share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The seconds of a batch, and whether they are those of all later batches."""
+
+    batch_s: float
+    steady: bool
+
+
+def pace(plan: Plan, played: Total) -> Pace:
+    """The pace of a play of four batches at least, of a schedule without a flush.
+
+    If the last batches repeat, it is the mean over a period. If they do not, it is the mean over all batches but those
+    that fill and drain the pipeline (`steady_batch_s`): steady if these are many, and no event falls behind.
+    """
+    batches = len(played.batch_ends_s)
+    behind = settled_batches(pipeline_of(plan, batches=batches)) - 1  # what a batch depends on; as many drain it
+    events_s = played.events_s[: max(batches - behind, 2)]
+    last = len(events_s) - 1
+    period = _period(events_s, behind)
+    if period:
+        return Pace((played.batch_ends_s[last] - played.batch_ends_s[last - period]) / period, steady=True)
+    batch_s = steady_batch_s(played.batch_ends_s, plan.optimal_in_flight)
+    half = last // 2
+    means_s = (events_s[last] - events_s[last - half]) / max(half, 1)
+    alike = float(np.abs(means_s - batch_s).max()) <= ALIKE * batch_s
+    return Pace(batch_s, steady=bool(alike and last * minibatches(plan) >= MANY))
+
+
+def _period(events_s: FloatArray, behind: int) -> int:
+    """The fewest batches after which all events repeat, for as many batches as one depends on; 0 if they do not."""
+    stop = len(events_s)
+    for period in range(1, stop // 2 + 1):
+        rows = max(period, behind)
+        if rows + period > stop:
+            break
+        for some in (1, rows):  # the last batch alone rules out most periods
+            later_s = events_s[stop - some :] - events_s[stop - some - period : stop - period]
+            if np.ptp(later_s) > EQUAL * later_s.max():
+                break
+        else:
+            return period
+    return 0
 
 
 def played_batches(plan: Plan, batches: int) -> Total:
@@ -34,6 +93,7 @@ def played_batches(plan: Plan, batches: int) -> Total:
                 span_s=end_s * batches,
                 busy_s=tuple(busy_s * batches for busy_s in once.busy_s),
                 peak_bytes=once.peak_bytes,
+                events_s=np.add.outer(end_s * np.arange(batches), once.events_s[0]),
             )
     return _total(plan, batches)
 
@@ -91,6 +151,11 @@ def _program(plan: Plan, batches: int, *, implied: bool = False) -> Program:
 def _devices(plan: Plan) -> Sequence[Sequence[int]]:
     """The devices of the ranks that are played."""
     return ranks_by_stage(plan.placement) if stands_for_all(plan) else ()
+
+
+def minibatches(plan: Plan) -> int:
+    """The minibatches of a batch that are played: those of one pipeline if it represents all."""
+    return plan.microbatches if stands_for_all(plan) else plan.microbatches * lcm(*plan.replicas)
 
 
 def stands_for_all(plan: Plan) -> bool:

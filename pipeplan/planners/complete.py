@@ -1,7 +1,7 @@
 """Complete: makes the whole plan, with its costs, from a planner's decision; and plays its streams.
 
-Streams are played with the plan's costs as far as that takes less than a second. Where a batch is too long, two shorter
-ones are played, and the result is extrapolated.
+Streams are played with the plan's costs as far as that takes less than a second: without a flush until the time of a
+batch repeats. Where a batch is too long, two shorter ones are played, and the result is extrapolated.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from pipeplan.documents.identity import known_id
 from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import BY_WEIGHT
-from pipeplan.planners.batches import played_batches, stands_for_all
+from pipeplan.planners.batches import minibatches, pace, played_batches, stands_for_all
 from pipeplan.planners.bound import least_batch_s
 from pipeplan.planners.problem import TIES_APART, CutGraph, PlanningProblem
-from pipeplan.programs.timeline import flushed_batch_s, steady_batch_s
+from pipeplan.programs.timeline import flushed_batch_s
 from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import keeps_ties_apart
 
@@ -36,7 +36,8 @@ _BATCHES = 4
 """The fewest batches that are played of a schedule without a flush."""
 
 _TIMES_FILLED = 16
-"""How often a schedule without a flush fills the pipeline in a play: its start and end differ from the rest."""
+"""How often a schedule without a flush fills the pipeline in a play at least: its start and end differ from the rest.
+"""
 
 _ROUNDING = 1e-9
 """Plays of one plan whose figures differ by no more are the same: of equal batches, one is played."""
@@ -45,29 +46,34 @@ _SHORTER = (2, 3)
 """Microbatches of the shorter batches from which a longer one is extrapolated, in multiples of a pipeline's ranks."""
 
 
-def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> Simulated | None:
-    """The play of the plan's streams over enough batches for a steady state.
+def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS, needed: float = 0.0) -> Simulated | None:
+    """The play of the plan's streams over enough batches for a steady state (`batches.pace`), or as the limit allows.
 
     If a batch has too many instructions, two shorter ones are played, and the result is extrapolated; no batch is then
     shorter than the bound (`least_batch_s`). The result is None if the two shorter ones together have too many
-    instructions as well, and for stages of unequal replicas, whose batches cannot be shortened.
+    instructions as well, and for stages of unequal replicas, whose batches cannot be shortened. The play of a plan with
+    fewer samples a second than `needed` need not be steady.
     """
     played, batches = _to_play(plan, instructions)
     if not batches:
         return None
-    return _Played.of(plan, batches).simulated() if played == (plan,) else _extrapolated(plan, batches)
+    most = instructions // sum(map(_instructions, played))
+    plays = [_Played.of(each, batches) for each in played]
+    while not all(each.steady or each.rate < needed for each in plays) and 2 * batches <= most:
+        batches *= 2
+        plays = [_Played.of(each, batches) for each in played]
+    return plays[0].simulated() if played == (plan,) else _extrapolated(plan, *plays)
 
 
-def _extrapolated(plan: Plan, batches: int) -> Simulated:
+def _extrapolated(plan: Plan, less: "_Played", more: "_Played") -> Simulated:
     """The figures of the whole batch, from two shorter ones."""
-    less, more = (_Played.of(each, batches) for each in _shorter_plans(plan))
     beyond = (plan.microbatches - more.plan.microbatches) / (more.plan.microbatches - less.plan.microbatches)
 
     def line(low: float, high: float) -> float:
         return high + (high - low) * beyond
 
     whole = _Played(
-        batches=batches,
+        batches=more.batches,
         batch_s=max(line(less.batch_s, more.batch_s), least_batch_s(plan)),
         span_s=line(less.span_s, more.span_s),
         busy_s=tuple(map(line, less.busy_s, more.busy_s)),
@@ -101,7 +107,8 @@ def play_again(plan: Plan) -> Simulated | None:
     limit = held.batches * _instructions(played)
     if limit > (held.added_within or SIMULATED_INSTRUCTIONS):
         return None
-    again = _Played.of(plan, held.batches).simulated() if played is plan else _extrapolated(plan, held.batches)
+    plays = [_Played.of(each, held.batches) for each in ((plan,) if played is plan else _shorter_plans(plan))]
+    again = plays[0].simulated() if played is plan else _extrapolated(plan, *plays)
     return replace(again, added_within=held.added_within)
 
 
@@ -118,9 +125,11 @@ def same_play(one: Simulated, other: Simulated) -> bool:
     return isclose(*rates, rel_tol=_ROUNDING) and all(abs(a - b) <= _ROUNDING for a, b in pairs)
 
 
-def length(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
-    """How many instructions `play` plays with this limit."""
+def length(plan: Plan, simulated: Simulated | None = None, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
+    """How many instructions `play` plays with this limit: at least, or where it gave `simulated`."""
     played, batches = _to_play(plan, instructions)
+    if simulated is not None:  # it was played over ever twice as many batches
+        batches = 2 * simulated.batches - batches
     return batches * sum(map(_instructions, played))
 
 
@@ -149,17 +158,19 @@ class _Played:
     busy_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
     plan: Plan
+    steady: bool = True
 
     @classmethod
     def of(cls, plan: Plan, batches: int) -> "_Played":
         played = played_batches(plan, batches)
         if schedule_named(plan.schedule).flushes:
-            batch_s = flushed_batch_s(played.batch_ends_s)
+            batch_s, steady = flushed_batch_s(played.batch_ends_s), True
         else:
-            batch_s = steady_batch_s(played.batch_ends_s, plan.optimal_in_flight)
+            known = pace(plan, played)
+            batch_s, steady = known.batch_s, known.steady
         if plan.width is not None:
-            # Exchanges may fall behind for many batches before they slow the pipeline down, and under a flush a busy
-            # rank for two or three: the bound knows that.
+            # In a short play exchanges may yet fall behind, and under a flush a busy rank does for two or three
+            # batches: the bound knows that.
             batch_s = max(batch_s, least_batch_s(plan))
         return cls(
             batches=batches,
@@ -168,7 +179,13 @@ class _Played:
             busy_s=played.busy_s,
             peak_bytes=played.peak_bytes,
             plan=plan,
+            steady=steady,
         )
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.plan.microbatch_size * self.plan.microbatches * lcm(*self.plan.replicas) / self.batch_s
 
     def simulated(self) -> Simulated:
         """The rates and peaks, by rank."""
@@ -177,10 +194,9 @@ class _Played:
         if stands_for_all(plan):
             lanes = [worker.stage for worker in plan.placement]
         total_s = span_s * len(self.busy_s)
-        batch = plan.microbatch_size * plan.microbatches * lcm(*plan.replicas)
         return Simulated(
             batches=self.batches,
-            throughput_samples_per_s=batch / self.batch_s,
+            throughput_samples_per_s=self.rate,
             bubble_fraction=1.0 - sum(self.busy_s) / total_s if total_s > 0 else 0.0,
             busy_fraction=tuple(self.busy_s[lane] / span_s if span_s > 0 else 0.0 for lane in lanes),
             peak_memory_bytes=tuple(self.peak_bytes[lane] for lane in lanes),
@@ -221,13 +237,8 @@ def _batches_to_play(plan: Plan, limit: int) -> int:
         wanted = _FLUSHED_BATCHES if engine_named(plan.engine).overlaps else _FLUSHED_BATCHES - 1
         return wanted if affordable >= wanted else 0
     replicas = plan.stages[0].replicas if plan.width is None else 1
-    wanted = max(_BATCHES + 1, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // _minibatches(plan)))
+    wanted = max(_BATCHES + 1, -(-_TIMES_FILLED * plan.optimal_in_flight * replicas // minibatches(plan)))
     return min(wanted, affordable) if affordable >= _BATCHES else 0
-
-
-def _minibatches(plan: Plan) -> int:
-    """The minibatches of a batch that are played: those of one pipeline if it represents all."""
-    return plan.microbatches if stands_for_all(plan) else plan.microbatches * lcm(*plan.replicas)
 
 
 def _instructions(plan: Plan) -> int:
@@ -236,11 +247,11 @@ def _instructions(plan: Plan) -> int:
     A minibatch has a forward, a backward, two sends and two receives; a worker has an exchange and an update, in ASP
     one for every other worker.
     """
-    minibatches = _minibatches(plan)
-    updates = minibatches if schedule_named(plan.schedule).update == "minibatch" else 1
+    count = minibatches(plan)
+    updates = count if schedule_named(plan.schedule).update == "minibatch" else 1
     if schedule_named(plan.schedule).update == "replica":
         updates = plan.stages[0].replicas ** 2
-    return sum((7 if stage.recompute else 6) * minibatches + 2 * updates for stage in plan.stages)
+    return sum((7 if stage.recompute else 6) * count + 2 * updates for stage in plan.stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ it sends: a brief transfer that has its ports to itself arrives before that, and
 """
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
@@ -80,6 +80,14 @@ class Engine:
             if not self._carry():
                 break
         self._require_ends()
+
+    def exchange_ends_s(self) -> Iterator[list[float]]:
+        """By stage, when the exchanges of its gradients, or of weights that it shares, ended."""
+        ends_s: dict[int, list[float]] = defaultdict(list)
+        for exchange in self._exchanges:
+            if exchange.end_s is not None:
+                ends_s[exchange.group[0]].append(exchange.end_s)
+        return iter(ends_s.values())
 
     def _require_ends(self) -> None:
         blocked = [column.rank for column in self.columns if len(self.end_s[column.rank]) < len(column.steps)]

@@ -5,12 +5,13 @@ needed: streams may leave out their transfers, which their compute implies. That
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
 
 import numpy as np
 
+from pipeplan.arrays import FloatArray
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.programs.instructions import COMPUTE, NUMBERS, BackwardWeight, Update, marking, numbered
 from pipeplan.programs.program import Program
@@ -23,13 +24,15 @@ _VERSION = attrgetter("version")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
     """The totals of a play. `batch_ends_s` are those on the input stage's first replica (`programs.timeline`); of every
-    rank, the seconds of its compute, and the most bytes held after any instruction.
+    rank, the seconds of its compute, and the most bytes held after any instruction. `events_s` [batch, event] are the
+    ends of every rank's updates and of every exchange.
     """
 
     batch_ends_s: tuple[float, ...]
     span_s: float
     busy_s: tuple[float, ...]
     peak_bytes: tuple[int, ...]
+    events_s: FloatArray = field(compare=False)
 
 
 def total(
@@ -44,6 +47,7 @@ def total(
     batch_ends_s: list[float] = []
     busy_s: list[float] = []
     peaks_bytes: list[int] = []
+    batches, events_s = program.pipeline.batches, list[FloatArray]()
     known: dict[object, int] = {}
     for stream, column, start_s, end_s in zip(
         program.streams, engine.columns, engine.start_s, engine.end_s, strict=True
@@ -59,13 +63,22 @@ def total(
         if held not in known:
             known[held] = peak_bytes(program, stream, costs, kinds)
         peaks_bytes.append(known[held])
+        updates_s = list(compress(end_s, kinds.translate(_UPDATES)))
+        events_s.append(_by_batch(updates_s, batches))
         if stream.stage == 0 and stream.replica == 0:
-            updates_s = list(compress(end_s, kinds.translate(_UPDATES)))
-            a_batch = len(updates_s) // program.pipeline.batches
+            a_batch = len(updates_s) // batches
             batch_ends_s = updates_s[a_batch - 1 :: a_batch]
+    events_s += (_by_batch(sorted(ends_s), batches) for ends_s in engine.exchange_ends_s())
     return Total(
         batch_ends_s=tuple(batch_ends_s),
         span_s=max(engine.over_s, default=0.0),
         busy_s=tuple(busy_s),
         peak_bytes=tuple(peaks_bytes),
+        events_s=np.hstack(events_s),
     )
+
+
+def _by_batch(ends_s: Sequence[float], batches: int) -> FloatArray:
+    """[batch, event]: events of which every batch has as many, in order."""
+    a_batch = len(ends_s) // batches
+    return np.asarray(ends_s[: a_batch * batches], dtype=np.float64).reshape(batches, a_batch)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
-from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.documents.plan import Alternative, Plan, Simulated
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, length, play
 from pipeplan.planners.problem import TIES_APART, PlanningProblem
@@ -30,6 +30,11 @@ SPLITS_INSTRUCTIONS = 300_000
 
 RESERVED_INSTRUCTIONS = 250_000
 """How many of `PLAYED_INSTRUCTIONS` are left for moved cuts and other splits, whatever bounds are above the best."""
+
+STEADY_INSTRUCTIONS, NEAR = 300_000, 0.9
+"""The most instructions by which plays become longer until they are steady, and the share of the best rate that these
+plans have: others are slower, however long they are played. Further instructions only make plays of the best steady.
+"""
 
 LONGEST_PLAY = 60_000
 """The most instructions of one proposal."""
@@ -105,7 +110,8 @@ class Ranking:
     `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may. A proposal
     may have at most `longest` instructions, a planner's answer `longest_answer`. Of plans that are slower and hold
     less, at most `for_front` are played; of plans whose cuts were moved, at most `for_moves`; of all splits of a
-    configuration, at most `for_splits`. For these, `reserved` are left by what is played for its bound.
+    configuration, at most `for_splits`. For these, `reserved` are left by what is played for its bound. Beyond all
+    these, plays may be longer by `for_steady` instructions.
     """
 
     problem: PlanningProblem
@@ -119,6 +125,7 @@ class Ranking:
     for_front: int = FRONT_INSTRUCTIONS
     for_moves: int = MOVES_INSTRUCTIONS
     for_splits: int = SPLITS_INSTRUCTIONS
+    for_steady: int = STEADY_INSTRUCTIONS
     reserved: int = RESERVED_INSTRUCTIONS
     _known: dict[object, Ranked] = field(default_factory=dict)
 
@@ -228,12 +235,19 @@ class Ranking:
         """The plan with its play, as far as it may be played."""
         if plan.simulated is not None or self.left <= 0:
             return plan
-        simulated = play(plan, instructions=longest)
-        if simulated is None:
-            return plan
-        self.plays += 1
-        self.left -= length(plan, instructions=longest)
-        return replace(plan, simulated=simulated)
+        simulated = self._played(plan, longest)
+        return plan if simulated is None else replace(plan, simulated=simulated)
+
+    def _played(self, plan: Plan, longest: int) -> Simulated | None:
+        """The plan's play, steady if the plan is not far slower than the best; None if it is too long."""
+        needed = self.best_rate * (NEAR if self.for_steady > 0 else 1.0)
+        simulated = play(plan, instructions=longest, needed=needed)
+        if simulated is not None:
+            least = length(plan, instructions=longest)
+            self.plays += 1
+            self.left -= least
+            self.for_steady -= length(plan, simulated, instructions=longest) - least
+        return simulated
 
     def _ranked(self, proposal: Proposal, ratio: float) -> Ranked:
         """The proposal with its played throughput, or else `ratio` times the closed form's, and what it exceeds."""
@@ -276,11 +290,9 @@ class Ranking:
             return None
         if whole.over is not None:
             return replace(whole, proposal=proposal)
-        simulated = play(split, instructions=LONGEST_PLAY)
+        simulated = self._played(split, LONGEST_PLAY)
         if simulated is None:
             return None
-        self.plays += 1
-        self.left -= length(split, instructions=LONGEST_PLAY)
         more_bytes = [-(stage.memory.activations if stage.memory else 0) for stage in fused.stages]
         peaks = zip(fused.placement, simulated.peak_memory_bytes, fused.simulated.peak_memory_bytes, strict=True)
         for worker, split_bytes, fused_bytes in peaks:

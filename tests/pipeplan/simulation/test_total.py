@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ def in_sum(timeline: Timeline) -> Total:
         span_s=timeline.makespan_s,
         busy_s=tuple(lane.busy_s for lane in timeline.lanes),
         peak_bytes=tuple(lane.peak_memory_bytes for lane in timeline.lanes),
+        events_s=np.zeros((timeline.batches, 0)),
     )
 
 
