@@ -18,9 +18,6 @@ from pipeplan.simulation.report import Compared, Missed, RankReport
 
 NONE = "–"
 
-PROVEN = 1e-9
-"""A gap that is rounding only."""
-
 TermRow = tuple[str, str, str, str, str]
 """A term of a calibration: its name, its value in the profile, the corrected one, the spread, how many observations."""
 
@@ -262,19 +259,12 @@ def clip(name: str, characters: int = 120) -> str:
 
 
 def proven(certificate: Certificate) -> str:
-    """`proven optimal: ...`, or `within 2.1 % of the optimum: ...`, and of what.
-
-    Where few stages were compared: `the fastest of the stages that were compared, and within 12 % of the optimum: ...`.
-    """
-    found = f"{certificate.quantity} {certificate.value:.6g}"
-    if certificate.gap_of_all <= PROVEN:
-        return f"proven optimal: {found}, and no plan can have less ({certificate.method})"
+    """`proven optimal to 1e-06: ...`, or `within 2.2 % of the optimum: ...` (`Certificate.optimality`), and of what."""
+    found = f"{certificate.optimality}: {certificate.quantity} {certificate.value:.6g}"
+    if certificate.proven:
+        return f"{found}, and no plan can have less ({certificate.method})"
     bound = certificate.bound if certificate.bound_of_all is None else certificate.bound_of_all
-    gap = max(100 * certificate.gap_of_all, 0.01)
-    near = f"within {gap:,.0f} % of the optimum" if gap >= 10 else f"within {gap:.2g} % of the optimum"
-    if certificate.gap <= PROVEN:
-        near = f"the fastest of the stages that were compared, and {near}"
-    return f"{near}: {found}, and no plan can have less than {bound:.6g} ({certificate.method})"
+    return f"{found}, and no plan can have less than {bound:.6g} ({certificate.method})"
 
 
 def layout(plan: Plan) -> str:

@@ -1,6 +1,7 @@
 """`pipeplan check`: whether a plan's numbers hold, and whether a locked plan is still the best one."""
 
 from dataclasses import asdict, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -14,9 +15,9 @@ from pipeplan.cli.service import Token, Url
 from pipeplan.cli.solve import takes_options
 from pipeplan.documents.files import dump, load
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Plan
+from pipeplan.documents.plan import PROVEN_GAP, Plan
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError, require
+from pipeplan.errors import InvalidInputError, require, require_amount
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.verify import verify
 from pipeplan.questions.locked import GAIN, TOLERANCE, Thresholds
@@ -36,6 +37,9 @@ def check(
         float, typer.Option(help="Lock: how much measured times and speeds may change, as a fraction.")
     ] = TOLERANCE,
     gain: Annotated[float, typer.Option(help="Lock: how much faster another plan may be, as a fraction.")] = GAIN,
+    within: Annotated[
+        float, typer.Option(help=f"Plan: how far from the optimum it may be, as a fraction; default: {PROVEN_GAP:g}.")
+    ] = PROVEN_GAP,
     offline: Annotated[bool, typer.Option("--offline", help="Lock: do not ask the service about the alias.")] = False,
     url: Url = None,
     token: Token = None,
@@ -46,7 +50,7 @@ def check(
     The proof covers the batch and the options of the request for the plan: give the same ones. Options that the plan
     itself holds (optimizer, accounting of memory, master weights) need not be given. A witness is checked by its
     numbers. The claim of a search by play is checked by searching its space again, without what that search found. A
-    plan without either is not proven.
+    plan without either is not proven, nor is one whose bound is below it by more than --within.
 
     A lock is checked against the profile and the cluster that are given, else against those in it: exit status 7, and a
     diff, where blocks, cluster or calibration have changed, or the planner finds a better plan. Where a service is
@@ -56,6 +60,7 @@ def check(
     if is_lock(plan):
         given = [field.name for field in fields(Options) if getattr(options, field.name) != getattr(usual, field.name)]
         given += ["batch_size"] if batch_size is not None else []
+        given += ["within"] if within != PROVEN_GAP else []
         require(not given, "options", "must be left out: a lock holds the options of its plan", given)
         check_lock(
             plan,
@@ -69,6 +74,7 @@ def check(
             as_json=as_json,
         )
         return
+    require_amount("within", within)
     held = load(Plan, plan)
     if not profile or cluster is None:
         missing = "cluster" if profile else "profile"
@@ -89,12 +95,16 @@ def check(
     )
     with working("checking origin, costs, play and proof"):
         findings = verify(held, problem)
-    proven = all(finding.holds for finding in findings)
+    gap, right = findings[-1].gap, all(finding.holds for finding in findings)
+    share = inf if gap is None or not right else gap
+    proven = share <= PROVEN_GAP
     if as_json:
-        typer.echo(dump({"plan_id": content_id(held), "proven": proven, "findings": [asdict(one) for one in findings]}))
+        document = {"plan_id": content_id(held), "proven": proven, "gap": gap}
+        typer.echo(dump(document | {"findings": [asdict(one) for one in findings]}))
     else:
         rows = [(one.what, "holds" if one.holds else "does not hold", one.detail) for one in findings]
         show_table(("checked", "", "found"), rows)
-        typer.echo("proven" if proven else "not proven")
-    if not proven:
+        far = "" if held.certificate is None or gap is None else held.certificate.optimality
+        typer.echo(far if proven else f"not proven{far and f': {far}'}")
+    if share > max(within, PROVEN_GAP):
         raise SystemExit(CHANGED)

@@ -1,7 +1,7 @@
 """Verify: checks a plan by the numbers that it holds, without trusting the search that found it."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from math import isclose
+from math import inf, isclose
 
 from pipeplan.documents.degrees import ANY_OFFLOAD
 from pipeplan.documents.engines import OUR_RUNTIME
@@ -40,19 +40,23 @@ NEEDED = "machines needed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check: whether it `holds`, and in `detail` how, or what is wrong."""
+    """One check: whether it `holds`, and in `detail` how, or what is wrong.
+
+    `gap`: of an optimality whose numbers are right, how far the plan may be from the optimum, as a share.
+    """
 
     what: str
     holds: bool
     detail: str
+    gap: float | None = None
 
 
 def verify(plan: Plan, problem: PlanningProblem) -> tuple[Finding, ...]:
-    """Checks a plan's origin, its costs, its streams and its optimality. The plan is proven if all hold.
+    """Checks a plan's origin, its costs, its streams and its optimality. The plan is what it claims to be if all hold.
 
     `problem` is the one that was planned for, with its options. The optimality is that of the plan's own certificate. A
     witness is checked as it is; the claim of a search by play is checked by searching its space again. Other
-    certificates prove nothing.
+    certificates prove nothing. The plan is proven where the gap is no larger than `PROVEN_GAP` as well.
     """
     simulated = play_again(plan)
     return (_origin(plan, problem), _costs(plan, problem), _played(plan, simulated), _optimal(plan, problem, simulated))
@@ -200,6 +204,7 @@ def _optimal(plan: Plan, problem: PlanningProblem, simulated: Simulated | None) 
     if held is None or (held.method != NEEDED and not held.method.startswith(SEARCHED)):
         detail = "the plan holds no numbers that prove it" if held is None else f"by {held.method}: {held.claim}"
         return Finding(what="optimality", holds=False, detail=detail)
+    detail = f"{held.optimality}: no plan has a {held.quantity} below {held.bound:.6g}"
     try:
         if held.method.startswith(SEARCHED):
             asked = problem.corrected
@@ -211,10 +216,10 @@ def _optimal(plan: Plan, problem: PlanningProblem, simulated: Simulated | None) 
                     options = replace(options, offload=ANY_OFFLOAD)
                 space, ranking = whole_space(replace(asked, options=options))
                 spaces = [space]
-            return Finding(what="optimality", holds=True, detail=check_search(held, simulated, spaces, ranking))
-        check_certificate(plan, problem.corrected)
+            detail = check_search(held, simulated, spaces, ranking)
+        else:
+            check_certificate(plan, problem.corrected)
     except PipeplanError as error:
         return Finding(what="optimality", holds=False, detail=str(error))
-    if held.gap > 1e-9:
-        return Finding(what="optimality", holds=True, detail=f"at most {held.gap:.2%} from the optimum")
-    return Finding(what="optimality", holds=True, detail=f"no plan has a {held.quantity} below {held.bound:.6g}")
+    gap = held.gap_of_all
+    return Finding(what="optimality", holds=True, detail=detail, gap=gap if gap < inf else None)

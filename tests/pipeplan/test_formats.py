@@ -37,11 +37,23 @@ def certificate(value: float, bound: float) -> Certificate:
 
 
 def test_a_proof_is_one_sentence_with_one_figure_and_a_gap_with_two() -> None:
-    assert proven(certificate(0.5, 0.5)) == "proven optimal: seconds a sample 0.5, and no plan can have less (cp-sat)"
-    near = "within 2.1 % of the optimum: seconds a sample 0.5, and no plan can have less than 0.48958 (cp-sat)"
+    assert proven(certificate(0.5, 0.5)) == (
+        "proven optimal to 1e-06: seconds a sample 0.5, and no plan can have less (cp-sat)"
+    )
+    assert proven(certificate(1.0, 1 - 1e-7)).startswith("proven optimal to 1e-06: ")
+    near = "within 2.2 % of the optimum: seconds a sample 0.5, and no plan can have less than 0.48958 (cp-sat)"
     assert proven(certificate(0.5, 0.48958)) == near
     few = replace(certificate(0.5, 0.5), bound_of_all=0.48958)
     assert proven(few) == f"the fastest of the stages that were compared, and {near}"
     assert proven(replace(certificate(0.5, 0.495), bound_of_all=0.48958)) == near
     assert proven(certificate(2.5, 1.0)).startswith("within 150 % of the optimum: ")
-    assert proven(certificate(1.0, 0.99999)).startswith("within 0.01 % of the optimum: ")
+    assert proven(certificate(1.0, 0.99999)).startswith("within 0.0011 % of the optimum: ")
+    assert proven(certificate(1.0, 0.5)).startswith("within 100 % of the optimum: ")
+    assert proven(certificate(1.0, 1 / 1.129)).startswith("within 13 % of the optimum: ")
+
+
+def test_a_plan_without_a_bound_is_not_proven() -> None:
+    """A gap of nothing was said of it."""
+    assert proven(certificate(0.5, 0.0)).startswith("not proven optimal: no bound is known: ")
+    few = replace(certificate(0.5, 0.5), bound_of_all=0.0)
+    assert not few.proven and "no bound is known" in few.optimality

@@ -62,9 +62,7 @@ def check_search(held: Certificate, simulated: Simulated | None, spaces: Sequenc
     ruled_out = _Elimination(
         spaces, replace(ranking, left=MOST_INSTRUCTIONS), most_per_s=1 / held.bound, most_of_all_per_s=1 / least
     ).run()
-    gap = held.gap_of_all
-    best = "none of the space plays faster" if gap <= ROUNDING else f"at most {gap:.2%} from the best of the space"
-    return f"{best}: {ruled_out} ({_assumed(ranking.problem)})"
+    return f"{held.optimality}: {ruled_out} ({_assumed(ranking.problem)})"
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from heapq import heappop, heappush, merge
 from itertools import chain, islice
 
 from pipeplan.costs.memory import rank_bytes
-from pipeplan.documents.plan import Alternative, Certificate, Plan
+from pipeplan.documents.plan import PROVEN_GAP, Alternative, Certificate, Plan
 from pipeplan.planners.auto.other_splits import OtherSplits, Split
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
@@ -61,7 +61,7 @@ LEADING = 2
 SHOWN_UNPLAYED = 12
 """How many configurations are shown that were not played."""
 
-ROUNDING = 1e-6
+ROUNDING = PROVEN_GAP
 """Rates that differ by no more are equal: bounds are slightly above the exact values."""
 
 

@@ -145,7 +145,7 @@ def test_a_plan_of_auto_shows_its_front_its_memory_and_what_is_proven(http: Test
         assert formats.size(stage.memory.weights) in page
     options = {"microbatch_size": 1, "semantics": "paper"}
     certified = plans.get(planning, store_plan(planning, planner="pipedream", options=options))
-    assert "proven optimal: slowest stage" in _page(http, f"/plans/{content_id(certified)}")
+    assert "proven optimal to 1e-06: slowest stage" in _page(http, f"/plans/{content_id(certified)}")
 
 
 def test_what_does_not_exist_is_a_page_for_people_and_a_problem_for_programs(http: TestClient) -> None:
