@@ -121,6 +121,7 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
         import uvicorn
 
         from planner_service.app import create_app, prepare
+        from planner_service.platform.connections import BoundedProtocol, most_connections
 
         application = create_app(settings)
         prepare(settings, application.state.context)
@@ -129,6 +130,8 @@ def _server(settings: "Settings") -> "tuple[uvicorn.Server, str, Callable[[], No
         gc.enable()
     config = uvicorn.Config(
         application,
+        http=BoundedProtocol,
+        limit_concurrency=most_connections(settings.event_streams),
         log_config=None,
         access_log=False,
         server_header=False,

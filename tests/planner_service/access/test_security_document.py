@@ -7,6 +7,7 @@ from pathlib import Path
 from pipeplan.protocol.tokens import DAY_S, DEFAULT_LIFE_S
 from planner_service.access.auth import KNOWN_FOR_S
 from planner_service.access.service import SESSION_S
+from planner_service.platform.connections import HEAD_BYTES, HEAD_S, MAX_PIPELINED, OTHER_CONNECTIONS, UNREAD_BODY_S
 from planner_service.platform.middleware import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PARAMETERS, MAX_TARGET_BYTES
 from planner_service.platform.settings import Settings
 
@@ -56,6 +57,12 @@ def test_the_numbers_are_those_of_the_program() -> None:
     assert f"at most {SESSION_S // 3600} hours" in DOCUMENT
     assert f"| {settings.failed_tokens_per_min:g} | an address's tokens" in DOCUMENT
     assert f"| {settings.body_timeout_s:g} | for a body" in DOCUMENT
+    assert f"| {HEAD_BYTES // 1024} KiB, {HEAD_S:g} s | for a request's head" in DOCUMENT
+    assert f"| {HEAD_BYTES // 1024} KiB | between two bytes of a body" in DOCUMENT
+    connections = settings.event_streams + OTHER_CONNECTIONS
+    assert f"| `PIPEPLAN_EVENT_STREAMS` + {OTHER_CONNECTIONS} | {connections} | connections" in DOCUMENT
+    assert f"| {MAX_PIPELINED} | requests that wait" in DOCUMENT
+    assert f"| {UNREAD_BODY_S:g} s | for the rest of a body" in DOCUMENT
     sizes = f"{MAX_HEADERS} headers of {MAX_HEADER_BYTES // 1024} KiB together (431), an address of"
     assert f"{sizes} {MAX_TARGET_BYTES // 1024} KiB (414) with {MAX_PARAMETERS} parameters (422)" in DOCUMENT
 
