@@ -38,8 +38,9 @@ from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.among_stages import StagesTogether
 from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
-from worker_agent.runtime.stage import StageBlocks, Tensors
+from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
+from worker_agent.runtime.stage_memory import Tensors
 
 Feed = Callable[[int], Any]
 """A microbatch's inputs, or its targets, by its number; the first and the last stage have one."""
@@ -265,7 +266,7 @@ class Executor:
         own_bytes = self._made_by_p1_bytes() if self._early else weights.gradient_bytes
         gradients = min(sets, 1) * own_bytes + further * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
-        return fixed + weights.live_bytes + self._stage.held_bytes()
+        return fixed + weights.live_bytes + self._stage.memory.held_bytes()
 
     def _made_by_p1_bytes(self) -> int:
         """The bytes of the gradients that p1 has made, while p2 has made none. They are counted once."""

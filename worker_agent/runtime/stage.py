@@ -16,20 +16,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge
 
 from pipeplan.errors import PipeplanError, RunFailedError
 from worker_agent.engine.backward import Added, Computed, Deferred, Split, add_weight_gradients, parametrizations_of
 from worker_agent.engine.casts import Casts
-from worker_agent.engine.graphs import calls_bytes, graph_bytes
-from worker_agent.engine.notice import Layouts, layouts_of
 from worker_agent.models.randomness import others_have_drawn, seed_of, seed_others
 from worker_agent.models.spec import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.module_state import Buffers, MinibatchStatistics, Snapshot
 from worker_agent.runtime.own_weights import OwnWeights
+from worker_agent.runtime.stage_memory import StageMemory, Tensors
 
-Tensors = tuple[Tensor, ...]
 Criterion = Callable[[Any, Any], Tensor]
 
 
@@ -39,9 +37,7 @@ class Kept:
 
     A root stands for an output that carries a gradient; it is None where nothing trainable leads to the output. The
     outputs themselves are not kept: the next stage has them, and the backward needs only their place in the graph.
-    `split` is set where the backward is split in two, `buffers` where the forward runs again. `held_bytes` are those of
-    the storages that the graph keeps, or of the inputs where there is no graph. `graph_bytes` are those of the graph
-    itself (`engine.graphs`).
+    `split` is set where the backward is split in two, `buffers` where the forward runs again.
     """
 
     inputs: Tensors
@@ -49,8 +45,6 @@ class Kept:
     roots: list[Any] = field(default_factory=list)
     split: Split | None = None
     buffers: Snapshot | None = None
-    held_bytes: int = 0
-    graph_bytes: int = 0
 
     def splitting(self, *, deferring: bool) -> AbstractContextManager[None]:
         """The context of the forward that makes a graph and, with `deferring`, of the backward."""
@@ -94,7 +88,6 @@ class StageBlocks:
         self.recompute = recompute
         self.kept: dict[int, Kept] = {}
         self.deferred: dict[int, list[Deferred | Computed]] = {}
-        self.deferred_bytes: dict[int, int] = {}
         self.defers = False
         self._split_backward = split_backward
         self._concatenate = concatenate
@@ -104,8 +97,7 @@ class StageBlocks:
         self._changes_inputs: bool | None = None
         self._buffers = Buffers(self.blocks) if recompute else None
         self._casts = Casts(self._parameters) if autocast else None
-        self._kept_bytes: dict[Layouts, tuple[int, int]] = {}
-        self._left_out_bytes: dict[Layouts, int] = {}
+        self.memory = StageMemory(self.blocks, device=device, casts=self._casts, statistics=self._statistics)
         self._come_to: list[int] | None = None
         self._gradients_are_dense = False
         self._draws_elsewhere: bool | None = None
@@ -128,7 +120,7 @@ class StageBlocks:
             kept.buffers = self._buffers.snapshot()
         with self._statistics.noting() if self._statistics else nullcontext():
             if self.recompute:
-                kept.held_bytes = sum(t.nbytes for t in inputs)
+                self.memory.keep_inputs(microbatch, inputs)
                 return self._run_without_graph(microbatch, kept)
             return self._run_with_graph(microbatch, kept)
 
@@ -152,6 +144,7 @@ class StageBlocks:
     def backward_where_reached(self, microbatch: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         """The same, with None for every missing gradient, of outputs and of inputs."""
         kept = self.kept.pop(microbatch)
+        self.memory.release(microbatch)
         reached = _reached(kept, gradients)
         if reached:
             try:
@@ -166,15 +159,9 @@ class StageBlocks:
                 self._require_dense_gradients()
 
         if kept.split:
-            deferred, layouts = kept.split.deferred, layouts_of(kept.inputs)
-            self.deferred[microbatch] = deferred
+            deferred = self.deferred[microbatch] = kept.split.deferred
             self.defers = self.defers or bool(deferred)
-            if layouts not in self._left_out_bytes:
-                storages = {address: size for call in deferred for address, size in call.storages().items()}
-                owned = self._owned_storages()
-                tensors_bytes = sum(size for address, size in storages.items() if address not in owned)
-                self._left_out_bytes[layouts] = tensors_bytes + calls_bytes(len(deferred), self._device)
-            self.deferred_bytes[microbatch] = self._left_out_bytes[layouts]
+            self.memory.keep_deferred(microbatch, kept.inputs, deferred)
 
         given = {gradient.untyped_storage().data_ptr() for gradient in gradients if gradient is not None}
         return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
@@ -215,8 +202,7 @@ class StageBlocks:
         `added` is called for every parameter as often as `waiting` counts.
         """
         deferred = [self.deferred.pop(k) for k in microbatches]
-        for k in microbatches:
-            del self.deferred_bytes[k]
+        self.memory.release_deferred(microbatches)
         add_weight_gradients(deferred, concatenate=self._concatenate, added=added)
 
     def reduce_statistics(self, group: dist.ProcessGroup) -> None:
@@ -228,11 +214,6 @@ class StageBlocks:
     def autocasts(self) -> bool:
         """Whether blocks compute under our autocast. An autocast of their own drops its copies after each forward."""
         return self._casts is not None
-
-    @property
-    def cast_bytes(self) -> int:
-        """The bytes of the weights' copies that autocast has made and that all microbatches share."""
-        return self._casts.bytes if self._casts else 0
 
     def weights_changed(self) -> None:
         """An update has changed weights: cast copies of them are stale."""
@@ -258,11 +239,6 @@ class StageBlocks:
             outputs = self._run(microbatch, Kept(copies))
         return tuple(t.requires_grad for t in outputs)
 
-    def held_bytes(self) -> int:
-        """The bytes that its microbatches hold: graphs, kept inputs, p2's inputs, and autocast's copies."""
-        kept_bytes = sum([kept.held_bytes + kept.graph_bytes for kept in self.kept.values()])
-        return kept_bytes + sum(self.deferred_bytes.values()) + self.cast_bytes
-
     def kept_storages(self, microbatch: int) -> frozenset[int]:
         """The addresses of the memory that the microbatch's weight gradients still need."""
         return frozenset(address for call in self.deferred.get(microbatch, ()) for address in call.storages())
@@ -271,12 +247,6 @@ class StageBlocks:
         """The parameters of the version in use, each once."""
         held = (held[name] for held, name in self._places)
         return {id(parameter): parameter for parameter in held if parameter is not None}.values()
-
-    def _owned_storages(self) -> set[int]:
-        lent = self._statistics.lent.values() if self._statistics else ()
-        owned = [t for block in self.blocks for t in (*block.parameters(), *block.buffers())]
-        owned += [t for buffers in lent for t in buffers.values() if t is not None]
-        return {t.untyped_storage().data_ptr() for t in owned}
 
     @torch.no_grad()
     def _run_without_graph(self, microbatch: int, kept: Kept) -> Tensors:
@@ -299,20 +269,12 @@ class StageBlocks:
         if self._split_backward:
             copy_of = self._casts.copy_of if self._casts else None
             kept.split = Split(self._parameters(), self._parametrizations, copy_of=copy_of)
-        layouts = layouts_of(kept.inputs)
         with kept.splitting(deferring=False):
-            if layouts in self._kept_bytes:
-                outputs = self._run(microbatch, kept)
-            else:
-                outputs, held_bytes, saved = self._measure(microbatch, kept)
-                self._kept_bytes[layouts] = held_bytes, graph_bytes(outputs, saved=saved, device=self._device)
+            outputs = self.memory.keep_graph(microbatch, kept.inputs, lambda: self._run(microbatch, kept))
         if self._own_weights:
             self._own_weights.require(outputs, self._title)
         graded = [t for t in outputs if carries_gradient(t)]
         kept.roots = [get_gradient_edge(t) if t.requires_grad else None for t in graded]
-        kept.held_bytes, kept.graph_bytes = self._kept_bytes[layouts]
-        if not graded:
-            kept.held_bytes, kept.graph_bytes = sum(t.nbytes for t in kept.inputs), 0
         return tuple(t.detach() for t in outputs)
 
     def _run(self, microbatch: int, kept: Kept) -> Tensors:
@@ -364,35 +326,6 @@ class StageBlocks:
         for output in outputs:
             if output.grad_fn is not None:
                 output.grad_fn.register_prehook(lambda _gradients: come_to.append(block))
-
-    def _measure(self, microbatch: int, kept: Kept) -> tuple[Tensors, int, int]:
-        """Runs on inputs of a new layout, and inspects every tensor that the graph saves.
-
-        Returns the outputs, the bytes of the storages that the graph keeps, without the weights and copies of them, and
-        the number of tensors that it saves.
-        """
-        owned = self._owned_storages()
-        saved: dict[int, int] = {}
-        copies: dict[int, int] = {}
-
-        counted = 0
-
-        def pack(tensor: Tensor) -> Tensor:
-            nonlocal counted
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in owned:
-                counted += 1
-                shared = self._casts is not None and self._casts.holds(tensor)
-                (copies if shared else saved)[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()
-
-        for tensor in kept.inputs:
-            pack(tensor)
-        with saved_tensors_hooks(pack, lambda tensor: tensor):
-            outputs = self._run(microbatch, kept)
-        if self._casts:
-            self._casts.found_bytes = max(self._casts.found_bytes, sum(copies.values()))
-        return outputs, sum(saved.values()), counted - len(kept.inputs)
 
 
 def required(inputs: Iterable[Tensor], found: Iterable[Tensor | None]) -> Tensors:

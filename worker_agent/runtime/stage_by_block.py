@@ -25,7 +25,8 @@ from worker_agent.engine.notice import Layouts, layouts_of
 from worker_agent.models.values import carries_gradient
 from worker_agent.runtime.module_state import MinibatchStatistics
 from worker_agent.runtime.own_weights import OwnWeights
-from worker_agent.runtime.stage import Criterion, StageBlocks, Tensors, required
+from worker_agent.runtime.stage import Criterion, StageBlocks, required
+from worker_agent.runtime.stage_memory import ByBlockMemory, Tensors
 
 
 class StageByBlock:
@@ -72,19 +73,16 @@ class StageByBlock:
         self._shared = _shared_places(blocks)
         self._trained: list[dict[Layouts, tuple[bool, ...]]] = [{} for _ in self._parts]
         self._changes: dict[int, list[list[int]]] = {}
-        self._inputs_bytes: dict[int, list[int]] = {}
-        self._most_bytes = 0
+        self.memory = ByBlockMemory([part.memory for part in self._parts])
 
     def forward(self, microbatch: int, inputs: Tensors, targets: Any = None) -> Tensors:
         """The stage's outputs, or its loss if it has the criterion. Keeps the inputs of all blocks.
 
         Which outputs of a block have a gradient is found once for inputs of each shape.
         """
-        kept_bytes: dict[int, int] = {}
-        self._inputs_bytes[microbatch], self._changes[microbatch] = [], []
+        self._changes[microbatch] = []
         for place, part in enumerate(self._parts):
-            kept_bytes |= {t.data_ptr(): t.nbytes for t in inputs}  # a tensor that a block only passes on is kept once
-            self._inputs_bytes[microbatch].append(sum(kept_bytes.values()))
+            self.memory.keep_inputs(microbatch, inputs)
             last = place == len(self._parts) - 1
             known, layouts = self._trained[place], layouts_of(inputs)
             if not last and layouts not in known:
@@ -103,8 +101,7 @@ class StageByBlock:
         Raises RunFailedError if a kept input has been changed since, or if an output depends on trained weights but did
         not in the first microbatch of its shape.
         """
-        changes, inputs_bytes = self._changes.pop(microbatch), self._inputs_bytes.pop(microbatch)
-        others_bytes = sum(sums[-1] for sums in self._inputs_bytes.values())
+        changes = self._changes.pop(microbatch)
         inputs = [t for t in self._parts[0].kept[microbatch].inputs if carries_gradient(t)]
         found: Sequence[Tensor | None] = gradients
         asked = [True] * len(gradients)
@@ -112,20 +109,12 @@ class StageByBlock:
             for place in reversed(range(len(self._parts))):
                 self._run_again(place, microbatch, changes[place], asked)
                 part, kept = self._parts[place], self._parts[place].kept[microbatch]
-                held_bytes = kept.held_bytes + kept.graph_bytes + (inputs_bytes[place - 1] if place else 0)
-                self._most_bytes = max(self._most_bytes, others_bytes + held_bytes)
+                self.memory.note_backward(microbatch, place)
                 asked = [t.requires_grad for t in kept.inputs if carries_gradient(t)]
                 del kept  # its inputs are not needed while the block before runs
                 found = part.backward_where_reached(microbatch, found)
+        self.memory.release(microbatch)
         return required(inputs, found)
-
-    def held_bytes(self) -> int:
-        """The bytes that its microbatches hold, and autocast's copies: now, or in the backward just ended.
-
-        A backward frees what it makes, so its maximum counts, once.
-        """
-        most_bytes, self._most_bytes = self._most_bytes, 0
-        return max(most_bytes, sum(sums[-1] for sums in self._inputs_bytes.values())) + self.cast_bytes
 
     def recompute_forward(self, microbatch: int) -> NoReturn:
         """Raises RunFailedError: the backward itself runs the blocks again."""
@@ -152,11 +141,6 @@ class StageByBlock:
     def autocasts(self) -> bool:
         """Whether blocks compute under our autocast."""
         return any(part.autocasts for part in self._parts)
-
-    @property
-    def cast_bytes(self) -> int:
-        """The bytes of the weights' copies that autocast has made and that all microbatches share."""
-        return sum(part.cast_bytes for part in self._parts)
 
     def weights_changed(self) -> None:
         """An update has changed weights: cast copies of them are stale."""
