@@ -77,7 +77,7 @@ class Kinds(Recorder):
         self._processor = clock
         self._kinds: list[str] = []
 
-    def end(self, instruction: Instruction, memory_bytes: int) -> None:
+    def end(self, instruction: Instruction, memory_bytes: int | None) -> None:
         """Records that the instruction is done, and the bytes now held."""
         self._kinds.append(type(instruction).__name__)
         super().end(instruction, memory_bytes)

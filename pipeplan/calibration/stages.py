@@ -200,7 +200,7 @@ def activation_factor(seen: Sequence[Observed]) -> Term | None:
             stages = of_ranks[ours.stage]
             held = zip(ours.memory_bytes, beside.memory_bytes, strict=True)
             _, in_flight = max(((most, most - others) for most, others in held), default=(0, 0))
-            keeps = any(o.costs[stage].activation_bytes for stage in stages)
+            keeps = theirs.memory_bytes and any(o.costs[stage].activation_bytes for stage in stages)
             if keeps and in_flight > 0 and not any(o.plan.stages[stage].recompute for stage in stages):
                 factors.append(1 + (theirs.peak_memory_bytes - ours.peak_memory_bytes) / in_flight)
     return term([factor for factor in factors if factor > 0])
@@ -216,7 +216,8 @@ def context_bytes(seen: Sequence[Observed]) -> Term | None:
             held_bytes += [float(memory.context_bytes) for memory in run.device_memory]
         else:
             pairs = zip(run.peak_resident_bytes, run.timeline.lanes, strict=False)
-            held_bytes += [float(max(resident_bytes - lane.peak_memory_bytes, 0)) for resident_bytes, lane in pairs]
+            known = [(resident_bytes, lane.peak_memory_bytes) for resident_bytes, lane in pairs if lane.memory_bytes]
+            held_bytes += [float(max(resident_bytes - peak_bytes, 0)) for resident_bytes, peak_bytes in known]
     return term(held_bytes)
 
 
@@ -227,6 +228,6 @@ def allocator_reserve(seen: Sequence[Observed]) -> Term | None:
             max(1 - lane.peak_memory_bytes / memory.reserved_bytes, 0.0)
             for o in seen
             for memory, lane in zip(o.run.device_memory, o.run.timeline.lanes, strict=False)
-            if memory.reserved_bytes and lane.peak_memory_bytes
+            if memory.reserved_bytes and any(lane.memory_bytes)
         ]
     )

@@ -6,7 +6,7 @@ too long for a timeline, the summary is all that is known.
 
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, repeat
 from statistics import median
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from pipeplan.programs.instructions import Instruction, Update, is_compute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """One instruction's execution, [start_s, end_s), and the bytes held once it was done.
+    """One instruction's execution, [start_s, end_s), and the bytes held once it was done; None: unknown.
 
     For a backward that recomputes by block, the bytes are the most that is held while it runs.
     """
@@ -25,11 +25,16 @@ class TimelineEvent:
     instruction: Instruction
     start_s: float
     end_s: float
-    memory_bytes: int
+    memory_bytes: int | None
 
 
-def require_equal_columns(instructions: Sized, **columns: Sized) -> None:
-    """Raises InvalidInputError unless every column has as many entries as there are instructions."""
+def require_equal_columns(instructions: Sized, *, memory_bytes: Sized, **columns: Sized) -> None:
+    """Raises InvalidInputError unless every column has as many entries as there are instructions.
+
+    The bytes held are unknown where their column has none.
+    """
+    if len(memory_bytes):
+        columns["memory_bytes"] = memory_bytes
     rule = f"must have as many entries as instructions ({len(instructions)})"
     for field, column in columns.items():
         require(len(column) == len(instructions), field, rule, len(column))
@@ -37,7 +42,10 @@ def require_equal_columns(instructions: Sized, **columns: Sized) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """One worker's events, as columns: the instructions, times since the run's start, bytes held."""
+    """One worker's events, as columns: the instructions, times since the run's start, bytes held.
+
+    `memory_bytes` is empty where the runtime could not count all that the worker held.
+    """
 
     rank: int
     stage: int
@@ -53,9 +61,10 @@ class Lane:
 
     def events(self) -> Iterator[TimelineEvent]:
         """The events in execution order."""
-        columns = zip(self.instructions, self.start_s, self.end_s, self.memory_bytes, strict=True)
-        for instruction, start_s, end_s, memory_bytes in columns:
-            yield TimelineEvent(instruction=instruction, start_s=start_s, end_s=end_s, memory_bytes=memory_bytes)
+        memory_bytes = self.memory_bytes or repeat(None, len(self.instructions))
+        columns = zip(self.instructions, self.start_s, self.end_s, memory_bytes, strict=True)
+        for instruction, start_s, end_s, held_bytes in columns:
+            yield TimelineEvent(instruction=instruction, start_s=start_s, end_s=end_s, memory_bytes=held_bytes)
 
     @property
     def busy_s(self) -> float:
@@ -65,7 +74,9 @@ class Lane:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most that was held after any instruction."""
+        """The most that was held after any instruction. Raises ValueError where it is unknown."""
+        if self.instructions and not self.memory_bytes:
+            raise ValueError("the bytes that this worker held are unknown")
         return max(self.memory_bytes, default=0)
 
 
@@ -155,13 +166,13 @@ def batch_ends_s(timeline: Timeline) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSummary:
-    """One worker: seconds of compute, and the most bytes held after any instruction."""
+    """One worker: seconds of compute, and the most bytes held after any instruction (None: unknown)."""
 
     rank: int
     stage: int
     replica: int
     busy_s: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -200,7 +211,7 @@ def summarise(timeline: Timeline) -> Summary:
             stage=lane.stage,
             replica=lane.replica,
             busy_s=lane.busy_s,
-            peak_memory_bytes=lane.peak_memory_bytes,
+            peak_memory_bytes=lane.peak_memory_bytes if lane.memory_bytes else None,
         )
         for lane in timeline.lanes
     )

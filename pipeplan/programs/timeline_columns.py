@@ -6,7 +6,7 @@ words       which of `words`, (head, tail), stands around the instruction's numb
 numbers     the number, less that of the instruction before it on the lane with the same head
 gaps        ticks from the end of the instruction before it (of the first: from `origin_s`) to its start
 durations   ticks from its start to its end
-held        bytes held once it was done, less those held before
+held        bytes held once it was done, less those held before; no entry at all where they are unknown
 
 Instructions and bytes come back exactly, and a time within half a tick. A tick is 2^-30 of the timeline's span.
 """
@@ -47,8 +47,8 @@ class LaneColumns:
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        columns = {"numbers": self.numbers, "gaps": self.gaps, "durations": self.durations, "held": self.held}
-        require_equal_columns(self.words, **columns)
+        columns = {"numbers": self.numbers, "gaps": self.gaps, "durations": self.durations}
+        require_equal_columns(self.words, memory_bytes=self.held, **columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,18 +37,22 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageReport:
-    """One stage, the mean over its replicas: compute seconds a batch, and bytes held at the peak."""
+    """One stage: compute seconds a batch, the mean over its replicas, and the most bytes that one of them held.
+
+    `peak_memory_bytes` is None where the runtime could not count all that a worker held.
+    """
 
     stage: int
     busy_s_per_batch: Compared
-    peak_memory_bytes: Compared
+    peak_memory_bytes: Compared | None
 
     __pydantic_config__: ClassVar = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One process: bytes of tensors held at the peak, as the runtime counts them, and its largest resident size.
+    """One process: bytes of tensors held at the peak, as the runtime counts them (None: it kept tensors whose bytes
+    cannot be counted), and its largest resident size.
 
     That is the host's memory. `device_memory` is its use of a GPU of its own, None without a GPU.
     `off_processor_fraction`: the share of its compute time in which the process was not on a processor, because others
@@ -63,7 +67,7 @@ class RankReport:
     rank: int
     stage: int
     replica: int
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     peak_resident_bytes: int
     device_memory: DeviceMemory | None = None
     off_processor_fraction: float | None = None
@@ -165,13 +169,17 @@ def compare_stages(predicted: Played, measured: Played) -> tuple[StageReport, ..
             busy_s_per_batch=Compared(
                 predicted=_busy_s_per_batch(predicted, stage), measured=_busy_s_per_batch(measured, stage)
             ),
-            peak_memory_bytes=Compared(
-                predicted=float(max(lane.peak_memory_bytes for lane in _lanes(predicted, stage))),
-                measured=float(max(lane.peak_memory_bytes for lane in _lanes(measured, stage))),
-            ),
+            peak_memory_bytes=_peaks(_lanes(predicted, stage), _lanes(measured, stage)),
         )
         for stage in stages
     )
+
+
+def _peaks(predicted: Sequence[Lane | LaneSummary], measured: Sequence[Lane | LaneSummary]) -> Compared | None:
+    """The most that a worker of a stage holds; None if that is unknown of any."""
+    peaks = [[lane.peak_memory_bytes for lane in lanes] for lanes in (predicted, measured)]
+    known = [[float(peak) for peak in each if peak is not None] for each in peaks]
+    return Compared(predicted=max(known[0]), measured=max(known[1])) if known == peaks else None
 
 
 def _lanes(played: Played, stage: int) -> Sequence[Lane | LaneSummary]:

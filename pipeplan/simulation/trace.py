@@ -168,13 +168,15 @@ def _track(process: int, number: int, drawn: _Drawn, flows: Mapping[Message, int
             "tid": track,
             "ts": placed.start_ns / NS_PER_US,
             "dur": (placed.end_ns - placed.start_ns) / NS_PER_US,
-            "args": {"kind": kind, "memory_bytes": lane.memory_bytes[index]},
+            "args": {"kind": kind} | ({"memory_bytes": lane.memory_bytes[index]} if lane.memory_bytes else {}),
         }
         out, into = drawn.sent.get((number, index)), drawn.received.get((number, index))
         if out is not None and out in flows:
             yield _flow("s", process, track, flows[out], placed.leaves_ns, out)
         if into is not None:
             yield _flow("f", process, track, flows[into], placed.arrives_ns, into)
+        if not lane.memory_bytes:
+            continue  # it is unknown
         yield {
             "name": f"memory of rank {lane.rank}",
             "ph": "C",

@@ -76,7 +76,8 @@ def show_run(console: Console, outcome: DemoOutcome, url: str) -> None:
         _compared_row(table, name, again.throughput_samples_per_s, 1.0)
     for stage in report.stages:
         _compared_row(table, f"stage {stage.stage}: busy, ms a step", stage.busy_s_per_batch, 1e3)
-        _compared_row(table, f"stage {stage.stage}: peak memory, MiB", stage.peak_memory_bytes, 1 / MIB)
+        if stage.peak_memory_bytes is not None:
+            _compared_row(table, f"stage {stage.stage}: peak memory, MiB", stage.peak_memory_bytes, 1 / MIB)
     console.print(table)
     if report.missed is not None:
         sentence = why_missed(report.throughput_samples_per_s, report.missed, report.ranks)

@@ -46,7 +46,7 @@ _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,17})(?![0-9])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionRows:
-    """Some rows of a lane in execution order: instructions' texts, moments in seconds, bytes held."""
+    """Some rows of a lane in execution order: instructions' texts, moments in seconds, bytes held (empty: unknown)."""
 
     instructions: Sequence[str]
     start_s: Floats
@@ -157,7 +157,7 @@ def read(connection: Connection, run_id: str, head_text: str, window: TimelineWi
                 instructions=[rows.instructions[place] for place in places.tolist()],
                 start_s=rows.start_s[places],
                 end_s=rows.end_s[places],
-                memory_bytes=rows.memory_bytes[places],
+                memory_bytes=rows.memory_bytes[places] if rows.memory_bytes.size else rows.memory_bytes,
             )
         chunks[row.series].append(rows)
     lanes = tuple(
@@ -215,7 +215,7 @@ def pack_rows(rows: InstructionRows) -> bytes:
         _packed((end_ns - start_ns)[order]),
         _packed(_beyond(rows.start_s, start_ns)),
         _packed(_beyond(rows.end_s, end_ns)),
-        _packed(_steps(rows.memory_bytes[order])),
+        _packed(_steps(rows.memory_bytes[order] if rows.memory_bytes.size else rows.memory_bytes)),
     )
 
 
@@ -241,7 +241,7 @@ def unpack_rows(chunk: bytes) -> InstructionRows:
         instructions=[by_template[row] for row in place.tolist()],
         start_s=_seconds(end_ns - durations_ns, start_steps),
         end_s=_seconds(end_ns, end_steps),
-        memory_bytes=np.cumsum(memory_steps)[place],
+        memory_bytes=np.cumsum(memory_steps)[place] if memory_steps.size else memory_steps,
     )
 
 

@@ -314,7 +314,10 @@ def _show(job: "RunJob", outcome: "RunOutcome") -> None:
     for stage, held in zip(report.stages, stages_by_rank(job.plan), strict=True):
         of = f"stage{'s' * (len(held) > 1)} {', '.join(map(str, held))}"
         _row(table, f"{of}, busy a step", stage.busy_s_per_batch, lambda *times: all_seconds(times))
-        _row(table, f"{of}, peak memory", stage.peak_memory_bytes, lambda *sizes: all_sizes(sizes))
+        if stage.peak_memory_bytes is None:
+            table.add_row(f"{of}, peak memory", "", "unknown", "")
+        else:
+            _row(table, f"{of}, peak memory", stage.peak_memory_bytes, lambda *sizes: all_sizes(sizes))
     console = Console()
     console.print(table)
     if report.missed is not None:

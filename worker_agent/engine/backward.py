@@ -165,6 +165,7 @@ def _can_wait(call: Call) -> bool:
         and (bias is None or not bias.requires_grad or split.may_leave_out(bias))
         and type(call.x) in (Tensor, nn.Parameter, *_WAITING)
         and call.x.layout is torch.strided
+        and not call.x.is_nested
         and not call.x.is_complex()
         and call.x.numel() > 0
     )

@@ -5,9 +5,12 @@ are in the device's memory. A block that 2BP writes out step by step has a thous
 """
 
 from collections.abc import Iterable
+from inspect import unwrap
+from traceback import walk_tb
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import disable_saved_tensors_hooks
 
 from worker_agent.models.values import nodes_of
 
@@ -34,3 +37,9 @@ def graph_bytes(roots: Iterable[Tensor], *, saved: int, device: torch.device) ->
 def calls_bytes(calls: int, device: torch.device) -> int:
     """The bytes of so many calls that wait for p2, beside their tensors: 0 on a GPU."""
     return CALL_BYTES * calls if device.type == "cpu" else 0
+
+
+def refuses_hooks(error: BaseException) -> bool:
+    """Whether a forward failed because hooks look at what its graph saves: `torch.func` allows none."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].f_code is unwrap(disable_saved_tensors_hooks).__code__

@@ -31,7 +31,7 @@ class RankResult:
     lane: LaneDocument
     first_instructions: int
     busy_s: float
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     peak_resident_bytes: int
     device_memory: DeviceMemory | None = None
     processor_s: float | None = None

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.values import is_dense, kind_of
 
 IGNORED = -100
 """The label of a place that the loss leaves out."""
@@ -124,6 +125,7 @@ class BatchForm:
 
     def _require_tensor(self, field: str, value: Any, microbatch_size: int) -> None:
         require(isinstance(value, Tensor), field, "must be a tensor", type(value).__name__)
+        require(is_dense(value), field, "must be a dense tensor", kind_of(value))
         rule = f"must have the microbatch size {microbatch_size} as its first dimension"
         require(tuple(value.shape[:1]) == (microbatch_size,), field, rule, tuple(value.shape))
 

@@ -23,6 +23,7 @@ from worker_agent.models.own import cut
 from worker_agent.models.recipe import Construction, Constructors, WeightRecipe, require_stages
 from worker_agent.models.sharding import Sharding, joined
 from worker_agent.models.spec import Spec, call_factory, load_factory, parse_spec
+from worker_agent.models.values import bytes_of, cast_in_place, is_dense, kind_of, parts_of
 
 BY_STAGE = "by_stage"
 """The attribute of a factory whose model may be built on the meta device, and filled a stage at a time."""
@@ -83,7 +84,7 @@ class Chain:
         for block in self.blocks:
             own = set(block.parameters()) - seen
             seen |= own
-            sizes.append(sum(parameter.nbytes for parameter in own))
+            sizes.append(sum(map(bytes_of, own)))
         return tuple(sizes)
 
     def tied_weights(self) -> tuple[TiedWeights, ...]:
@@ -145,10 +146,12 @@ def _from_family(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
     """The chain of a Hugging Face model, without contents."""
     family = build_family(spec)
     _require_trainable(family.root)
-    _cast(family.root.parameters(), dtype)
+    for parameter in family.root.parameters():
+        cast_in_place(parameter, dtype)
     if dtype is torch.float64:  # rotary frequencies stay as they are; batch norm takes no statistics of fewer bits
         norms = (m for m in family.root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
-        _cast((buffer for norm in norms for buffer in norm.buffers()), dtype)
+        for buffer in (buffer for norm in norms for buffer in norm.buffers()):
+            cast_in_place(buffer, dtype)
     return Chain(
         name=family.name,
         spec=family.spec,
@@ -186,7 +189,8 @@ def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:
     blocks = (returned,) if whole else _listed(returned, spec)
     root = blocks[0] if whole else nn.Sequential(*blocks)
     _require_trainable(root)
-    _cast((*root.parameters(), *root.buffers()), dtype)
+    for tensor in (*root.parameters(), *root.buffers()):
+        cast_in_place(tensor, dtype)
     tokens = getattr(blocks[0], "takes", None)
     return Chain(
         name=spec.name,
@@ -224,6 +228,14 @@ def _require_trainable(root: nn.Module) -> None:
     rule = "must have no buffer of complex128, which a checkpoint cannot hold: register it with persistent=False"
     for name, tensor in root.state_dict(keep_vars=True).items():
         require(not isinstance(tensor, Tensor) or tensor.dtype is not torch.complex128, "model", rule, name)
+    for name, parameter in root.named_parameters():
+        dense = not parameter.requires_grad or is_dense(parameter)
+        require(dense, f"model.{name}", "must be a dense tensor to be trained", kind_of(parameter))
+    rule = "must be of parts that a checkpoint can hold; register a buffer with persistent=False"
+    for name, tensor in root.state_dict(keep_vars=True).items():
+        if isinstance(tensor, Tensor) and not is_dense(tensor):
+            parts = parts_of(tensor)
+            require(parts is not None and all(map(is_dense, parts)), f"model.{name}", rule, kind_of(tensor))
     for name, module in root.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             rule = "must have embeddings with sparse=False: exchanges and updates take no sparse gradients"
@@ -243,7 +255,7 @@ def _require_own_memory(root: nn.Module) -> None:
     places = sorted(
         (p.untyped_storage().data_ptr(), p.storage_offset() * p.itemsize, name, p)
         for name, p in root.named_parameters()
-        if p.numel() and p.device.type != "meta" and not isinstance(p, FakeTensor)
+        if p.layout is torch.strided and p.numel() and p.device.type != "meta" and not isinstance(p, FakeTensor)
     )
     rule = "must be one parameter with {}, in whose memory it lies: assign the parameter itself, not its data"
     for (storage, start, name, weight), (next_storage, next_start, other, _) in pairwise(places):
@@ -252,13 +264,6 @@ def _require_own_memory(root: nn.Module) -> None:
         )
         apart = storage != next_storage or next_start >= stop
         require(apart, f"model.{other}", rule.format(name), "another parameter")
-
-
-def _cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
-    """Casts floating-point tensors in place: fake tensors cannot be replaced in a module."""
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(dtype)
 
 
 def _kind(block: nn.Module) -> str:

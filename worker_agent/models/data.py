@@ -15,7 +15,7 @@ from worker_agent.models.keywords import KeywordForm
 from worker_agent.models.random_data import RandomData
 from worker_agent.models.randomness import seed_all, seed_of
 from worker_agent.models.spec import call_factory, load_factory, parse_spec, user_code
-from worker_agent.models.values import Value, matching_dtype
+from worker_agent.models.values import Value, is_dense, kind_of, matching_dtype
 
 Microbatch = tuple[Value, Value]
 """(inputs, targets)"""
@@ -152,6 +152,7 @@ class MicrobatchSource:
         fits = isinstance(tensors, tuple | list) and all(isinstance(t, Tensor) for t in tensors)
         require(fits and len(tensors) > 0, field, "must be a tensor or a tuple of tensors", type(value).__name__)
         for tensor in tensors:
+            require(is_dense(tensor), field, "must be dense tensors", kind_of(tensor))
             shape = tuple(tensor.shape)
             rule = f"must have the microbatch size {self._microbatch_size} as its first dimension"
             require(shape[:1] == (self._microbatch_size,), field, rule, shape)

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.recipe import ConstructionMode, Constructors, changed
+from worker_agent.models.values import cast_in_place
 
 Place = tuple[dict[str, Tensor], str, str]
 """Where a module holds a tensor: its dictionary, the key in it, and the name in the whole model."""
@@ -70,7 +71,7 @@ class Contents:
         for tensor in fresh.values():
             tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # the library's mark: it has its value
             if isinstance(tensor, nn.Parameter):
-                tensor.data = tensor.data.to(self.dtype) if tensor.is_floating_point() else tensor.data
+                cast_in_place(tensor, self.dtype)
         return read
 
 

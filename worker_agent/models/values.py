@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Value = Tensor | tuple[Tensor, ...]
 
@@ -22,10 +23,73 @@ def as_values(returned: Any) -> tuple[Tensor, ...]:
             what = type(value).__name__
             held = what if value is returned else f"a tuple that holds {what}"
             raise TypeError(f"a block must return a tensor or a tuple of tensors, and this one returned {held}")
-        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-            kind = "quantized" if value.is_quantized else "nested" if value.is_nested else str(value.layout)
+        if not is_dense(value):
+            kind = kind_of(value)
             raise TypeError(f"a block must return dense tensors, and this one returned a tensor that is {kind}")
     return values
+
+
+def kind_of(tensor: Tensor) -> str:
+    """What a tensor is that is not dense, in a word."""
+    if tensor.is_quantized or tensor.is_nested:
+        return "quantized" if tensor.is_quantized else "nested"
+    return type(tensor).__name__ if tensor.layout is torch.strided else str(tensor.layout)
+
+
+def bytes_of(tensor: Tensor) -> int:
+    """The bytes of a tensor, or of its parts as far as torch tells them."""
+    return tensor.nbytes if is_dense(tensor) else sum(part.nbytes for part in parts_of(tensor) or ())
+
+
+_COMPRESSED_BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
+_COMPRESSED_BY_ROW = (torch.sparse_csr, torch.sparse_bsr)
+
+
+def parts_of(tensor: Tensor) -> tuple[Tensor, ...] | None:
+    """The dense tensors in memory that a tensor consists of: itself, or the parts of a sparse, nested or composed one.
+
+    A tensor without contents (meta) has none. None where torch does not tell the parts: of memory in another library's
+    layout, and of a class of tensors that does not name them (`__tensor_flatten__`).
+    """
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return _parts_of_all([getattr(tensor, name) for name in names])
+    if tensor.layout is torch.sparse_coo:
+        return _parts_of_all((tensor._indices(), tensor._values()))
+    if tensor.layout in _COMPRESSED_BY_ROW:
+        return _parts_of_all((tensor.crow_indices(), tensor.col_indices(), tensor.values()))
+    if tensor.layout in _COMPRESSED_BY_COLUMN:
+        return _parts_of_all((tensor.ccol_indices(), tensor.row_indices(), tensor.values()))
+    if tensor.device.type == "meta" or tensor._is_zerotensor():
+        return ()
+    if tensor.layout is not torch.strided:
+        return None
+    storage = tensor.untyped_storage()
+    try:
+        _ = storage.device.type == "meta" or storage.data_ptr()  # a fake tensor's storage has no address
+    except RuntimeError:
+        return None
+    return (tensor,)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor is plain memory, its own only part; one without contents (meta) would be."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        return False
+    if type(tensor) is Tensor:
+        return True
+    parts = parts_of(tensor)
+    return parts is not None and all(part is tensor for part in parts)
+
+
+def _parts_of_all(tensors: Iterable[Tensor]) -> tuple[Tensor, ...] | None:
+    parts: list[Tensor] = []
+    for tensor in tensors:
+        own = parts_of(tensor)
+        if own is None:
+            return None
+        parts += own
+    return tuple(parts)
 
 
 def carries_gradient(tensor: Tensor) -> bool:
@@ -63,3 +127,16 @@ def matching_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
         return dtype
     wide = dtype in (torch.float32, torch.float64)
     return dtype.to_complex() if tensor.is_complex() and wide else tensor.dtype
+
+
+def cast_in_place(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Casts a tensor of real numbers, which stays the same object."""
+    if tensor.dtype is dtype or not tensor.is_floating_point():
+        return
+    if is_dense(tensor):
+        tensor.data = tensor.data.to(dtype)
+        return
+    cast = tensor.detach().to(dtype)  # through `data` a sparse tensor would keep its old values
+    parameter = isinstance(tensor, nn.Parameter)
+    other = nn.Parameter(cast, requires_grad=False) if parameter else cast
+    torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]

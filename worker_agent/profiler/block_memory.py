@@ -11,17 +11,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from worker_agent.engine.backward import Split, parametrizations_of
-from worker_agent.engine.graphs import NODE_BYTES, graph_bytes
+from worker_agent.engine.graphs import NODE_BYTES, graph_bytes, refuses_hooks
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
+from worker_agent.models.spec import UserCodeError
+from worker_agent.models.values import parts_of
 from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.times import BlockCrossing, Direction, pass_backward, pass_forward
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,8 @@ class BlockMemory:
     `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `passed_bytes` is the part that
     is in its inputs' memory. `workspace_bytes` is the peak of the forward or the backward above what is allocated
     before and after it, as the CUDA allocator counts; 0 on a CPU, whose allocator does not count. `cast_bytes` are
-    those of the weights' copies under autocast, `graph_bytes` those of the graph itself (`engine.graphs`).
+    those of the weights' copies under autocast, `graph_bytes` those of the graph itself (`engine.graphs`). `uncounted`:
+    the graph keeps more, which nobody can count.
     """
 
     input_bytes: int
@@ -45,6 +51,7 @@ class BlockMemory:
     workspace_bytes: int
     cast_bytes: int = 0
     graph_bytes: int = 0
+    uncounted: bool = False
 
 
 def measure_memory(
@@ -54,11 +61,19 @@ def measure_memory(
     device: torch.device,
     autocast: Autocast | None = None,
 ) -> tuple[BlockMemory, ...]:
-    """Every block's memory, from one untimed pass. Adds to the gradients, as any pass does."""
-    kept = [
-        KeptStorages(block, partial(autocast.kept_copy, index) if autocast else None)
-        for index, block in enumerate(blocks)
-    ]
+    """Every block's memory, from an untimed pass. Adds to the gradients, as any pass does."""
+    measure = partial(_measured, blocks, loss, microbatch, device, autocast)
+    return _looking_into(blocks, autocast, measure)
+
+
+def _measured(
+    blocks: Sequence[nn.Module],
+    loss: Loss,
+    microbatch: Microbatch,
+    device: torch.device,
+    autocast: Autocast | None,
+    kept: Sequence["KeptStorages"],
+) -> tuple[BlockMemory, ...]:
     workspaces = [0] * len(blocks)
     on_gpu = device.type == "cuda"
 
@@ -69,7 +84,7 @@ def measure_memory(
         before_bytes = torch.cuda.memory_allocated(device) if on_gpu else 0
         with ExitStack() as stack:
             if direction == "forward":
-                stack.enter_context(saved_tensors_hooks(kept[index].pack, lambda tensor: tensor))
+                stack.enter_context(kept[index].noting())
             yield
         if on_gpu:  # the peak above what is allocated before and after
             settled_bytes = max(before_bytes, torch.cuda.memory_allocated(device))
@@ -99,9 +114,10 @@ def measure_memory(
             workspace_bytes=workspace,
             cast_bytes=casts,
             graph_bytes=graph,
+            uncounted=block.uncounted,
         )
-        for (inputs, outputs, kept_outputs, passed), (activations, shared), workspace, casts, graph in zip(
-            moved_bytes, kept_bytes, workspaces, casts_bytes, graphs_bytes, strict=True
+        for block, (inputs, outputs, kept_outputs, passed), (activations, shared), workspace, casts, graph in zip(
+            kept, moved_bytes, kept_bytes, workspaces, casts_bytes, graphs_bytes, strict=True
         )
     )
 
@@ -125,11 +141,40 @@ def measure_split_memory(
     device: torch.device,
     autocast: Autocast | None = None,
 ) -> tuple[SplitMemory, ...]:
-    """Every block's memory in a forward and p1, from one untimed pass. Gradients stay as they are."""
-    kept = [
-        KeptStorages(block, partial(autocast.kept_copy, index) if autocast else None)
-        for index, block in enumerate(blocks)
-    ]
+    """Every block's memory in a forward and p1, from an untimed pass. Gradients stay as they are."""
+    measure = partial(_measured_split, blocks, loss, microbatch, device, autocast)
+    return _looking_into(blocks, autocast, measure)
+
+
+def _looking_into(
+    blocks: Sequence[nn.Module], autocast: Autocast | None, measure: Callable[[Sequence["KeptStorages"]], Found]
+) -> Found:
+    """What `measure` finds with the storages that each block's graph saves. It runs again without looking into a block
+    that lets nobody look.
+    """
+    closed: set[int] = set()
+    while True:
+        kept = [
+            KeptStorages(block, partial(autocast.kept_copy, index) if autocast else None, closed=index in closed)
+            for index, block in enumerate(blocks)
+        ]
+        try:
+            return measure(kept)
+        except UserCodeError:
+            found = {index for index, block in enumerate(kept) if block.refuses}
+            if not found:
+                raise
+            closed |= found
+
+
+def _measured_split(
+    blocks: Sequence[nn.Module],
+    loss: Loss,
+    microbatch: Microbatch,
+    device: torch.device,
+    autocast: Autocast | None,
+    kept: Sequence["KeptStorages"],
+) -> tuple[SplitMemory, ...]:
     splits = [
         Split(
             block.parameters(),
@@ -148,7 +193,7 @@ def measure_split_memory(
         with ExitStack() as stack:
             stack.enter_context(splits[index].active(deferring=direction == "backward"))
             if direction == "forward":
-                stack.enter_context(saved_tensors_hooks(kept[index].pack, lambda tensor: tensor))
+                stack.enter_context(kept[index].noting())
             yield
 
     crossings = pass_forward(blocks, loss, *microbatch, split, autocast)
@@ -218,15 +263,36 @@ def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:
 class KeptStorages:
     """The storages that one block's graph saves, by identity, which also tells the storages of fake tensors apart.
 
-    `tensors` counts what it saves in them. `is_copy` tells the copies of weights, which are kept apart.
+    `tensors` counts what it saves in them. `is_copy` tells the copies of weights, which are kept apart. `uncounted`:
+    it saves more, in memory that torch does not tell, or the block is `closed`: its forward lets nobody look at what it
+    saves. `refuses`: that has turned out.
     """
 
-    def __init__(self, block: nn.Module, is_copy: Callable[[Tensor], bool] | None = None) -> None:
-        self._owned = {storage_identity(tensor) for tensor in (*block.parameters(), *block.buffers())}
+    def __init__(
+        self, block: nn.Module, is_copy: Callable[[Tensor], bool] | None = None, *, closed: bool = False
+    ) -> None:
+        own = (part for tensor in (*block.parameters(), *block.buffers()) for part in parts_of(tensor) or ())
+        self._owned = set(map(storage_identity, own))
         self._is_copy = is_copy
         self._copies: dict[int, torch.UntypedStorage] = {}
+        self._closed = closed
         self.saved: dict[int, torch.UntypedStorage] = {}
         self.tensors = 0
+        self.uncounted = closed
+        self.refuses = False
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """While it is active, notes what a graph saves."""
+        if self._closed:
+            yield
+            return
+        try:
+            with saved_tensors_hooks(self.pack, lambda tensor: tensor):
+                yield
+        except RuntimeError as error:
+            self.refuses = refuses_hooks(error)
+            raise
 
     @property
     def bytes(self) -> int:
@@ -240,7 +306,8 @@ class KeptStorages:
 
     def not_owned(self, tensors: Sequence[Tensor]) -> dict[int, torch.UntypedStorage]:
         """The storages of these tensors, without parameters and buffers."""
-        pairs = ((storage_identity(tensor), tensor.untyped_storage()) for tensor in tensors)
+        parts = [part for tensor in tensors for part in parts_of(tensor) or ()]
+        pairs = ((storage_identity(part), part.untyped_storage()) for part in parts)
         return {identity: storage for identity, storage in pairs if identity not in self._owned}
 
     def bytes_of(self, outputs: Sequence[Tensor]) -> int:
@@ -254,7 +321,8 @@ class KeptStorages:
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Notes a saved tensor. The graph gets it detached: an output that saves itself would never be freed."""
-        copied = self._is_copy is not None and self._is_copy(tensor)
+        self.uncounted = self.uncounted or parts_of(tensor) is None
+        copied = self._is_copy is not None and tensor.layout is torch.strided and self._is_copy(tensor)
         found = self.not_owned((tensor,))
         (self._copies if copied else self.saved).update(found)
         self.tensors += bool(found)
@@ -266,6 +334,9 @@ class KeptStorages:
 
 
 def storage_identity(tensor: Tensor) -> int:
-    """The identity of a tensor's storage while the storage lives. Fake storages have no address, but they have this."""
-    identity: int = tensor.untyped_storage()._cdata
+    """The identity of a dense tensor's storage while the storage lives. Fake storages have no address, but have this.
+
+    Of a tensor without a storage of its own: the tensor's identity.
+    """
+    identity: int = tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
     return identity

@@ -4,6 +4,7 @@ torchrun's own agent starts one profiling process for each device. Where process
 cause among them.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from worker_agent.models.spec import parse_spec
 from worker_agent.profiler.job import OnProgress, ProfileDirectory, ProfileJob, following, write_job
 from worker_agent.profiler.results import RankFigures, cluster_of, profile_of, read_figures
 
+_log = logging.getLogger(__name__)
+
 
 def measure(job: ProfileJob, on_progress: OnProgress) -> tuple[Profile, Cluster]:
     """Profiles on all the job's devices at once: the figures include what the devices take from each other.
@@ -45,6 +48,10 @@ def measure(job: ProfileJob, on_progress: OnProgress) -> tuple[Profile, Cluster]
         shutil.rmtree(directory.root)
         raise
     shutil.rmtree(directory.root)
+    names = ranks[0].block_names
+    for index, name in enumerate(names):
+        if any(size[index].uncounted for figures in ranks for size in figures.sizes):
+            _log.warning("block %d (%s) keeps bytes that cannot be counted: the profile is without them", index, name)
     return profile_of(job, ranks), cluster_of(ranks)
 
 

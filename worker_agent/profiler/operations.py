@@ -27,6 +27,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from pipeplan.errors import InvalidInputError, PipeplanError
 from worker_agent.models.fused import rms_norm
 from worker_agent.models.spec import UserCodeError, described
+from worker_agent.models.values import is_dense, parts_of
 from worker_agent.profiler.block_memory import storage_identity
 
 aten = torch.ops.aten
@@ -309,4 +310,6 @@ def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    """The dense tensors in a value, and the parts of others."""
+    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [part for leaf in leaves for part in ((leaf,) if is_dense(leaf) else parts_of(leaf) or ())]

@@ -25,7 +25,8 @@ from worker_agent.profiler.series import rounds_s, standard_error
 class BlockFigures:
     """One block at one microbatch size on one device: seconds of each round, and bytes.
 
-    `defers`: whether anything of its backward was left to p2. `split_forward_s` is the forward before such a backward.
+    `uncounted`: its graph keeps more bytes, which nobody can count. `defers`: whether anything of its backward was left
+    to p2. `split_forward_s` is the forward before such a backward.
     """
 
     forward_s: tuple[float, ...]
@@ -48,6 +49,7 @@ class BlockFigures:
     graph_bytes: int = 0
     workspace_bytes: int
     cast_bytes: int = 0
+    uncounted: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 

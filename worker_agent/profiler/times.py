@@ -29,7 +29,7 @@ from worker_agent.engine.graphs import calls_bytes
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.models.spec import user_code
-from worker_agent.models.values import Value, as_values, carries_gradient
+from worker_agent.models.values import Value, as_values, carries_gradient, parts_of
 from worker_agent.profiler.autocast import Autocast, entering
 
 T = TypeVar("T", bound=Tensor)
@@ -285,7 +285,8 @@ def _split_round(
     pass_backward(pass_forward(blocks, loss, *microbatch, split, autocast), split, autocast)
     device, kept_bytes = as_values(microbatch[0])[0].device, []
     for block, one in zip(blocks, splits, strict=True):
-        owned = {t.untyped_storage().data_ptr() for t in (*block.parameters(), *block.buffers())}
+        own = [part for t in (*block.parameters(), *block.buffers()) for part in parts_of(t) or ()]
+        owned = {part.untyped_storage().data_ptr() for part in own}
         storages = {address: size for call in one.deferred for address, size in call.storages().items()}
         tensors_bytes = sum(size for address, size in storages.items() if address not in owned)
         kept_bytes.append(tensors_bytes + calls_bytes(len(one.deferred), device))

@@ -1,7 +1,8 @@
 """Checkpoints: every stage writes its own files, without coordination (PipeDream 2018, section 4).
 
 checkpoints/step-20/
-    stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model
+    stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model; of one
+                                 that is not dense the parts, as name/0, name/1, ...
     stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
     stage-0.json, manifest.json  which of these files are whole (`manifest`)
 """
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, RunFailedError
 from worker_agent.engine.weights import Weights
+from worker_agent.models.values import is_dense, parts_of
 from worker_agent.runtime.job import LossScale
 from worker_agent.runtime.manifest import Manifest, commit, seal, stage_files, step_directory
 
@@ -78,7 +80,7 @@ def save_stage(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _save(directory / state_file, state, metadata)
-        _save(directory / weight_file, weights.version_tensors(newest) | dict(buffers), metadata)
+        _save(directory / weight_file, weights.version_tensors(newest) | _parts(buffers), metadata)
         seal(directory, manifest, stage)
     except (OSError, SafetensorError) as error:
         raise RunFailedError(f"cannot write the checkpoint {directory}, earlier ones are kept: {error}") from error
@@ -97,7 +99,8 @@ def load_stage(
         raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
 
     # The checkpoint must hold the model's tensors, with their shapes and types.
-    own = {slot.name: slot.parameter for slot in weights.slots} | dict(buffers)
+    untrained = _parts(buffers)
+    own = {slot.name: slot.parameter for slot in weights.slots} | untrained
     rule = "must be of the model that wrote the checkpoint"
     for name in sorted(own.keys() ^ newest.keys()):
         where = "the checkpoint" if name in newest else "the model"
@@ -115,8 +118,17 @@ def load_stage(
     if loss_scale:
         loss_scale.load(_under("loss_scale/", state))
     with torch.no_grad():
-        for name, buffer in buffers.items():
+        for name, buffer in untrained.items():
             buffer.copy_(newest[name])
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by name, those that are not dense in parts, which lie in the same memory."""
+    named: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        parts = (tensor,) if is_dense(tensor) else parts_of(tensor) or ()
+        named |= {name if part is tensor else f"{name}/{i}": part for i, part in enumerate(parts)}
+    return named
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ from worker_agent.runtime.mail import Mail
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
-from worker_agent.runtime.stage_memory import Tensors
+from worker_agent.runtime.stage_memory import Tensors, most_known, total_known
 
 Feed = Callable[[int], Any]
 """A microbatch's inputs, or its targets, by its number; the first and the last stage have one."""
@@ -100,7 +100,7 @@ class Executor:
         self._outgoing: dict[int, Tensors] = {}
         self._outgoing_gradients: dict[int, Tensors] = {}
         self._losses: list[Tensor] = []
-        self._most_bytes = 0
+        self._most_bytes: int | None = 0
         self._retiring = retirements(stream.instructions)
         self._before: Executor | None = None
         self._after: Executor | None = None
@@ -248,25 +248,25 @@ class Executor:
             self._gathers = self._early = False
         return torch.stack(losses).mean() if losses else None
 
-    def held_bytes(self) -> int:
+    def held_bytes(self) -> int | None:
         """Bytes of weight versions, gradients and optimizer states, and of the tensors that microbatches keep.
 
-        A microbatch keeps everything, only its input, or the tensors for p2.
+        A microbatch keeps everything, only its input, or the tensors for p2. None where not all can be counted.
 
         p2 is the second half of a split backward (`BackwardWeight`). After a backward by block the result is the most
         that was held while it ran. Ask after every instruction except transfers.
         """
         most_bytes, self._most_bytes = self._most_bytes, 0
-        return max(most_bytes, self._held_now())
+        return most_known((most_bytes, self._held_now()))
 
-    def _held_now(self) -> int:
+    def _held_now(self) -> int | None:
         weights = self._weights
         sets = len(self._exchanged) + self._gathers
         further = max(sets - 1, 0)  # in the exchange they have the weights' dtypes
         own_bytes = self._made_by_p1_bytes() if self._early else weights.gradient_bytes
         gradients = min(sets, 1) * own_bytes + further * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
-        return fixed + weights.live_bytes + self._stage.memory.held_bytes()
+        return total_known((fixed, weights.live_bytes, self._stage.memory.held_bytes()))
 
     def _made_by_p1_bytes(self) -> int:
         """The bytes of the gradients that p1 has made, while p2 has made none. They are counted once."""
@@ -282,12 +282,12 @@ def run_together(executors: Sequence[Executor], instructions: Sequence[Instructi
     When it returns, the last messages may still be on their way: `Mail.flush` waits for them.
     """
     hooks, recorder = executors[0]._hooks, executors[0]._recorder
-    held_bytes = 0
+    held_bytes: int | None = 0
     with keeping_casts() if any(executor._stage.autocasts for executor in executors) else nullcontext():
         for index, instruction in enumerate(instructions):
             hooks.on_instruction(index, instruction)
             recorder.begin()
             executors[instruction.chunk].step(instruction)
             if index == 0 or not is_transfer(instruction):  # a transfer changes no held bytes
-                held_bytes = sum(executor.held_bytes() for executor in executors)
+                held_bytes = total_known(executor.held_bytes() for executor in executors)
             recorder.end(instruction, held_bytes)

@@ -23,13 +23,13 @@ from worker_agent.engine.cores import shares_of_others
 from worker_agent.engine.results import RankResult
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.recorder import Spent
-from worker_agent.runtime.status import StatusWriter
+from worker_agent.runtime.status import UNKNOWN_BYTES, StatusWriter
 
 _ROW = np.dtype([("end_s", "<f8"), ("busy_s", "<f8"), ("loss", "<f8"), ("memory_bytes", "<i8")])
 
 Rows = NDArray[np.void]
 """A row a batch: its end since the run's start, seconds of compute in it, its loss (NaN where the rank does
-not compute it), and the most bytes held in it."""
+not compute it), and the most bytes held in it (or UNKNOWN_BYTES)."""
 
 
 PARTS, BATCHES_A_PART = 8, 3
@@ -60,7 +60,10 @@ class BatchLog:
         self._file.write(row.tobytes())
         self._next += 1
         self._busy_s += spent.busy_s
-        self._peak_memory_bytes = max(self._peak_memory_bytes, spent.peak_memory_bytes)
+        if UNKNOWN_BYTES in (self._peak_memory_bytes, spent.peak_memory_bytes):
+            self._peak_memory_bytes = UNKNOWN_BYTES
+        else:
+            self._peak_memory_bytes = max(self._peak_memory_bytes, spent.peak_memory_bytes)
         self._status.measured(
             self._next - self._first,
             end_s=spent.end_s,
@@ -79,9 +82,9 @@ class BatchLog:
         return self._busy_s
 
     @property
-    def peak_memory_bytes(self) -> int:
-        """The most bytes held in any batch."""
-        return self._peak_memory_bytes
+    def peak_memory_bytes(self) -> int | None:
+        """The most bytes held in any batch; None where not all can be counted."""
+        return None if self._peak_memory_bytes == UNKNOWN_BYTES else self._peak_memory_bytes
 
 
 def deferred_share(lane: Lane, *, defers: bool) -> float | None:
@@ -248,6 +251,7 @@ class StepRows:
     def write(self, path: Path, *, before: Path) -> None:
         """One line for each step: its loss, its end, its samples a second, and by rank compute and memory.
 
+        Bytes that cannot be counted leave their cell empty.
         A resumed run begins with the lines of `before`: the folder's steps up to its checkpoint.
         """
         last_s = 0.0
@@ -268,7 +272,8 @@ class StepRows:
                 step = self.job.first_step + index + 1
                 head = [step, self.losses[index], end_s, rate]
                 last_s = end_s
-                writer.writerow(head + [row["busy_s"] for row in rows] + [row["memory_bytes"] for row in rows])
+                held = ["" if row["memory_bytes"] == UNKNOWN_BYTES else row["memory_bytes"] for row in rows]
+                writer.writerow(head + [row["busy_s"] for row in rows] + held)
 
 
 def rows_of_attempt(earlier: RunJob, step: int) -> StepRows | None:

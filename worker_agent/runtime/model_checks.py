@@ -16,6 +16,7 @@ from pipeplan.costs.tied import copied_bytes
 from pipeplan.errors import require
 from worker_agent.engine.weights import Weights
 from worker_agent.models.chain import Chain
+from worker_agent.models.values import parts_of
 from worker_agent.runtime.among_stages import Part, TiedGroups
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.module_state import Noted
@@ -89,10 +90,7 @@ def _weights_of(copy: Copy) -> list[tuple[str, Tensor]]:
 def _require_same(named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup) -> None:
     if not named:
         return
-    bits = []  # sums of them as integers: equal for equal weights, and hardly ever for others
-    for _, weight in named:
-        plain = torch.view_as_real(weight.detach()) if weight.is_complex() else weight.detach()
-        bits.append(plain.contiguous().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+    bits = [_bits(weight.detach()) for _, weight in named]
     most = torch.stack(bits)
     least = most.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN, group=group)
@@ -100,3 +98,12 @@ def _require_same(named: Sequence[tuple[str, Tensor]], group: dist.ProcessGroup)
     differs = (least != most).nonzero().flatten().tolist()
     rule = "must give a weight the same values in every process: random numbers from torch, numpy.random or random"
     require(not differs, "model", rule, named[differs[0]][0] if differs else None)
+
+
+def _bits(weight: Tensor) -> Tensor:
+    """The sum of its bits as whole numbers: equal for equal weights, and hardly ever for others."""
+    sums = [torch.zeros((), dtype=torch.int64, device=weight.device if weight.device.type != "meta" else "cpu")]
+    for part in parts_of(weight) or ():
+        plain = part.int_repr() if part.is_quantized else torch.view_as_real(part) if part.is_complex() else part
+        sums.append(plain.contiguous().view(_INTEGERS[plain.element_size()]).sum(dtype=torch.int64))
+    return torch.stack(sums).sum()

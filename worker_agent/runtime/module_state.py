@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from worker_agent.models.values import parts_of
+
 Snapshot = tuple[Tensor | None, ...]
 """What the buffers were at one moment, in their order."""
 
@@ -63,8 +65,16 @@ class _Copied:
         if self.buffer is not buffer or self.version != buffer._version or self.silent:
             return False
         if self.silent is None:
-            self.silent = not torch.equal(self.copy, buffer)
+            self.silent = not _equal(self.copy, buffer)
         return not self.silent
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same; not if torch cannot tell their parts."""
+    parts, others = parts_of(one), parts_of(other)
+    if parts is None or others is None or len(parts) != len(others):
+        return False
+    return all(torch.equal(each, beside) for each, beside in zip(parts, others, strict=True))
 
 
 class Buffers:
@@ -143,6 +153,10 @@ class _Moments:
         self.means = self.means + apart * self._by_channel(shares)
         self.squares = self.squares + new_squares + apart.square() * self._by_channel(between)
         self.counts = totals
+        self.forget()
+
+    def forget(self) -> None:
+        """Empties the statistics in `lent`."""
         self._written.data.zero_()
 
     def merge(self, group: dist.ProcessGroup) -> None:
@@ -187,6 +201,18 @@ class MinibatchStatistics:
                 norm.register_forward_hook(self._give_back)
         self._moments = [_Moments(own, *kind) for kind, own in norms.items()]
         self.lent = {norm: lent for moments in self._moments for norm, lent in moments.lent.items()}
+
+    def settle(self) -> None:
+        """Collects what earlier forwards have recorded, to `undo` the next one alone."""
+        self._take()
+
+    def undo(self) -> None:
+        """Forgets the records of a forward that did not end."""
+        for norm in tuple(self._own):
+            _set(norm, *self._own.pop(norm))
+        self._noted.clear()
+        for moments in self._moments:
+            moments.forget()
 
     @contextmanager
     def noting(self) -> Iterator[None]:
@@ -245,6 +271,31 @@ class MinibatchStatistics:
         for moments in self._moments:
             moments.take(self._noted)
         self._noted.clear()
+
+
+class Before:
+    """Buffers, statistics and inputs as they are before a forward: it can be undone, and run once more."""
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], inputs: Sequence[Tensor], statistics: MinibatchStatistics | None
+    ) -> None:
+        self._statistics = statistics
+        if statistics:
+            statistics.settle()
+        modules = dict.fromkeys(module for block in blocks for module in block.modules())
+        own = [(module._buffers, name, b) for module in modules for name, b in module._buffers.items()]
+        self._places = [(buffers, name, b) for buffers, name, b in own if b is not None and parts_of(b)]
+        self._copies = {id(b): b.detach().clone() for _, _, b in self._places}
+        self._inputs = [(t, t.detach().clone()) for t in inputs]
+
+    def restore(self) -> None:
+        """Undoes the forward."""
+        if self._statistics:
+            self._statistics.undo()
+        for buffers, name, buffer in self._places:
+            buffers[name] = self._copies[id(buffer)]
+        for tensor, copy in self._inputs:
+            tensor.data.copy_(copy)
 
 
 def _set(norm: _BatchNorm, buffers: dict[str, Tensor | None], momentum: float | None) -> None:

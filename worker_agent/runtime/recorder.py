@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from pipeplan.programs.instructions import Checkpoint, Instruction, is_compute
 from pipeplan.programs.timeline import Lane
 from worker_agent.engine.clocks import RunClock
+from worker_agent.runtime.status import UNKNOWN_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """A batch's figures: its end, its seconds of compute, and the bytes held, at most and at the end."""
+    """A batch's figures: its end, its seconds of compute, and the bytes held, at most and at the end.
+
+    Bytes that cannot be counted are UNKNOWN_BYTES, here and wherever a batch's figures are kept.
+    """
 
     end_s: float
     busy_s: float
@@ -44,7 +48,7 @@ class _Kept:
         return Spent(
             end_s=self.seconds[-1],
             busy_s=sum(end_s - start_s for instruction, start_s, end_s in spans if is_compute(instruction)),
-            peak_memory_bytes=max(self.memory_bytes),
+            peak_memory_bytes=UNKNOWN_BYTES if UNKNOWN_BYTES in self.memory_bytes else max(self.memory_bytes),
             memory_bytes=self.memory_bytes[-1],
         )
 
@@ -88,14 +92,14 @@ class Recorder:
             self._began_s = self._processor_now()
         self._clock.mark()
 
-    def end(self, instruction: Instruction, memory_bytes: int) -> None:
-        """Records that the instruction is done, and the bytes now held."""
+    def end(self, instruction: Instruction, memory_bytes: int | None) -> None:
+        """Records that the instruction is done, and the bytes now held; None: they cannot be counted."""
         self._clock.mark()
         if self._processor_now is not None and is_compute(instruction):
             self._processor_s += self._processor_now() - self._began_s
         batch = self._open
         batch.instructions.append(instruction)
-        batch.memory_bytes.append(memory_bytes)
+        batch.memory_bytes.append(UNKNOWN_BYTES if memory_bytes is None else memory_bytes)
         if self._closes(instruction):
             if len(self._by_batch_s) < PROCESSOR_BATCHES:
                 self._by_batch_s.append(self._processor_s)
@@ -109,12 +113,14 @@ class Recorder:
     def lane(self, *, rank: int, stage: int, replica: int) -> Lane:
         """Everything recorded. What comes after the last batch, such as a checkpoint, counts as part of it.
 
+        It has bytes only if they could be counted after every instruction.
         Times are in whole nanoseconds: no clock is finer, and more digits would only take room.
         """
         while self._unread:
             self._read_oldest()
         batches = [*self._first, *self._last, self._read(self._open)]
         seconds = [round(moment_s, 9) for batch in batches for moment_s in batch.seconds]
+        memory_bytes = tuple(held for batch in batches for held in batch.memory_bytes)
         return Lane(
             rank=rank,
             stage=stage,
@@ -122,7 +128,7 @@ class Recorder:
             instructions=tuple(one for batch in batches for one in batch.instructions),
             start_s=tuple(seconds[0::2]),
             end_s=tuple(seconds[1::2]),
-            memory_bytes=tuple(held for batch in batches for held in batch.memory_bytes),
+            memory_bytes=() if UNKNOWN_BYTES in memory_bytes else memory_bytes,
         )
 
     def finished(self) -> int:

@@ -266,11 +266,14 @@ class StageBlocks:
         return outputs
 
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
-        if self._split_backward:
-            copy_of = self._casts.copy_of if self._casts else None
-            kept.split = Split(self._parameters(), self._parametrizations, copy_of=copy_of)
-        with kept.splitting(deferring=False):
-            outputs = self.memory.keep_graph(microbatch, kept.inputs, lambda: self._run(microbatch, kept))
+        def run() -> Tensors:
+            if self._split_backward:
+                copy_of = self._casts.copy_of if self._casts else None
+                kept.split = Split(self._parameters(), self._parametrizations, copy_of=copy_of)
+            with kept.splitting(deferring=False):
+                return self._run(microbatch, kept)
+
+        outputs = self.memory.keep_graph(microbatch, kept.inputs, run)
         if self._own_weights:
             self._own_weights.require(outputs, self._title)
         graded = [t for t in outputs if carries_gradient(t)]

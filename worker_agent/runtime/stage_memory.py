@@ -1,8 +1,11 @@
 """Stage memory: counts the bytes that a stage's microbatches hold. It observes, and changes nothing that is computed.
 
-What a graph keeps is inspected once for inputs of each layout; later microbatches of that layout keep as much.
+What a graph keeps is inspected once for inputs of each layout; later microbatches of that layout keep as much. Of some
+tensors torch does not tell the memory (`models.values.parts_of`), and some forwards let nobody look at what they save:
+then the bytes are None, unknown.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -11,12 +14,38 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from worker_agent.engine.backward import Computed, Deferred
 from worker_agent.engine.casts import Casts
-from worker_agent.engine.graphs import calls_bytes, graph_bytes
+from worker_agent.engine.graphs import calls_bytes, graph_bytes, refuses_hooks
 from worker_agent.engine.notice import Layouts, layouts_of
-from worker_agent.models.values import carries_gradient
-from worker_agent.runtime.module_state import MinibatchStatistics
+from worker_agent.models.spec import UserCodeError
+from worker_agent.models.values import carries_gradient, parts_of
+from worker_agent.runtime.module_state import Before, MinibatchStatistics
 
 Tensors = tuple[Tensor, ...]
+
+_Kept = tuple[int | None, int]
+"""The bytes of the tensors that a microbatch keeps, and of its graph (`engine.graphs`)."""
+
+_log = logging.getLogger(__name__)
+
+
+def total_known(sizes: Iterable[int | None]) -> int | None:
+    """The sum; None if one is unknown."""
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def most_known(sizes: Iterable[int | None]) -> int | None:
+    """The largest; None if one is unknown."""
+    known: list[int] = []
+    for size in sizes:
+        if size is None:
+            return None
+        known.append(size)
+    return max(known)
 
 
 class StageMemory:
@@ -38,14 +67,15 @@ class StageMemory:
         self._device = device
         self._casts = casts
         self._statistics = statistics
-        self._by_layouts: dict[Layouts, int] = {}
+        self._by_layouts: dict[Layouts, _Kept] = {}
         self._deferred_by_layouts: dict[Layouts, int] = {}
-        self._kept_bytes: dict[int, int] = {}
+        self._kept: dict[int, _Kept] = {}
         self._deferred_bytes: dict[int, int] = {}
+        self._warned: set[str] = set()
 
     def keep_inputs(self, microbatch: int, inputs: Tensors) -> None:
         """The microbatch keeps its inputs alone."""
-        self._kept_bytes[microbatch] = sum(t.nbytes for t in inputs)
+        self._kept[microbatch] = sum(t.nbytes for t in inputs), 0
 
     def keep_graph(self, microbatch: int, inputs: Tensors, forward: Callable[[], Tensors]) -> Tensors:
         """Runs a forward that makes a graph, and returns its outputs. The microbatch keeps the graph.
@@ -56,9 +86,17 @@ class StageMemory:
         if layouts in self._by_layouts:
             outputs = forward()
         else:
-            outputs, self._by_layouts[layouts] = self._inspected(inputs, forward)
+            before = Before(self._blocks, inputs, self._statistics)
+            try:
+                outputs, self._by_layouts[layouts] = self._inspected(inputs, forward)
+            except UserCodeError as error:
+                if error.__cause__ is None or not refuses_hooks(error.__cause__):
+                    raise
+                self._warn("a block lets nobody look at what its graph saves")
+                before.restore()
+                outputs, self._by_layouts[layouts] = forward(), (None, 0)
         if any(carries_gradient(t) for t in outputs):
-            self._kept_bytes[microbatch] = self._by_layouts[layouts]
+            self._kept[microbatch] = self._by_layouts[layouts]
         else:
             self.keep_inputs(microbatch, inputs)
         return outputs
@@ -75,20 +113,26 @@ class StageMemory:
 
     def release(self, microbatch: int) -> None:
         """The backward of the microbatch takes what it kept."""
-        del self._kept_bytes[microbatch]
+        del self._kept[microbatch]
 
     def release_deferred(self, microbatches: Iterable[int]) -> None:
         """The microbatches' p2 is done."""
         for microbatch in microbatches:
             del self._deferred_bytes[microbatch]
 
-    def kept_bytes(self, microbatch: int) -> int:
+    def kept_bytes(self, microbatch: int) -> int | None:
         """The bytes that a microbatch keeps between its forward and its backward."""
-        return self._kept_bytes[microbatch]
+        return total_known(self._kept[microbatch])
 
-    def held_bytes(self) -> int:
+    def tensors_bytes(self, microbatch: int) -> int | None:
+        """The same without the graph itself: the bytes of the tensors that it keeps, or of the inputs."""
+        return self._kept[microbatch][0]
+
+    def held_bytes(self) -> int | None:
         """The bytes that all microbatches hold: graphs, kept inputs, p2's inputs, and autocast's copies."""
-        return sum(self._kept_bytes.values()) + sum(self._deferred_bytes.values()) + self.cast_bytes
+        return total_known(
+            (*map(total_known, self._kept.values()), sum(self._deferred_bytes.values()), self.cast_bytes)
+        )
 
     @property
     def cast_bytes(self) -> int:
@@ -99,26 +143,26 @@ class StageMemory:
         lent = self._statistics.lent.values() if self._statistics else ()
         owned = [t for block in self._blocks for t in (*block.parameters(), *block.buffers())]
         owned += [t for buffers in lent for t in buffers.values() if t is not None]
-        return {t.untyped_storage().data_ptr() for t in owned}
+        return {address for tensor in owned for address in _storages(parts_of(tensor) or ())}
 
-    def _inspected(self, inputs: Tensors, forward: Callable[[], Tensors]) -> tuple[Tensors, int]:
-        """The outputs of a forward, and the bytes of its graph and of the storages that it keeps.
-
-        Weights and copies of them are not among these.
-        """
+    def _inspected(self, inputs: Tensors, forward: Callable[[], Tensors]) -> tuple[Tensors, _Kept]:
+        """The outputs of a forward, and what it keeps without weights and copies of them."""
         owned = self._owned_storages()
         saved: dict[int, int] = {}
         copies: dict[int, int] = {}
-
-        counted = 0
+        counted, unknown = 0, False
 
         def pack(tensor: Tensor) -> Tensor:
-            nonlocal counted
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in owned:
-                counted += 1
-                shared = self._casts is not None and self._casts.holds(tensor)
-                (copies if shared else saved)[storage.data_ptr()] = storage.nbytes()
+            nonlocal counted, unknown
+            parts = parts_of(tensor)
+            if parts is None:
+                unknown = True
+                self._warn(f"a graph keeps a tensor of {tensor.layout} and class {type(tensor).__name__}")
+            own = [part for part in parts or () if not owned.issuperset(_storages((part,)))]
+            counted += bool(own)
+            for part in own:
+                shared = self._casts is not None and self._casts.holds(part)
+                (copies if shared else saved).update(_storages((part,)))
             return tensor.detach()
 
         for tensor in inputs:
@@ -128,7 +172,18 @@ class StageMemory:
         if self._casts:
             self._casts.found_bytes = max(self._casts.found_bytes, sum(copies.values()))
         own_bytes = graph_bytes(outputs, saved=counted - len(inputs), device=self._device)
-        return outputs, sum(saved.values()) + own_bytes
+        return outputs, (None if unknown else sum(saved.values()), own_bytes)
+
+    def _warn(self, why: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            _log.warning("the bytes that this rank holds are unknown: %s", why)
+
+
+def _storages(parts: Iterable[Tensor]) -> dict[int, int]:
+    """The bytes of dense tensors' storages by address; fake tensors have none."""
+    storages = [part.untyped_storage() for part in parts]
+    return {each.data_ptr(): each.nbytes() for each in storages if each.device.type != "meta"}
 
 
 class ByBlockMemory:
@@ -140,7 +195,7 @@ class ByBlockMemory:
         self._parts = tuple(parts)
         self._inputs: dict[int, dict[int, int]] = {}
         self._until_block_bytes: dict[int, list[int]] = {}
-        self._most_bytes = 0
+        self._most_bytes: int | None = 0
 
     def keep_inputs(self, microbatch: int, inputs: Tensors) -> None:
         """The microbatch keeps the inputs of the next block. A tensor that a block only passes on is kept once."""
@@ -150,20 +205,21 @@ class ByBlockMemory:
 
     def note_backward(self, microbatch: int, block: int) -> None:
         """The backward of a block is about to run: its graph is there, and the inputs of the blocks before it."""
-        own_bytes = self._parts[block].kept_bytes(microbatch)
-        own_bytes += self._until_block_bytes[microbatch][block - 1] if block else 0
+        before_bytes = self._until_block_bytes[microbatch][block - 1] if block else 0
         others_bytes = sum(sums[-1] for k, sums in self._until_block_bytes.items() if k != microbatch)
-        self._most_bytes = max(self._most_bytes, others_bytes + own_bytes)
+        now_bytes = total_known((self._parts[block].kept_bytes(microbatch), before_bytes, others_bytes))
+        self._most_bytes = most_known((self._most_bytes, now_bytes))
 
     def release(self, microbatch: int) -> None:
         """The backward of the microbatch is done."""
         del self._inputs[microbatch], self._until_block_bytes[microbatch]
 
-    def held_bytes(self) -> int:
+    def held_bytes(self) -> int | None:
         """The bytes that all microbatches hold, and autocast's copies: now, or in the backward just ended.
 
         A backward frees what it makes, so its maximum counts, once.
         """
         most_bytes, self._most_bytes = self._most_bytes, 0
         now_bytes = sum(sums[-1] for sums in self._until_block_bytes.values())
-        return max(most_bytes, now_bytes) + sum(part.cast_bytes for part in self._parts)
+        cast_bytes = sum(part.cast_bytes for part in self._parts)
+        return total_known((most_known((most_bytes, now_bytes)), cast_bytes))

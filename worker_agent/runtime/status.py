@@ -55,6 +55,9 @@ all others (`MEETING`); after the last one (`ENDING`)."""
 EVERYTHING = 2**63 - 1
 """The number of finished instructions of a device that finishes its work at once."""
 
+UNKNOWN_BYTES = -1
+"""Stands for bytes held of which not all can be counted."""
+
 
 class Activity(IntEnum):
     """A rank's activity at an instruction: its own work, or a wait."""
@@ -100,10 +103,10 @@ class Status:
     """Seconds of compute in these."""
 
     memory_bytes: int = 0
-    """Bytes held at the end of the last of these."""
+    """Bytes held at the end of the last of these; UNKNOWN_BYTES where not all can be counted."""
 
     peak_memory_bytes: int = 0
-    """The most bytes held."""
+    """The most bytes held; UNKNOWN_BYTES where not all can be counted."""
 
     activity: int = Activity.OWN
     """What the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`)."""

@@ -10,7 +10,7 @@ from statistics import fmean
 from pipeplan.schedules.registry import schedule_named
 from worker_agent.engine.processes import polling
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.status import Status, read_status
+from worker_agent.runtime.status import UNKNOWN_BYTES, Status, read_status
 
 _INTERVAL_S = 0.2
 
@@ -25,8 +25,8 @@ class RunProgress:
     """How far a run is: steps done of all, including those before a resumed checkpoint, and the newest one's loss.
 
     `samples_per_s` and `bubble_fraction` are of the last seconds; the latter is the share of the ranks' time without
-    compute (None before a batch is measured). `peak_memory_bytes` is the most that any rank has held so far,
-    `memory_rank` that rank.
+    compute (None before a batch is measured). `peak_memory_bytes` is the most that any rank has held so far (None: of
+    one it is unknown), `memory_rank` that rank.
     """
 
     done: int
@@ -34,7 +34,7 @@ class RunProgress:
     loss: float
     samples_per_s: float | None
     bubble_fraction: float | None
-    peak_memory_bytes: int
+    peak_memory_bytes: int | None
     memory_rank: int
     left_s: float | None
 
@@ -82,7 +82,8 @@ class Watcher:
         rate = None
         if last.end_s > first.end_s:
             rate = (last.batches - first.batches) * self._job.plan.batch_size / (last.end_s - first.end_s)
-        rank = max(statuses, key=lambda rank: (statuses[rank].peak_memory_bytes, -rank))
+        peaks_bytes = {rank: status.peak_memory_bytes for rank, status in statuses.items()}
+        rank = max(peaks_bytes, key=lambda rank: (peaks_bytes[rank], -rank))
         left = (self._job.steps - self._done) * self._job.plan.batch_size
         return RunProgress(
             done=self._done,
@@ -90,7 +91,7 @@ class Watcher:
             loss=followed.loss,
             samples_per_s=rate,
             bubble_fraction=self._bubble_fraction(),
-            peak_memory_bytes=statuses[rank].peak_memory_bytes,
+            peak_memory_bytes=None if UNKNOWN_BYTES in peaks_bytes.values() else peaks_bytes[rank],
             memory_rank=rank,
             left_s=left / rate if rate else None,
         )

@@ -19,14 +19,15 @@ const HEADS = { F: 0, R: 1, B: 2, I: 3, W: 4, G: 5, S: 5, T: 6, N: 7, U: 8, C: 9
 const OF_MICROBATCHES = 4; // The kinds up to this one have microbatches; the others but transfers have a version.
 const FIRST_TRANSFER = 10;
 
-// The lanes, each with its events as columns. `drawn` are the places of the events that take time.
+// The lanes, each with its events as columns. `drawn` are the places of the events that take time. `held` is null where
+// the bytes are unknown.
 export function unpacked(columns) {
   const kinds = columns.words.map(([head]) => HEADS[head]);
   const lanes = columns.lanes.map((packed) => {
     const count = packed.words.length;
     const lane = {
       rank: packed.rank, stage: packed.stage, replica: packed.replica, words: packed.words,
-      kind: new Uint8Array(count), number: new Int32Array(count), held: new Float64Array(count),
+      kind: new Uint8Array(count), number: new Int32Array(count), held: packed.held.length < count ? null : new Float64Array(count),
       start: new Float64Array(count), end: new Float64Array(count),
     };
     const last = {};
@@ -41,12 +42,14 @@ export function unpacked(columns) {
       lane.start[i] = ticks * columns.tick_s;
       ticks += packed.durations[i];
       lane.end[i] = ticks * columns.tick_s;
-      held += packed.held[i];
-      lane.held[i] = held;
+      if (lane.held) {
+        held += packed.held[i];
+        lane.held[i] = held;
+      }
       if (packed.durations[i] > 0) drawn.push(i);
     }
     lane.drawn = Uint32Array.from(drawn);
-    lane.most = lane.held.reduce((most, each) => Math.max(most, each), 0);
+    lane.most = (lane.held ?? []).reduce((most, each) => Math.max(most, each), 0);
     return lane;
   });
   const span = Math.max(0, ...lanes.map((lane) => lane.end[lane.end.length - 1] ?? 0));
@@ -95,7 +98,7 @@ export function sentence(timeline, lane, i) {
   }
   const [start, end] = [lane.start[i], lane.end[i]];
   return `Rank ${lane.rank}, ${textOf(timeline, lane, i)}: ${what}; ${seconds(end - start)}, from ${moment(start)} ` +
-    `to ${moment(end)}; then holds ${size(lane.held[i])}`;
+    `to ${moment(end)}; ${lane.held ? `then holds ${size(lane.held[i])}` : "what it then holds is unknown"}`;
 }
 
 // The place in another timeline of the same instruction of a lane; null where that does not have it.

@@ -414,6 +414,7 @@ class View {
   // A line of steps: in each column of points from the least to the most that is held in it. A rank holds its states
   // from the start: before its first instruction is done, the line is where that leaves it.
   drawLine(pixels, lane, y, colour, thick) {
+    if (!lane.held) return;
     let [column, low, high, last] = [0, Infinity, -Infinity, lane.held[0] ?? 0];
     const flush = (next) => {
       pixels.fill(column, column + thick, y(high), y(low) + thick, colour);

@@ -143,6 +143,30 @@ def test_the_whole_comes_back_as_it_was_sent(context: Context, run_id: str, resu
     assert runs.get(context, run_id).report == result.report
 
 
+def test_bytes_that_a_worker_could_not_count_stay_unknown(http: TestClient, context: Context) -> None:
+    small = run_result(plans.get(context, store_plan(context)))
+    first, *others = small.timeline.lanes
+    stage, *stages = small.report.stages
+    rank, *ranks = small.report.ranks
+    report = replace(
+        small.report,
+        stages=(replace(stage, peak_memory_bytes=None), *stages),
+        ranks=(replace(rank, peak_memory_bytes=None), *ranks),
+    )
+    timeline = replace(small.timeline, lanes=(replace(first, memory_bytes=()), *others))
+    run_id = _finished(context, RunResult(report=report, timeline=timeline))
+    assert runs.timeline(context, run_id) == timeline
+    assert runs.get(context, run_id).report == report
+    assert http.get(f"/runs/{run_id}").text.count(">unknown<") == 2
+    window = http.get(f"/v1/runs/{run_id}/timeline", params={"start": 0.0, "stop": 1e6}).json()
+    assert window["lanes"][0]["instructions"]
+    assert window["lanes"][0]["memory_bytes"] == []
+    columns = http.get(f"/v1/runs/{run_id}/timeline/columns").json()["measured"]["lanes"]
+    assert [bool(lane["held"]) for lane in columns] == [False, *(True for _ in others)]
+    for path in ("trace", "charts/timeline.svg", "charts/timeline.csv"):
+        assert http.get(f"/v1/runs/{run_id}/{path}").status_code == 200
+
+
 @pytest.mark.each_case
 @pytest.mark.parametrize(("start", "stop"), [(0, 0.5), (50.0, 51.0), (77.7, None), (None, 0.02), (1e6, 2e6), (-5, 0)])
 def test_a_window_holds_what_has_a_share_in_it(

@@ -68,7 +68,9 @@ def test_a_stage_of_the_runtime_holds_the_same() -> None:
     graphs_bytes = (
         first.graph_bytes + second.graph_bytes - 2 * NODE_BYTES
     )  # the sum, and a stage's view of the second's input
-    assert stage.held_bytes() == first.activation_bytes + second.activation_bytes + second.cast_bytes + graphs_bytes
+    assert (
+        stage.memory.held_bytes() == first.activation_bytes + second.activation_bytes + second.cast_bytes + graphs_bytes
+    )
 
 
 def test_rounds_share_a_weights_copy_as_a_versions_microbatches_do() -> None:

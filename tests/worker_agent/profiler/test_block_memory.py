@@ -97,7 +97,7 @@ def test_a_forward_whose_backward_is_split_is_profiled_as_it_runs() -> None:
         for parameter in trained_in([block]):
             parameter.grad = None
         outputs = stage.forward(1, tuple(t.detach().requires_grad_(carries_gradient(t)) for t in inputs))
-        assert stage.kept[1].held_bytes == split.split_activation_bytes
+        assert stage.memory.tensors_bytes(1) == split.split_activation_bytes
         stage.backward(1, tuple(torch.ones_like(t) for t in outputs if carries_gradient(t)))
         made = [parameter.grad for parameter in trained_in([block])]
         assert sum(gradient.nbytes for gradient in made if gradient is not None) == split.split_gradient_bytes

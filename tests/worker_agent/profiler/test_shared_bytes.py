@@ -125,6 +125,11 @@ def sent_besides_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> in
     return sum(t.nbytes for t in sent if t.untyped_storage().data_ptr() not in kept)
 
 
+def known(size_bytes: int | None) -> int:
+    assert size_bytes is not None
+    return size_bytes
+
+
 def ran_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
     """What the stage of these blocks keeps of a microbatch that it has received."""
     received = received_by(blocks, start)
@@ -133,7 +138,7 @@ def ran_bytes(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
         blocks[start:stop], first_block=start, criterion=mean if last else None, recompute=False, seed=0, device=CPU
     )
     stage.forward(0, received, torch.zeros(ROWS, WIDTH))
-    return stage.kept[0].held_bytes
+    return known(stage.memory.tensors_bytes(0))
 
 
 def inputs_kept(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
@@ -143,7 +148,7 @@ def inputs_kept(blocks: Sequence[nn.Module], start: int, stop: int) -> int:
     held = []
     for microbatch in range(2):  # the first one is copied, to find changes in place
         stage.forward(microbatch, received_by(blocks, start), torch.zeros(ROWS, WIDTH))
-        held.append(stage.held_bytes())
+        held.append(known(stage.memory.held_bytes()))
     return held[1] - held[0]
 
 

@@ -116,6 +116,8 @@ def test_what_a_rank_holds_is_what_its_plan_says(
         compared = [pair for pair in pairs[first:] if isinstance(pair[0].instruction, Forward | Backward)]
         for event, predicted in compared:
             within = row_bytes if isinstance(event.instruction, Backward) else 0
+            assert predicted.memory_bytes is not None
+            assert event.memory_bytes is not None
             assert predicted.memory_bytes - within <= event.memory_bytes <= predicted.memory_bytes
-        peak_bytes = max(event.memory_bytes for event, _ in compared)
+        peak_bytes = max(event.memory_bytes or 0 for event, _ in compared)
         assert lane.peak_memory_bytes - row_bytes <= peak_bytes <= lane.peak_memory_bytes

@@ -299,6 +299,7 @@ def test_what_blocks_only_pass_on_is_held_once() -> None:
     for k in (1, 2):
         stage.forward(k, (torch.ones(3, 4, dtype=torch.float64, requires_grad=True),))
     both = stage.memory.held_bytes()
+    assert both is not None
     stage.backward(1, (torch.ones(3, 4, dtype=torch.float64),))
     stage.memory.held_bytes()
     # Four numbers a row: the input, x before each residual block and after the last, a mask; and four token numbers. In
