@@ -101,7 +101,7 @@ class RunQuery(ListQuery):
 
 
 class Losses(WireModel):
-    """A run's losses, one for each step; the first is that of `first_step`."""
+    """A run's losses, one for each step, those of earlier attempts too; the first is that of `first_step`."""
 
     run_id: str
     first_step: int
@@ -118,8 +118,26 @@ class OverlayColumns:
     __pydantic_config__: ClassVar = STRICT
 
 
+def has_steps(folder: Path) -> bool:
+    """Whether the report in a run's folder is of a run that has done steps, or cannot be read."""
+    found = _state(folder / REPORT)
+    return (folder / REPORT).exists() and (found.get("state", "succeeded") == "succeeded" or found.get("step") != 0)
+
+
+def _state(report: Path) -> dict[str, Any]:
+    """A report as it is; empty for what is none. Earlier releases wrote one only of a run that has succeeded."""
+    try:
+        found = json.loads(read_text(report))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_run(folder: Path) -> MeasuredRun:
     """The run in a folder that `pipeplan-agent run` wrote. Raises InvalidInputError, which names the file."""
+    found = _state(folder / REPORT) if (folder / REPORT).is_file() else {}
+    rule = f"must be the folder of a run that has succeeded, and this one is {found.get('state')}: {found.get('error')}"
+    require(found.get("state", "succeeded") == "succeeded", "run", rule, str(folder))
     for name in (PLAN, TIMELINE, REPORT):
         rule = f"must be the folder of a run, with {PLAN}, {TIMELINE} and {REPORT}: there is no {name}"
         require((folder / name).is_file(), "run", rule, str(folder))
@@ -127,7 +145,7 @@ def read_run(folder: Path) -> MeasuredRun:
         plan, timeline = read(Plan, folder / PLAN), read(TimelineDocument, folder / TIMELINE).timeline()
         report = folder / REPORT
         try:
-            ranks = [parse(RankReport, rank) for rank in json.loads(read_text(report))["ranks"]]
+            ranks = [parse(RankReport, rank) for rank in found["ranks"]]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInputError(str(report), "must be the report of a run", str(error)) from error
         ranks.sort(key=lambda rank: rank.rank)

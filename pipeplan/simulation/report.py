@@ -129,7 +129,8 @@ class Repredicted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """What a run measured. `losses` has one entry a step, from `first_step` on.
+    """What a run measured. `losses` has one entry a step, from `first_step` on. `earlier_losses` are those of the steps
+    before, which other starts of the run have done, as far back as they are known.
 
     `repredicted` is None of runs with fewer than three batches.
     """
@@ -146,6 +147,7 @@ class RunReport:
     ranks: tuple[RankReport, ...]
     missed: Missed | None = None
     repredicted: Repredicted | None = None
+    earlier_losses: tuple[float, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -154,10 +156,17 @@ class RunReport:
         require_count("first_step", self.first_step, at_least=0)
         require_count("steps", self.steps)
         require_count("batch_size", self.batch_size)
+        rule = f"must be at most {self.first_step}, as many as the steps before first_step"
+        require(len(self.earlier_losses) <= self.first_step, "earlier_losses", rule, len(self.earlier_losses))
         require_amount("elapsed_s", self.elapsed_s)
         rate = self.throughput_samples_per_s
         require_amount("throughput_samples_per_s.predicted", rate.predicted, positive=True)
         require_amount("throughput_samples_per_s.measured", rate.measured)
+
+    @property
+    def first_loss_step(self) -> int:
+        """The first step whose loss is known."""
+        return self.first_step - len(self.earlier_losses)
 
 
 def compare_stages(predicted: Played, measured: Played) -> tuple[StageReport, ...]:

@@ -33,10 +33,11 @@ class LossChart:
 
 def loss_chart(report: RunReport) -> LossChart | None:
     """The chart; None if there are too few points for a line."""
-    if len(report.losses) < 2:
+    known = (*report.earlier_losses, *report.losses)
+    if len(known) < 2:
         return None
-    every = -(-len(report.losses) // MAX_POINTS)
-    values = list(enumerate(report.losses, start=report.first_step))[::every]
+    every = -(-len(known) // MAX_POINTS)
+    values = list(enumerate(known, start=report.first_loss_step))[::every]
     low, high = min(loss for _, loss in values), max(loss for _, loss in values)
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
     low, high = low - margin, high + margin
@@ -52,8 +53,8 @@ def loss_chart(report: RunReport) -> LossChart | None:
         points=" ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in values),
         steps=ticks(first, last, start=LEFT, end=RIGHT, most=min(10, last - first), label=lambda step: f"{step:g}"),
         losses=ticks(low, high, start=BOTTOM, end=TOP, most=5, label=lambda loss: f"{loss:.4g}"),
-        first=report.losses[0],
-        last=report.losses[-1],
+        first=known[0],
+        last=known[-1],
     )
 
 
@@ -61,7 +62,7 @@ def loss_rows(run: Run) -> Iterator[Row]:
     """A row a step."""
     yield ("step", "loss")
     if run.report is not None:
-        yield from enumerate(run.report.losses, start=run.report.first_step)
+        yield from enumerate((*run.report.earlier_losses, *run.report.losses), start=run.report.first_loss_step)
 
 
 def loss_svg(run: Run) -> str:

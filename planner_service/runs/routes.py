@@ -23,7 +23,9 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"], dependencies=[scope("read")
 
 Start = Annotated[float | None, Query(description="seconds since the run's start; default: from its start on")]
 Stop = Annotated[float | None, Query(description="seconds since the run's start, not included; default: to its end")]
-FirstStep = Annotated[int, Query(ge=0, le=2**63 - 1, description="of the run's steps, counted from its first one")]
+FirstStep = Annotated[
+    int, Query(ge=0, le=2**63 - 1, description="of the run's steps, counted from the first whose loss is known")
+]
 LastStep = Annotated[int | None, Query(ge=0, le=2**63 - 1, description="the step after the last; default: all")]
 
 Batches = Annotated[int, Query(ge=1, le=1000, description="how many batches, the last ones")]
@@ -55,7 +57,7 @@ def get_run(services: Services, run_id: str) -> Run:
 
 @router.get("/{run_id}/losses")
 def get_run_losses(services: Services, run_id: str, start: FirstStep = 0, stop: LastStep = None) -> Losses:
-    """The losses of the steps [start, stop), counted from the run's first step: none before it has succeeded."""
+    """The losses of the steps [start, stop), counted from the first that is known: none before it has succeeded."""
     return runs.losses(services, run_id, start, stop)
 
 

@@ -20,7 +20,15 @@ from planner_service.plans import service as plans
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
 from planner_service.runs import store as storage
-from planner_service.runs.timelines import Extent, TimelineWindow, extent_of, read, read_losses
+from planner_service.runs.timelines import (
+    EARLIER_LOSSES,
+    Extent,
+    TimelineWindow,
+    earlier_losses,
+    extent_of,
+    read,
+    read_losses,
+)
 
 MAX_INSTRUCTIONS = 250_000
 """The most instructions of a timeline in one answer: some 20 MB of JSON, and a second of one core."""
@@ -50,11 +58,14 @@ def newest(context: Context, cut: Cut, plan_id: str | None = None) -> Page[RunSu
 
 
 def losses(context: Context, run_id: str, start: int, stop: int | None) -> Losses:
-    """The losses of the run's steps [start, stop), counted from its first one. Raises NotFoundError."""
+    """The losses of the run's steps [start, stop), counted from the first that is known. Raises NotFoundError."""
     run = get(context, run_id)
-    first_step = 0 if run.report is None else run.report.first_step
+    first_step = 0 if run.report is None else run.report.first_loss_step
     with context.database.read() as connection:
-        values = read_losses(connection, run_id, start, stop)
+        earlier = earlier_losses(connection, run_id)
+        before = read_losses(connection, run_id, start, stop, EARLIER_LOSSES)
+        after_stop = None if stop is None else max(stop - earlier, 0)
+        values = before + read_losses(connection, run_id, max(start - earlier, 0), after_stop)
     return Losses(run_id=run_id, first_step=first_step + start, losses=values)
 
 

@@ -69,10 +69,14 @@ def measured(result: RunResult) -> PackedRun:
     Raises InvalidInputError if the timeline's numbers exceed what can be stored.
     """
     return PackedRun(
-        report=canonical_json(replace(result.report, losses=())),
+        report=canonical_json(replace(result.report, losses=(), earlier_losses=())),
         throughput=result.report.throughput_samples_per_s,
         timeline_head=timelines.head(result.timeline),
-        chunks=(*timelines.chunks_of(result.timeline), *timelines.chunks_of_losses(result.report.losses)),
+        chunks=(
+            *timelines.chunks_of(result.timeline),
+            *timelines.chunks_of_losses(result.report.losses),
+            *timelines.chunks_of_losses(result.report.earlier_losses, timelines.EARLIER_LOSSES),
+        ),
     )
 
 
@@ -96,7 +100,13 @@ def get(connection: Connection, run_id: str) -> Run | None:
     row = connection.execute(_RUN.where(runs.c.id == run_id)).one_or_none()
     if row is None:
         return None
-    losses = timelines.read_losses(connection, run_id)
+    report = None
+    if row.report is not None:
+        report = replace(
+            parse(RunReport, row.report),
+            losses=timelines.read_losses(connection, run_id),
+            earlier_losses=timelines.read_losses(connection, run_id, series=timelines.EARLIER_LOSSES),
+        )
     return Run(
         id=row.id,
         job_id=row.job_id,
@@ -106,7 +116,7 @@ def get(connection: Connection, run_id: str) -> Run | None:
         agent=row.agent,
         progress=None if row.progress is None else Progress.model_validate_json(row.progress),
         error=row.error,
-        report=None if row.report is None else replace(parse(RunReport, row.report), losses=losses),
+        report=report,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )

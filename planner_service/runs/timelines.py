@@ -32,8 +32,8 @@ Floats = NDArray[np.float64]
 ROWS = 8192
 """The rows of a chunk: some 40 KB of a timeline."""
 
-LOSSES = -1
-"""The series of the losses; a lane's is its place in the timeline."""
+LOSSES, EARLIER_LOSSES = -1, -2
+"""The series of the losses of the reported steps, and of those before; a lane's is its place in the timeline."""
 
 FORMAT = 1
 LEVEL = 6
@@ -118,12 +118,12 @@ def chunks_of(timeline: TimelineDocument) -> Iterator[Chunk]:
             )
 
 
-def chunks_of_losses(losses: Sequence[float]) -> Iterator[Chunk]:
+def chunks_of_losses(losses: Sequence[float], series: int = LOSSES) -> Iterator[Chunk]:
     """The losses' chunks."""
     for part, start in enumerate(range(0, len(losses), ROWS)):
         some = losses[start : start + ROWS]
         last = start + len(some) - 1
-        yield Chunk(series=LOSSES, part=part, rows=len(some), first=start, last=last, content=pack_floats(some))
+        yield Chunk(series=series, part=part, rows=len(some), first=start, last=last, content=pack_floats(some))
 
 
 def store(connection: Connection, run_id: str, chunks: Iterable[Chunk]) -> None:
@@ -175,9 +175,17 @@ def read(connection: Connection, run_id: str, head_text: str, window: TimelineWi
     return TimelineDocument(lanes=lanes, batch_size=described["batch_size"], batches=described["batches"])
 
 
-def read_losses(connection: Connection, run_id: str, start: int = 0, stop: int | None = None) -> tuple[float, ...]:
-    """The losses of the run's steps [start, stop), counted from its first one."""
-    sharing = and_(run_chunks.c.run_id == run_id, run_chunks.c.series == LOSSES, run_chunks.c.last >= start)
+def earlier_losses(connection: Connection, run_id: str) -> int:
+    """How many losses are known of the steps before the reported ones."""
+    query = select(func.sum(run_chunks.c.rows)).where(run_chunks.c.run_id == run_id)
+    return int(connection.execute(query.where(run_chunks.c.series == EARLIER_LOSSES)).scalar_one() or 0)
+
+
+def read_losses(
+    connection: Connection, run_id: str, start: int = 0, stop: int | None = None, series: int = LOSSES
+) -> tuple[float, ...]:
+    """The losses [start, stop) of a series."""
+    sharing = and_(run_chunks.c.run_id == run_id, run_chunks.c.series == series, run_chunks.c.last >= start)
     query = select(run_chunks.c.part, run_chunks.c.content).where(sharing).order_by(run_chunks.c.part)
     rows = connection.execute(query if stop is None else query.where(run_chunks.c.first < stop)).all()
     if not rows:

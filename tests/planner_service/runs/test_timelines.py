@@ -212,6 +212,30 @@ def test_losses_come_in_windows_of_steps(
     assert answer["first_step"] == 7 + start
 
 
+@pytest.mark.parametrize(("start", "stop"), [(0, None), (2, 5), (3, ROWS), (5, None)])
+def test_losses_of_earlier_attempts_come_first(
+    http: TestClient, context: Context, result: RunResult, start: int, stop: int | None
+) -> None:
+    """Of the seven steps before the last attempt's, the losses of four are known."""
+    earlier = (9.0, 8.0, 7.0, 6.0)
+    run_id = _finished(context, RunResult(report=replace(result.report, earlier_losses=earlier), timeline=result.timeline))
+    whole = (*earlier, *result.report.losses)
+    asked = {"start": start} | ({} if stop is None else {"stop": stop})
+    answer = http.get(f"/v1/runs/{run_id}/losses", params=asked).json()
+    assert (answer["losses"], answer["first_step"]) == (list(whole[start:stop]), 3 + start)
+    report = runs.get(context, run_id).report
+    assert report is not None
+    assert (report.earlier_losses, report.losses) == (earlier, result.report.losses)
+    rows = http.get(f"/v1/runs/{run_id}/charts/loss.csv").text.splitlines()
+    assert (rows[1], len(rows)) == ("3,9.0", 1 + len(whole))
+    assert "from 9" in http.get(f"/runs/{run_id}").text
+
+
+def test_more_earlier_losses_than_earlier_steps_are_refused(result: RunResult) -> None:
+    with pytest.raises(InvalidInputError, match="earlier_losses: must be at most 7, as many as the steps before"):
+        replace(result.report, earlier_losses=(1.0,) * 8)
+
+
 def test_what_is_too_large_for_one_answer_is_one_refusal_that_says_how_to_ask(
     context: Context, http: TestClient, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
