@@ -36,7 +36,7 @@ from worker_agent.runtime.executor import Executor, Hooks
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.own_blocks import own_blocks
-from worker_agent.runtime.rank import RankPart
+from worker_agent.runtime.rank_part import RankPart
 from worker_agent.runtime.recorder import Recorder
 from worker_agent.runtime.status import StatusWriter
 

@@ -17,6 +17,7 @@
     │   └── UnavailableError                  it cannot do it now: says when to retry
     ├── SolverError                           a solver's process ended without an answer
     ├── DeadlineError                         a planner did not answer in time
+    ├── EndedBySignalError                    a signal has ended the work, as it should
     └── RunFailedError                        an execution ended early: names the rank and its last instruction
 
 "No feasible plan" is an answer (`plan.Infeasible`), not an error.
@@ -137,6 +138,14 @@ class SolverError(PipeplanError):
 
 class DeadlineError(PipeplanError):
     """A planner did not answer within the time that a request may take."""
+
+
+class EndedBySignalError(PipeplanError):
+    """A signal has ended the work early. `signal` is its number."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        self.signal = signal
+        super().__init__(message)
 
 
 class RunFailedError(PipeplanError):

@@ -23,6 +23,7 @@ from pipeplan.documents.names import Spec, parse_spec
 from pipeplan.documents.validators import rule_of
 from pipeplan.errors import (
     ConflictError,
+    EndedBySignalError,
     ForbiddenError,
     InvalidInputError,
     MissingDependencyError,
@@ -36,8 +37,11 @@ from pipeplan.errors import (
     shown,
 )
 
-DONE, FAILED, INVALID_INPUT, INFEASIBLE, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, INVALID_INPUT, INFEASIBLE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 130, 143
 NOT_FOUND, REFUSED, UNREACHABLE, CHANGED = 4, 5, 6, 7
+
+SIGNALLED = 128
+"""What a shell adds to the number of the signal that has ended a command."""
 
 MEANINGS = {
     DONE: "done",
@@ -49,6 +53,7 @@ MEANINGS = {
     UNREACHABLE: "the service is out of reach, or cannot do it now",
     CHANGED: "changed since it was looked at or locked, or not proven",
     INTERRUPTED: "interrupted",
+    TERMINATED: "ended by SIGTERM",
 }
 """The meaning of every command's exit status; docs/ci.md has the same table."""
 
@@ -167,6 +172,8 @@ def run_command(command: Callable[[], object]) -> None:
     """
     try:
         command()
+    except EndedBySignalError as error:
+        _fail(str(error), SIGNALLED + error.signal)
     except PipeplanError as error:
         missing = str(error).removesuffix(", got None")  # an option that was not given has no value to show
         _fail(missing, next(status for kind, status in STATUSES.items() if isinstance(error, kind)))

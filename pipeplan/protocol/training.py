@@ -1,7 +1,8 @@
 """Training: the options of a run besides its plan, its model and its data. The command, jobs and ranks all use them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import cos, pi
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT
@@ -10,6 +11,13 @@ from pipeplan.errors import require, require_amount, require_count, require_one_
 
 LEARNING_RATES = ("constant", "linear", "cosine")
 """How a learning rate decays after its warm-up."""
+
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + cos(pi * done)) / 2.0,
+}
+"""The share of the learning rate, by the progress of the decay from 0 to 1."""
 
 DEFAULT_RATES: Mapping[str, float] = {"sgd": 0.1, "momentum": 0.01, "adam": 0.001, "adamw": 0.001}
 """The default learning rate of each optimizer.
@@ -32,6 +40,18 @@ def require_planned_autocast(asked: str | None, planned: str | None) -> None:
     """Raises InvalidInputError for another autocast than the one that the plan's profile was measured under."""
     rule = f"must be the plan's, {planned}, or be left out: its profile was measured under that"
     require(asked is None or planned in (None, asked), "autocast", rule, asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionChange:
+    """An option that a resumed run has changed after `step` steps; both values as JSON texts."""
+
+    step: int
+    option: str
+    old: str
+    new: str
+
+    __pydantic_config__: ClassVar = STRICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,3 +101,16 @@ class TrainingOptions:
         ):
             if getattr(self, field) is not None:
                 require_one_of(names, field, getattr(self, field))
+
+
+def share(schedule: str, step: int, *, warmup_steps: int, decay_steps: int) -> float:
+    """The share of the learning rate that the update of a step (from 0) takes.
+
+    It rises in a straight line, (step + 1) / warmup_steps, to 1 at the last step of the warm-up; from step
+    `warmup_steps` on, where it is 1 still, it decays to 0 at step `decay_steps` and stays there. It follows from
+    the step alone, and a resumed run continues with the rate that it would have had.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    decaying = max(decay_steps - warmup_steps, 1)
+    return _DECAYS[schedule](min((step - warmup_steps) / decaying, 1.0))

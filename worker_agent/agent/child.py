@@ -23,7 +23,10 @@ VARIABLE = "PIPEPLAN_JOB"
 """The environment variable that carries the mark."""
 
 LOST_PEER = 75
-"""The exit status of a job that ended because of another node: another attempt may succeed."""
+"""The exit status of a job that ended because of another node, or a signal: another attempt may succeed."""
+
+CHECKPOINT_S = 30.0
+"""How long a job may take to end after it was asked to; a run writes a checkpoint."""
 
 _PROC = Path("/proc")
 _LOOK_S = 0.02
@@ -101,10 +104,15 @@ class JobProcess:
         """Whether its process has ended."""
         return self.process.poll() is not None
 
+    def ask_to_end(self) -> None:
+        """Has the process end when it can: a run after its batch, with a checkpoint."""
+        if not self.ended:
+            self.process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """Ends the process, which ends the ones it started, and then all remaining processes of the job."""
         if not self.ended:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGHUP)  # SIGTERM lets a run end its batch
             try:
                 self.process.wait(_STOP_S)
             except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeplan.cli.console import require_extra, run_command
 from pipeplan.documents.files import dump, parse, parse_plan, read_text
 from pipeplan.documents.forms import Form
-from pipeplan.errors import require
+from pipeplan.errors import EndedBySignalError, require
 from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.estimates import EstimateResult, EstimateTask
 from pipeplan.protocol.jobs import (
@@ -128,7 +128,8 @@ def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartRe
     decides where they begin.
     """
     from worker_agent.runtime.job import RunJob, holding
-    from worker_agent.runtime.run import execute, resumed, take_part
+    from worker_agent.runtime.resume import resumed
+    from worker_agent.runtime.run import execute, take_part
     from worker_agent.runtime.watch import RunProgress, describe_pace
 
     job = RunJob(
@@ -162,7 +163,7 @@ def main(folder: Path, agent: int) -> None:
     parse(JobLimits, read_text(folder / "limits.json")).apply()
     try:
         perform(folder)
-    except OtherNodeError as error:
+    except (EndedBySignalError, OtherNodeError) as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(LOST_PEER) from None
 

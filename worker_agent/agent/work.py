@@ -11,7 +11,7 @@ from pipeplan.documents.files import dump, parse, plan_document, read_text
 from pipeplan.errors import RunFailedError, require
 from pipeplan.protocol.estimates import EstimateResult
 from pipeplan.protocol.jobs import AgentResult, Lease, LinksResult, PartResult, ProfileResult, RunResult, RunTask
-from worker_agent.agent.child import LOST_PEER, JobProcess, Mark, start
+from worker_agent.agent.child import CHECKPOINT_S, LOST_PEER, JobProcess, Mark, start
 from worker_agent.agent.client import AgentClient, Heart
 from worker_agent.agent.limits import JobLimits, folder_bytes, without_secrets
 from worker_agent.agent.settings import AgentSettings, require_allowed, require_allowed_schedule
@@ -99,9 +99,10 @@ class LeasedWork:
     def _follow(self, lease: Lease, child: JobProcess, heart: Heart, folder: Path) -> None:
         """Returns when the process has ended. Raises the reason if it must be stopped before."""
         started_s = looked_s = time.monotonic()
-        draining_s: float | None = None
+        ends_s: float | None = None  # where the agent drains
         # A job with shared files must stop before the service may give it to others, who use the same files.
         shares = lease.gang is not None or self.settings.shared_dir is not None
+        asked, why = False, f"the agent drains, and the job did not end within {self.settings.drain_s:g} s"
         early_s = max(lease.expires_in_s / 10, 2 * _LOOK_S)
         while not child.ended:
             time.sleep(_LOOK_S)
@@ -118,16 +119,21 @@ class LeasedWork:
             urgency = self.urgency()
             if urgency == "now":
                 raise HandedBackError("the agent ends at once")
-            draining_s = draining_s or (now_s if urgency == "drain" else None)
-            if draining_s is not None and now_s - draining_s >= self.settings.drain_s:
-                drain_s = self.settings.drain_s
-                raise HandedBackError(f"the agent drains, and the job did not end within {drain_s:g} s")
+            if urgency == "drain" and ends_s is None:
+                ends_s = now_s + self.settings.drain_s
+            if ends_s is not None and now_s >= ends_s and not asked:
+                asked = True
+                child.ask_to_end()
+            if ends_s is not None and now_s >= ends_s + CHECKPOINT_S:
+                raise HandedBackError(f"{why}, nor {CHECKPOINT_S:g} s after it was asked to")
 
             looks = now_s - looked_s > _DISK_S
             looked_s = now_s if looks else looked_s
             self._require_within_limits(child, now_s - started_s, folder if looks else None)
         if self.urgency() == "now":  # stopping a node's service also stops the job's process: not a failure
             raise HandedBackError("the agent ends at once")
+        if asked and child.process.returncode != 0:
+            raise HandedBackError(why)
         child.finish_reading()
         heart.finish()
         _require_wanted(heart)

@@ -3,12 +3,13 @@
 On a terminal the progress is one line that is redrawn; elsewhere it is a new line now and then.
 """
 
+import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +17,9 @@ from pipeplan.cli.console import require_extra, typed_spec
 from pipeplan.documents.files import read
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
-from pipeplan.errors import InvalidInputError, require, require_count
+from pipeplan.errors import EndedBySignalError, InvalidInputError, require, require_count
 from pipeplan.formats import change
+from pipeplan.protocol.runs import has_steps
 from pipeplan.protocol.training import DESCRIBED_RATES
 from pipeplan.schedules.registry import schedule_asked
 from pipeplan.simulation.report import Compared
@@ -42,6 +44,7 @@ ROOM_FOR_A_BAR = 150
 
 
 def run(
+    context: typer.Context,
     plan: Annotated[Path, typer.Option(help="The plan's document, as `pipeplan solve --json` prints it.")],
     model: Annotated[
         str,
@@ -63,7 +66,7 @@ def run(
     warmup_steps: Annotated[int, typer.Option(help="Steps in which the learning rate rises to its full value.")] = 0,
     decay_steps: Annotated[
         int | None,
-        typer.Option(help="The step at which the learning rate has become 0; default: --steps. Keep it on --resume."),
+        typer.Option(help="The step at which the learning rate has become 0; default: --steps."),
     ] = None,
     clip_norm: Annotated[
         float | None, typer.Option(help="The largest norm of the whole model's gradient; larger ones are scaled to it.")
@@ -88,7 +91,20 @@ def run(
         int | None,
         typer.Option(help="Steps between checkpoints, and at the end; default: a tenth, 10 at least; 0: none."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the folder's newest whole checkpoint.")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the folder's newest good checkpoint, with the options of the folder's run.",
+        ),
+    ] = False,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An option, such as learning-rate, that a resumed run takes from this command line and not from the "
+            "folder; may be repeated."
+        ),
+    ] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often to start again from the newest checkpoint when a rank is lost.")
     ] = 0,
@@ -127,13 +143,18 @@ def run(
     Node 0 of several writes the report; the others give it their ranks, and take --resume and --json from it.
     """
     require_extra("worker")
-    from worker_agent.runtime.job import RunJob, holding
+    from worker_agent.runtime.job import RunDirectory, RunJob, holding
+    from worker_agent.runtime.resume import stored_job
     from worker_agent.runtime.run import execute, execute_again, take_part
 
     for field, text in (("model", model), ("data", data), ("loss", loss)):
         if text is not None:
             typed_spec(text, field=field)
     require_count("steps", steps)  # the job's intervals follow from it
+    changed = tuple(_option_name(name) for name in change or ())
+    require(resume or not changed, "change", "must be given with --resume: a new run takes all options", changed)
+    if resume:  # its schedule may be the user's own, which the plan names
+        stored_job(RunDirectory(root=out.resolve()).job, lambda _: None)
     chosen = _chosen(plan, optimizer, schedule)
     place = _place(chosen, nodes, node_rank, master_addr, master_port)
     rule = "must be 0 among several nodes: start all of them again with --resume"
@@ -162,17 +183,18 @@ def run(
         recorded_batches=recorded_batches,
         schedules=(schedule,) if schedule is not None and ":" in schedule else (),
     )
-    if place is not None and place.node_rank > 0:
-        with shown(job, quiet=quiet) as on_progress:
-            take_part(job, on_progress, place)
-        return
-    with holding(job.directory.root):
-        job = _begun(job, plan, resume=resume)
-        with shown(job, quiet=quiet) as on_progress:
-            if place is not None:
-                outcome = execute(job, on_progress, place)
-            else:
-                outcome = execute_again(job, on_progress, restarts=max_restarts, tell=_tell)
+    with _going_on(context):
+        if place is not None and place.node_rank > 0:
+            with shown(job, quiet=quiet) as on_progress:
+                take_part(job, on_progress, place, tell=_tell)
+            return
+        with holding(job.directory.root):
+            job = _resumed(job, context, changed) if resume else _begun(job, plan)
+            with shown(job, quiet=quiet) as on_progress:
+                if place is not None:
+                    outcome = execute(job, on_progress, place, tell=_tell)
+                else:
+                    outcome = execute_again(job, on_progress, restarts=max_restarts, tell=_tell)
     if as_json:
         typer.echo((out / "run.json").read_text())
     else:
@@ -191,20 +213,50 @@ def _chosen(plan: Path, optimizer: str | None, schedule: str | None) -> Plan:
     return chosen if optimizer is None else replace(chosen, optimizer=optimizer)
 
 
-def _begun(job: "RunJob", plan: Path, *, resume: bool) -> "RunJob":
-    """The job from the folder's newest whole checkpoint, or from step 0 in a folder that holds nothing of a run.
+def _option_name(text: str) -> str:
+    """An option's name as a field, from what a user types: `--lr`, `clip-norm` or `clip_norm`."""
+    name = text.lstrip("-").replace("-", "_")
+    return "learning_rate" if name == "lr" else name
 
-    Raises InvalidInputError for a folder that holds a run which is not resumed.
-    """
-    from worker_agent.runtime.run import resumed
 
+def _options(context: typer.Context) -> dict[str, tuple[str, Any]]:
+    """The options that were given, by field: each as it is typed, with its value."""
+    given = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            given[parameter.name or ""] = parameter.opts[0], context.params[parameter.name or ""]
+    return given
+
+
+@contextmanager
+def _going_on(context: typer.Context) -> Iterator[None]:
+    """Adds the command with which a run goes on to the error of a signal that has ended it."""
+    try:
+        yield
+    except EndedBySignalError as error:
+        words = ["pipeplan-agent", "run"]
+        for field, (option, value) in _options(context).items():
+            if field not in ("resume", "change"):
+                words += [option] if value is True else [option, str(value)]
+        command = shlex.join([*words, "--resume"])
+        raise EndedBySignalError(f"{error}; to go on: {command}", error.signal) from error
+
+
+def _resumed(job: "RunJob", context: typer.Context, changed: Sequence[str]) -> "RunJob":
+    """The job from the folder's newest good checkpoint, as the folder says."""
+    from worker_agent.runtime.resume import resumed
+
+    job = resumed(job, tell=_tell, given=_options(context).keys(), changed=changed)
+    if job.first_step == 0:
+        _tell(f"no whole checkpoint in {job.directory.checkpoints}: starting at step 0")
+    return job
+
+
+def _begun(job: "RunJob", plan: Path) -> "RunJob":
+    """The job, in a folder that holds nothing of a run. Raises InvalidInputError for a folder that holds one."""
     folder = job.directory
-    if resume:
-        job = resumed(job, tell=_tell)
-        if job.first_step == 0:
-            _tell(f"no whole checkpoint in {folder.checkpoints}: starting at step 0")
-        return job
-    used = (folder.root / "run.json").exists() or folder.checkpoints.exists()
+    used = has_steps(folder.root) or folder.checkpoints.exists()
     require(not used, "out", "must be a new folder, or be given with --resume", str(folder.root))
     other = folder.of_others(plan)
     require(other is None, "out", "must hold no other file by the name of a run's: move it", str(other))

@@ -19,6 +19,14 @@ BUCKET_BYTES = 2**25
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
+STATES = {
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+    "adam": ("step", "exp_avg", "exp_avg_sq"),
+    "adamw": ("step", "exp_avg", "exp_avg_sq"),
+}
+"""The states that each optimizer keeps of a weight."""
+
 MOMENTUM = 0.9
 ADAMW_DECAY = 0.01
 
@@ -40,6 +48,11 @@ class Optimizer:
         self.name = name
         self.learning_rate = learning_rate
         self.states: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names of a weight's states."""
+        return STATES[self.name]
 
     @torch.no_grad()
     def step(self, weights: Mapping[int, Tensor], gradients: Mapping[int, Tensor]) -> None:

@@ -25,7 +25,8 @@ class RankResult:
     in them (None: not known). `deferred_share` is p2's share of the split backwards in the lane (None: there are none).
     `first_processor_s` is the processor time from the start to the end of each of the first batches.
     `cores`: the use of the node's cores meanwhile. `reads_memory_of`: the ranks of its node that it has messages from
-    by reading their memory (`same_node`). The figures of each batch are in a file of their own (`batches`).
+    by reading their memory (`same_node`). `stop_step`: the last step of a run that a signal has ended. The figures of
+    each batch are in a file of their own (`batches`).
     """
 
     lane: LaneDocument
@@ -39,6 +40,7 @@ class RankResult:
     first_processor_s: tuple[float, ...] = ()
     cores: CoresUsed | None = None
     reads_memory_of: tuple[int, ...] = ()
+    stop_step: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -54,10 +56,12 @@ class RankResult:
 class RankFailure:
     """Why one rank gave up: wrong input, an error of its own, or the loss of a peer that it waited for.
 
+    "diverged" is an error as well: a number of the training is not finite.
+
     A rank that "hung" did not give up by itself: the launcher ended it.
     """
 
-    kind: Literal["input", "error", "peer", "hung"]
+    kind: Literal["input", "error", "diverged", "peer", "hung"]
     message: str
     field: str | None = None
     rule: str | None = None
@@ -66,13 +70,18 @@ class RankFailure:
     __pydantic_config__: ClassVar = STRICT
 
 
+class DivergedError(RunFailedError):
+    """The training has come to a loss, a gradient, a weight or a state that is not finite."""
+
+
 def failure_of(error: BaseException, *, peer: bool = False) -> RankFailure:
     """The failure that an error means for its process. `peer` says that it comes from the loss of another rank."""
     if isinstance(error, InvalidInputError):
         value = repr(error.value)
         return RankFailure(kind="input", message=str(error), field=error.field, rule=error.rule, value=value)
     message = str(error) if isinstance(error, PipeplanError) else described(error)
-    return RankFailure(kind="peer" if peer else "error", message=message)
+    diverged = isinstance(error, DivergedError)
+    return RankFailure(kind="peer" if peer else "diverged" if diverged else "error", message=message)
 
 
 _RESERVE_BYTES = 8192

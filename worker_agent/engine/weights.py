@@ -281,6 +281,8 @@ class Weights:
         places = {slot.name: place for place, slot in enumerate(self.slots)}
         for full_key, value in tensors.items():
             key, name = full_key.split("/", 1)
+            if key not in (MASTER, *self.optimizer.state_names):  # of the optimizer that the run had before
+                continue
             place = places[name]
             master, weight = self._masters[place], self.slots[place].parameter
             if key != MASTER:

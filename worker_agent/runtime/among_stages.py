@@ -23,10 +23,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeplan.documents.plan import Plan
-from pipeplan.errors import RunFailedError
 from pipeplan.programs.program import Program
 from worker_agent.engine.devices import let_gloo_wait
 from worker_agent.engine.replicas import total
+from worker_agent.engine.results import DivergedError
 from worker_agent.engine.weights import Weights
 from worker_agent.models.chain import Chain
 from worker_agent.runtime.job import LossScale
@@ -206,7 +206,7 @@ class StagesTogether:
         updates out.
 
         With a loss scale the host must know whether the update is left out, so it waits for the norm. Without one the
-        device scales by itself. If the norm is not finite, a RunFailedError follows on all ranks.
+        device scales by itself. If the norm is not finite, a DivergedError follows on all ranks.
         """
         pairs = (pair for part in self._parts for pair in zip(part.weights.gradients(), part.counted, strict=True))
         squares = squared_norm((g for g, counted in pairs if counted and g is not None), self._device)
@@ -240,7 +240,7 @@ def _sum(gradients: Iterable[Tensor | None]) -> Tensor | None:
 
 def _require_finite(norm: float) -> None:
     if not math.isfinite(norm):
-        raise RunFailedError(f"the gradient's norm is {norm}: try a lower learning rate")
+        raise DivergedError(f"the gradient's norm is {norm}: try a lower learning rate")
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:

@@ -19,12 +19,25 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, RunFailedError
+from worker_agent.engine.results import DivergedError
 from worker_agent.engine.weights import Weights
 from worker_agent.models.values import is_dense, parts_of
 from worker_agent.runtime.job import LossScale
-from worker_agent.runtime.manifest import Manifest, commit, seal, stage_files, step_directory
+from worker_agent.runtime.manifest import (
+    Defect,
+    Manifest,
+    Newest,
+    commit,
+    newest,
+    seal,
+    stage_files,
+    step_directory,
+)
 
 Buffers = Mapping[str, Tensor]
+
+FINITE = "finite"
+"""The key of a file's metadata that says that its weights and states were found finite. Older files do not have it."""
 
 
 class Untrained(Mapping[str, Tensor]):
@@ -69,18 +82,26 @@ def save_stage(
     versions: Sequence[int],
     loss_scale: LossScale | None = None,
 ) -> None:
-    """Writes one stage's part: `versions` are its weight versions, the newest last. Raises RunFailedError."""
+    """Writes one stage's part: `versions` are its weight versions, the newest last.
+
+    Raises DivergedError, and writes nothing, if a weight or a state is not finite: the checkpoint is then never whole.
+    Raises RunFailedError if it cannot be written.
+    """
     directory = step_directory(root, manifest.step)
-    *older, newest = versions
+    *older, latest = versions
     state = {f"version/{v}/{name}": t for v in older for name, t in weights.version_tensors(v).items()}
     state |= {f"optimizer/{key}": t for key, t in weights.optimizer_tensors().items()}
+    trained = weights.version_tensors(latest)
+    name = not_finite(trained | state)
+    if name is not None:
+        raise DivergedError(f"{name} is not finite after step {manifest.step}: try a lower learning rate")
     state |= {f"loss_scale/{key}": t for key, t in loss_scale.tensors().items()} if loss_scale else {}
-    metadata = {"newest": str(newest), "older": json.dumps(list(older)), "plan_id": manifest.plan_id}
+    metadata = {"newest": str(latest), "older": json.dumps(list(older)), "plan_id": manifest.plan_id, FINITE: "yes"}
     weight_file, state_file = stage_files(stage)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _save(directory / state_file, state, metadata)
-        _save(directory / weight_file, weights.version_tensors(newest) | _parts(buffers), metadata)
+        _save(directory / weight_file, trained | _parts(buffers), metadata)
         seal(directory, manifest, stage)
     except (OSError, SafetensorError) as error:
         raise RunFailedError(f"cannot write the checkpoint {directory}, earlier ones are kept: {error}") from error
@@ -93,7 +114,7 @@ def load_stage(
     directory = step_directory(root, step)
     weight_file, state_file = stage_files(stage)
     try:
-        newest, metadata = _load(directory / weight_file)
+        saved, metadata = _load(directory / weight_file)
         state, _ = _load(directory / state_file)
     except (OSError, SafetensorError) as error:
         raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
@@ -102,16 +123,16 @@ def load_stage(
     untrained = _parts(buffers)
     own = {slot.name: slot.parameter for slot in weights.slots} | untrained
     rule = "must be of the model that wrote the checkpoint"
-    for name in sorted(own.keys() ^ newest.keys()):
-        where = "the checkpoint" if name in newest else "the model"
+    for name in sorted(own.keys() ^ saved.keys()):
+        where = "the checkpoint" if name in saved else "the model"
         raise InvalidInputError("model", f"{rule}: only {where} has this tensor", name)
     for name, tensor in own.items():
-        if (tensor.shape, tensor.dtype) != (newest[name].shape, newest[name].dtype):
-            saved = f"{tuple(newest[name].shape)} of {newest[name].dtype}"
+        if (tensor.shape, tensor.dtype) != (saved[name].shape, saved[name].dtype):
+            written = f"{tuple(saved[name].shape)} of {saved[name].dtype}"
             given = f"{tuple(tensor.shape)} of {tensor.dtype}"
-            raise InvalidInputError(f"model.{name}", f"{rule}, {saved}", given)
+            raise InvalidInputError(f"model.{name}", f"{rule}, {written}", given)
 
-    weights.load_version(int(metadata["newest"]), newest)
+    weights.load_version(int(metadata["newest"]), saved)
     for version in json.loads(metadata["older"]):
         weights.load_version(version, _under(f"version/{version}/", state))
     weights.load_optimizer(_under("optimizer/", state))
@@ -119,7 +140,51 @@ def load_stage(
         loss_scale.load(_under("loss_scale/", state))
     with torch.no_grad():
         for name, buffer in untrained.items():
-            buffer.copy_(newest[name])
+            buffer.copy_(saved[name])
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a value that is not finite; None if there is none. Waits once for a device."""
+    looked_at = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    ends = [torch.stack(torch.aminmax(t.detach())).isfinite().all() for t in looked_at.values()]  # NaN passes through
+    finite = torch.stack(ends).tolist() if ends else []
+    return next((name for name, is_finite in zip(looked_at, finite, strict=True) if not is_finite), None)
+
+
+def defect_of(root: Path, manifest: Manifest) -> Defect | None:
+    """What is wrong with the numbers of a whole checkpoint: earlier releases wrote some that are not finite.
+
+    A checkpoint of this release was looked at before it was written, and is not read.
+    """
+    for stage in range(manifest.stages):
+        for file_name in stage_files(stage):
+            with safe_open(step_directory(root, manifest.step) / file_name, framework="pt") as file:
+                if FINITE in (file.metadata() or {}):
+                    continue
+                tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+                bad = next((name for name, t in tensors if not_finite({name: t}) and not _is_mask(t)), None)
+            if bad is not None:
+                return Defect(step=manifest.step, reason=f"holds {bad}, which is not finite")
+    return None
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether a tensor holds -inf and one other number alone: a buffer that masks. Buffers lie among the weights."""
+    others = tensor[tensor != -torch.inf]
+    return bool((others == others[:1]).all()) and not_finite({"others": others}) is None
+
+
+def newest_finite(root: Path, *, before: int | None = None) -> Newest:
+    """The newest checkpoint that is whole, and whose weights and states are finite (`manifest.newest`)."""
+    defects: list[Defect] = []
+    while True:
+        found = newest(root, before=before)
+        defects += found.defects
+        defect = None if found.manifest is None else defect_of(root, found.manifest)
+        if found.manifest is None or defect is None:
+            return Newest(manifest=found.manifest, defects=tuple(defects))
+        defects.append(defect)
+        before = found.manifest.step
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

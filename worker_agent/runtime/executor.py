@@ -1,6 +1,6 @@
 """Executor: the one loop over a stream's instructions. It knows no schedule: the stream alone sets the order."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, assert_never
@@ -108,6 +108,10 @@ class Executor:
     def hand_to(self, after: "Executor") -> None:
         """Connects the next stage, which is on this rank too: they pass tensors on directly, without a send."""
         self._after, after._before = after, self
+
+    def go_on_with(self, instructions: Sequence[Instruction]) -> None:
+        """From now on its instructions are these, instead of the rest of its stream."""
+        self._retiring = retirements(instructions)
 
     def run(self) -> None:
         """Executes the whole stream, and waits until everything that it sends has arrived."""
@@ -276,7 +280,7 @@ class Executor:
         return self._early_bytes
 
 
-def run_together(executors: Sequence[Executor], instructions: Sequence[Instruction]) -> None:
+def run_together(executors: Sequence[Executor], instructions: Iterable[Instruction]) -> None:
     """Executes a rank's whole stream: the loop. Each instruction is for the executor of its chunk.
 
     When it returns, the last messages may still be on their way: `Mail.flush` waits for them.

@@ -21,7 +21,8 @@ from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.folders import WEIGHTS, files_beside, read_config
 from worker_agent.models.materialise import Contents
 from worker_agent.models.spec import parse_spec
-from worker_agent.runtime.manifest import Manifest, inspect, newest, stage_files, step_directory, steps_in
+from worker_agent.runtime.checkpoint import defect_of, newest_finite
+from worker_agent.runtime.manifest import Manifest, inspect, stage_files, step_directory, steps_in
 
 
 def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -> int:
@@ -65,13 +66,14 @@ def chosen_manifest(checkpoints: Path, step: int | None) -> Manifest:
     """The manifest of the checkpoint after this many steps, or of the newest whole one."""
     if step is not None:
         found = inspect(checkpoints, step)
-        if isinstance(found, Manifest):
+        defect = defect_of(checkpoints, found) if isinstance(found, Manifest) else found
+        if isinstance(found, Manifest) and defect is None:
             return found
         if step_directory(checkpoints, step).exists():
-            raise InvalidInputError("step", f"must be a whole checkpoint: {found}", step)
+            raise InvalidInputError("step", f"must be a whole checkpoint: {defect}", step)
         there = ", ".join(map(str, steps_in(checkpoints))) or "none"
         raise InvalidInputError("step", f"must be that of a checkpoint; there are {there}", step)
-    latest = newest(checkpoints)
+    latest = newest_finite(checkpoints)
     if latest.manifest is None:
         reasons = "; ".join(map(str, latest.defects)) or f"there is none in {checkpoints}"
         raise InvalidInputError("run", f"must have a whole checkpoint: {reasons}", str(checkpoints.parent))

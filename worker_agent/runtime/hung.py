@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from pipeplan.documents.stage_costs import StageCosts
@@ -74,13 +73,19 @@ class Hunter:
         self._clock_s = 0.0
         self._seen: dict[int, Seen] = {}
         self._ended: set[int] = set()
+        self._read: tuple[int, tuple[RunJob, Program]] | None = None
         self._first_batch: dict[int, int] = {}  # how many instructions a rank's first batch has
 
-    @cached_property
+    @property
     def _begun(self) -> tuple[RunJob, Program]:
-        """The job as its ranks read it. Of several nodes only the first knows beforehand where it begins."""
-        begun = replace(read_job(self._job.directory.job), out=self._job.out)
-        return begun, begun.program()
+        """The job as its ranks have it: of several nodes only the first knows beforehand where it begins, and where a
+        signal ends the run is known last.
+        """
+        changed_ns = self._job.directory.job.stat().st_mtime_ns
+        if self._read is None or self._read[0] != changed_ns:
+            begun = replace(read_job(self._job.directory.job), out=self._job.out)
+            self._read = changed_ns, (begun, begun.program())
+        return self._read[1]
 
     def look(self, now_s: float) -> None:
         """Ends hung ranks by a signal that cannot be ignored; before that, it writes their error for them."""

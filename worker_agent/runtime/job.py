@@ -2,9 +2,6 @@
 
 `RunJob` is what the launcher writes to a file that all ranks of the run read. `RunDirectory` names the files.
 
-`share` is the schedule of the learning rate. It is a pure function of the step, so a resumed run continues with the
-rate that it would have had.
-
 `LossScale` keeps small gradients above what float16 can hold (Micikevicius et al. 2018, section 3.2). The loss is
 multiplied by it, and the gradients are divided by it before the update. An update whose gradients overflowed is left
 out, on all stages, and the scale is halved. After many good updates it is doubled.
@@ -23,11 +20,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from math import cos, pi
 from pathlib import Path
 from platform import node
 
@@ -41,10 +37,18 @@ from pipeplan.documents.records import read_record
 from pipeplan.errors import InvalidInputError, RunFailedError, require, require_amount, require_count
 from pipeplan.programs.communicate import AmongStages
 from pipeplan.programs.program import Program, settled_batches
-from pipeplan.protocol.training import DEFAULT_RATES, FIRST_LOSS_SCALE, TrainingOptions, require_planned_autocast
+from pipeplan.protocol.training import (
+    DEFAULT_RATES,
+    FIRST_LOSS_SCALE,
+    OptionChange,
+    TrainingOptions,
+    require_planned_autocast,
+    share,
+)
 from pipeplan.schedules.registry import schedule_asked, schedule_named
 from pipeplan.simulation.predict import long_program_of
-from worker_agent.runtime.manifest import Manifest, describe
+from worker_agent.engine.results import DivergedError
+from worker_agent.runtime.manifest import Manifest, commit, describe
 from worker_agent.runtime.status import status_path
 
 _log = logging.getLogger(__name__)
@@ -61,13 +65,6 @@ GROWTH_STEPS = 2000
 
 LEAST = 2.0**-16
 """The smallest loss scale: a smaller one would not help a gradient that still overflows."""
-
-_DECAYS: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: (1.0 + cos(pi * done)) / 2.0,
-}
-"""The share of the learning rate, by the progress of the decay from 0 to 1."""
 
 LONGEST_TIMEOUT_S = 1e6
 """Sockets count milliseconds in 32 bits: 24 days are the most."""
@@ -87,7 +84,8 @@ class RunJob(TrainingOptions):
 
     A run with more than twice `recorded_batches` batches records every instruction of that many batches at its start
     and at its end. None stands for as many as hold `RECORDED_INSTRUCTIONS`. `tied` are the groups of stages that share
-    weights, which the ranks find.
+    weights, which the ranks find. `changes` are the options that were changed where a run was resumed. `stop_step` is
+    the last step of a run that a signal ends early (`stop`).
     """
 
     plan: Plan
@@ -102,6 +100,8 @@ class RunJob(TrainingOptions):
     tied: tuple[tuple[int, ...], ...] = ()
     recorded_batches: int | None = None
     schedules: tuple[str, ...] = ()
+    changes: tuple[OptionChange, ...] = ()
+    stop_step: int | None = None
 
     def __post_init__(self) -> None:
         TrainingOptions.__post_init__(self)  # `slots` makes a new class, and `super` finds the old one
@@ -149,10 +149,14 @@ class RunJob(TrainingOptions):
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of the update of a step (from 0)."""
-        decay_steps = self.steps if self.decay_steps is None else self.decay_steps
         return self.largest_learning_rate * share(
-            self.lr_schedule, step, warmup_steps=self.warmup_steps, decay_steps=decay_steps
+            self.lr_schedule, step, warmup_steps=self.warmup_steps, decay_steps=self.last_decay_step
         )
+
+    @property
+    def last_decay_step(self) -> int:
+        """The step at which a learning rate that decays has become 0."""
+        return self.steps if self.decay_steps is None else self.decay_steps
 
     @property
     def directory(self) -> "RunDirectory":
@@ -162,7 +166,7 @@ class RunJob(TrainingOptions):
     @property
     def batches(self) -> int:
         """The batches to be done."""
-        return self.steps - self.first_step
+        return (self.steps if self.stop_step is None else self.stop_step) - self.first_step
 
     @property
     def among_stages(self) -> AmongStages:
@@ -200,7 +204,7 @@ class RunJob(TrainingOptions):
             self.plan,
             batches=self.batches,
             first_batch=self.first_step,
-            checkpoint_every=self.checkpoint_every,
+            checkpoint_every=self.checkpoint_every or self.stop_step or 0,
             among_stages=self.among_stages,
         )
 
@@ -212,7 +216,7 @@ class RunDirectory:
     plan.json  timeline.json  run.json  steps.csv  trace.json  checkpoints/step-K/        for the user
     logs/rank-N.log                                  what each rank printed
     run.lock  ranks/alive                            who works here (`holding`)
-    ranks/job.json                                   between launcher and ranks, and of each rank:
+    ranks/job.json  ranks/stop                       between launcher and ranks, and of each rank:
     ranks/rank-N.status  rank-N.batches  rank-N.result.json  rank-N.failure.json
     """
 
@@ -258,6 +262,11 @@ class RunDirectory:
         return self.ranks / f"rank-{rank}.failure.json"
 
     @property
+    def stop(self) -> Path:
+        """The number of the signal that asks the ranks to stop."""
+        return self.ranks / "stop"
+
+    @property
     def job(self) -> Path:
         """The RunJob itself."""
         return self.ranks / "job.json"
@@ -269,7 +278,7 @@ def write_job(job: RunJob) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(f".{os.getpid()}.part")
     aside.write_text(canonical_json(job), encoding="utf-8")
-    aside.replace(path)
+    commit(aside, path)
     return path
 
 
@@ -279,18 +288,6 @@ def read_job(path: Path) -> RunJob:
     for reference in json.loads(text).get("schedules", ()):
         schedule_asked(reference)
     return read_record(RunJob, text)
-
-
-def share(schedule: str, step: int, *, warmup_steps: int, decay_steps: int) -> float:
-    """The share of the learning rate that the update of a step (from 0) takes.
-
-    It rises in a straight line, (step + 1) / warmup_steps, to 1 at the last step of the warm-up; from step
-    `warmup_steps` on, where it is 1 still, it decays to 0 at step `decay_steps` and stays there.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    decaying = max(decay_steps - warmup_steps, 1)
-    return _DECAYS[schedule](min((step - warmup_steps) / decaying, 1.0))
 
 
 class LossScale:
@@ -307,10 +304,10 @@ class LossScale:
             self.scale, self._good_steps = 2.0 * self.scale, 0
 
     def shrink(self) -> None:
-        """After an update that was left out. Raises RunFailedError if no smaller scale would help."""
+        """After an update that was left out. Raises DivergedError if no smaller scale would help."""
         self.scale, self._good_steps = self.scale / 2.0, 0
         if self.scale < LEAST:
-            raise RunFailedError(f"gradients overflow with a loss scale of {2.0 * self.scale:g}: they are not finite")
+            raise DivergedError(f"gradients overflow with a loss scale of {2.0 * self.scale:g}: they are not finite")
 
     def tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds of it."""

@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,17 +15,19 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import elastic_launch
 
-from pipeplan.errors import InvalidInputError, RunFailedError
+from pipeplan.errors import EndedBySignalError, InvalidInputError, RunFailedError
 from pipeplan.programs.program import Program
 from pipeplan.programs.text import format_instruction
 from worker_agent.engine.processes import OtherNodeError, Place
-from worker_agent.engine.results import RankFailure, RankResult, invalid_input, read_failure, read_result
+from worker_agent.engine.results import DivergedError, RankFailure, RankResult, invalid_input, read_failure, read_result
 from worker_agent.engine.torchrun import node_of
 from worker_agent.models.spec import described
 from worker_agent.runtime.hung import hunting
 from worker_agent.runtime.job import RunJob, read_job, write_job
 from worker_agent.runtime.manifest import clear
+from worker_agent.runtime.measured import logging_steps
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, holdup, read_status
+from worker_agent.runtime.stop import require_not_stopped
 from worker_agent.runtime.watch import OnProgress, watching
 
 _LOOK_S = 0.1
@@ -38,18 +41,20 @@ def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> 
     Of several nodes the first one calls this; the others `join`. All see the job's folder.
 
     Raises RunFailedError naming the rank that failed first, its instruction and its log, or the InvalidInputError that
-    a rank found; OtherNodeError if the cause is on another node. No process is left when it returns.
+    a rank found; DivergedError for numbers that are not finite; OtherNodeError if the cause is on another node;
+    EndedBySignalError after a checkpoint, if a signal asked for it. No process is left when it returns.
     """
     directory = job.directory
-    try:
-        path = write_job(job)
-        for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
-            stale.unlink()
-        clear(directory.checkpoints, after=job.first_step)
-    except OSError as error:
-        raise RunFailedError(f"cannot prepare the run's folder {directory.root}: {error}") from error
-
-    _run_ranks(job, path, on_progress, place)
+    with ExitStack() as stack:
+        try:
+            path = write_job(job)
+            for stale in (*directory.ranks.glob("rank-*"), *directory.root.glob("logs/rank-*.log")):
+                stale.unlink()
+            clear(directory.checkpoints, after=job.first_step)
+            stack.enter_context(logging_steps(job))
+        except OSError as error:
+            raise RunFailedError(f"cannot prepare the run's folder {directory.root}: {error}") from error
+        _run_ranks(job, path, on_progress, place)
 
     found: list[RankResult | None] = []
     pause = threading.Event()
@@ -64,12 +69,16 @@ def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> 
     if missing:
         why = f"rank {missing[0]} ended without a result; log: {directory.log(missing[0])}"
         raise RunFailedError(why, rank=missing[0])
-    return tuple(result for result in found if result is not None)
+    results = tuple(result for result in found if result is not None)
+    require_not_stopped(directory, results[0].stop_step, job.steps)
+    return results
 
 
 def join(job: RunJob, on_progress: OnProgress, place: Place) -> None:
     """Runs this node's ranks of a job that the first node has written into the folder. Raises as `launch` does."""
     _run_ranks(job, job.directory.job, on_progress, place)
+    own = read_result(job.directory.result(place.ranks(job.plan.workers // place.nodes)[0]))
+    require_not_stopped(job.directory, own.stop_step if own else None, job.steps)
 
 
 def _run_ranks(job: RunJob, path: Path, on_progress: OnProgress, place: Place | None) -> None:
@@ -77,13 +86,15 @@ def _run_ranks(job: RunJob, path: Path, on_progress: OnProgress, place: Place | 
     here = place.ranks(processes) if place else range(processes)
     try:
         with watching(job, on_progress, here), hunting(job, here):
-            start = elastic_launch(node_of(place, processes), sys.executable)
+            config = node_of(place, processes)
+            config.signals_to_handle = "SIGHUP,SIGQUIT"  # `heeding_signals` has the others
+            start = elastic_launch(config, sys.executable)
             start("-m", "worker_agent.runtime.start", str(path), str(os.getpid()))
     except ChildFailedError as error:
         begun = replace(read_job(path), out=job.out)  # only now is it known where the first node began
         raise _culprit(begun, error.failures, here, place) from None
     except SignalException as error:
-        raise KeyboardInterrupt from error
+        raise EndedBySignalError(f"ended at once by {error.sigval.name}", error.sigval) from error
     except (DistError, RendezvousError) as error:
         if place is None:
             raise
@@ -151,7 +162,8 @@ def _culprit(
         at = f"at {where} after {max(status.batches_done, job.first_step)} of {job.steps} steps"
     name = f"rank {worst.rank} (stage {stream.stage}, replica {stream.replica})"
     elsewhere = place is not None and (worst.suspicion == 0 or worst.exit_code == -signal.SIGTERM)
-    return (OtherNodeError if elsewhere else RunFailedError)(
+    diverged = worst.said is not None and worst.said.kind == "diverged"
+    return (OtherNodeError if elsewhere else DivergedError if diverged else RunFailedError)(
         f"{name} {_ending(worst, log)} {at}; log: {log}", rank=worst.rank
     )
 

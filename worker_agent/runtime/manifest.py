@@ -204,6 +204,11 @@ def steps_in(root: Path) -> list[int]:
     return sorted(int(name.group(1)) for name in names if name)
 
 
+def is_sealed(root: Path, step: int) -> bool:
+    """Whether a checkpoint was whole when it was written."""
+    return (step_directory(root, step) / MANIFEST).exists()
+
+
 def _difference(directory: Path, name: str, expected: Content) -> str | None:
     """What is wrong with a file; its size is checked first, which is faster."""
     path = directory / name

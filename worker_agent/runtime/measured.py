@@ -4,13 +4,16 @@ A rank writes a row a batch to a file: the file grows with the run, the rank's m
 """
 
 import csv
+import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +23,13 @@ from pipeplan.programs.instructions import BackwardInput, BackwardWeight
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 from pipeplan.simulation.report import RankReport
 from worker_agent.engine.cores import shares_of_others
+from worker_agent.engine.processes import polling
 from worker_agent.engine.results import RankResult
-from worker_agent.runtime.job import RunJob
+from worker_agent.runtime.job import STEPS, RunJob
 from worker_agent.runtime.recorder import Spent
 from worker_agent.runtime.status import UNKNOWN_BYTES, StatusWriter
+
+_log = logging.getLogger(__name__)
 
 _ROW = np.dtype([("end_s", "<f8"), ("busy_s", "<f8"), ("loss", "<f8"), ("memory_bytes", "<i8")])
 
@@ -254,7 +260,6 @@ class StepRows:
         Bytes that cannot be counted leave their cell empty.
         A resumed run begins with the lines of `before`: the folder's steps up to its checkpoint.
         """
-        last_s = 0.0
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(
@@ -262,18 +267,95 @@ class StepRows:
                 + [f"busy_s_rank_{rank}" for rank in self.ranks]
                 + [f"peak_memory_bytes_rank_{rank}" for rank in self.ranks]
             )
-            if self.job.first_step and before.is_file():
-                with before.open(newline="", encoding="utf-8") as led:
-                    steps = (line for line in csv.reader(led) if line and line[0].isdecimal())
-                    writer.writerows(line for line in steps if int(line[0]) <= self.job.first_step)
-            for index, rows in enumerate(zip(*self.rows, strict=True)):
-                end_s = max(float(row["end_s"]) for row in rows)
-                rate = self.job.plan.batch_size / (end_s - last_s) if end_s > last_s else ""
-                step = self.job.first_step + index + 1
-                head = [step, self.losses[index], end_s, rate]
-                last_s = end_s
-                held = ["" if row["memory_bytes"] == UNKNOWN_BYTES else row["memory_bytes"] for row in rows]
-                writer.writerow(head + [row["busy_s"] for row in rows] + held)
+            if self.job.first_step:
+                writer.writerows(_lines_until(before, self.job.first_step))
+            writer.writerows(self.lines())
+
+    def lines(self, done: int = 0, last_s: float = 0.0) -> Iterator[list[Any]]:
+        """The lines of these rows, before which the job has measured so many steps, the last of them until `last_s`."""
+        for index, rows in enumerate(zip(*self.rows, strict=True)):
+            end_s = max(float(row["end_s"]) for row in rows)
+            rate = self.job.plan.batch_size / (end_s - last_s) if end_s > last_s else ""
+            head = [self.job.first_step + done + index + 1, self.losses[index], end_s, rate]
+            last_s = end_s
+            held = ["" if row["memory_bytes"] == UNKNOWN_BYTES else row["memory_bytes"] for row in rows]
+            yield head + [row["busy_s"] for row in rows] + held
+
+
+class StepsLog:
+    """`steps.csv` while a run goes on: a line as soon as all ranks have measured the step."""
+
+    def __init__(self, job: RunJob) -> None:
+        """Begins the file anew, with the lines up to the job's first step. Raises OSError."""
+        self._job = job
+        self._ranks = tuple(range(job.plan.workers))
+        self._done, self._last_s = 0, 0.0
+        path = job.directory.root / STEPS
+        aside = path.with_name(f"{STEPS}.part")
+        StepRows(job=job, ranks=self._ranks, rows=()).write(aside, before=path)
+        aside.replace(path)
+        self._file = path.open("a", newline="", encoding="utf-8")
+
+    def add(self) -> None:
+        """Writes the lines of the steps that all ranks have measured since, and flushes them."""
+        steps = measured_steps(self._job) - self._done
+        if steps <= 0:
+            return
+        files = (self._job.directory.batches(rank) for rank in self._ranks)
+        rows = tuple(np.fromfile(file, dtype=_ROW, count=steps, offset=self._done * _ROW.itemsize) for file in files)
+        own = StepRows(job=self._job, ranks=self._ranks, rows=rows)
+        try:
+            csv.writer(self._file).writerows(own.lines(self._done, self._last_s))
+            self._file.flush()
+        except OSError as error:  # the end of the run writes the whole file, or says why not
+            _log.warning("%s: %s", self._file.name, error)
+        self._done, self._last_s = self._done + steps, max(float(row["end_s"][-1]) for row in rows)
+
+    def close(self) -> None:
+        """No step follows."""
+        self._file.close()
+
+
+@contextmanager
+def logging_steps(job: RunJob) -> Iterator[None]:
+    """While it is active, `steps.csv` follows the ranks, twice a second. Raises OSError if it cannot be begun."""
+    log = StepsLog(job)
+    try:
+        with polling(log.add, 0.5, name="steps"):
+            yield
+    finally:
+        log.add()
+        log.close()
+
+
+def measured_steps(job: RunJob) -> int:
+    """How many steps all ranks have measured in the job's last start."""
+    files = [job.directory.batches(rank) for rank in range(job.plan.workers)]
+    return min(file.stat().st_size // _ROW.itemsize if file.exists() else 0 for file in files)
+
+
+def losses_before(path: Path, step: int) -> tuple[float, ...]:
+    """The losses in a file of steps up to a step, as far back as no step is missing."""
+    losses: list[float] = []
+    last = 0
+    for line in _lines_until(path, step):
+        if int(line[0]) != last + 1:
+            losses = []
+        last = int(line[0])
+        losses.append(float(line[1]))
+    return tuple(losses) if last == step else ()
+
+
+def _lines_until(path: Path, step: int) -> Iterator[list[str]]:
+    """The lines of a file of steps, if there is one, up to a step. A last line that was cut off is left out."""
+    if not path.is_file():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        head = next(csv.reader([file.readline()]), [])
+        whole = (line for line in file if line.endswith("\n"))
+        for line in csv.reader(whole):
+            if len(line) == len(head) and line[0].isdecimal() and int(line[0]) <= step:
+                yield line
 
 
 def rows_of_attempt(earlier: RunJob, step: int) -> StepRows | None:

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -15,14 +15,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_default_store
 
 from pipeplan.errors import PipeplanError, RunFailedError, require
 from pipeplan.programs.check import check
-from pipeplan.programs.footprint import first_versions
-from pipeplan.programs.instructions import BackwardInput, Checkpoint, Forward, Instruction, Update
-from pipeplan.programs.pipeline import ends_with_checkpoint
+from pipeplan.programs.instructions import Checkpoint, Forward, Instruction
 from pipeplan.programs.program import Program, Stream, brief
-from pipeplan.programs.repeating import shortened
 from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline_document import lane_document
 from worker_agent.engine import results
@@ -30,18 +28,14 @@ from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
 from worker_agent.engine.cores import CoresWatch
 from worker_agent.engine.devices import device_memory, place_process
 from worker_agent.engine.lines import Lines, near_ranks, open_lines
-from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
-from worker_agent.engine.results import RankResult, failure_of
-from worker_agent.engine.weights import Weights, find_slots
+from worker_agent.engine.results import DivergedError, RankResult, failure_of
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import in_blocks
-from worker_agent.models.losses import build_loss
 from worker_agent.models.spec import described
 from worker_agent.runtime import checkpoint
 from worker_agent.runtime.among_stages import (
     Late,
-    Part,
     StagesTogether,
     TiedGroups,
     open_tied_groups,
@@ -54,83 +48,15 @@ from worker_agent.runtime.job import LossScale, RunJob, live_in, read_job, write
 from worker_agent.runtime.mail import Mail, edges_of
 from worker_agent.runtime.measured import BatchLog, deferred_share
 from worker_agent.runtime.model_checks import require_match, require_same_data, require_same_start
-from worker_agent.runtime.module_state import Noted
-from worker_agent.runtime.own_blocks import OwnBlocks, own_blocks
-from worker_agent.runtime.own_weights import OwnWeights
+from worker_agent.runtime.own_blocks import own_blocks
+from worker_agent.runtime.rank_part import RankPart
 from worker_agent.runtime.recorder import Recorder
-from worker_agent.runtime.stage import StageBlocks
-from worker_agent.runtime.stage_by_block import StageByBlock
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, activity_of, read_status
+from worker_agent.runtime.stop import StopWatch, closes_batch
 
 
 class PeerLostError(RunFailedError):
     """This rank gave up because another one, for which it waited, is gone."""
-
-
-class RankPart:
-    """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
-
-    def __init__(
-        self,
-        job: RunJob,
-        program: Program,
-        chain: Chain,
-        stream: Stream,
-        device: torch.device,
-        *,
-        own: OwnBlocks,
-        loss_scale: LossScale | None,
-    ) -> None:
-        self.stream = stream
-        plan_stage = job.plan.stages[stream.stage]
-        updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
-        instructions = shortened(stream.instructions)
-        self.blocks = [block.to(device) for block in own.blocks]
-        self.takes = chain.batches
-        self.first, self.last = stream.stage == 0, stream.stage == job.plan.depth - 1
-        whole = partial(
-            StageBlocks,
-            recompute=plan_stage.recompute,
-            split_backward=any(isinstance(i, BackwardInput) for i in instructions),
-            concatenate=job.concatenate,
-        )
-        self.stage = (StageByBlock if plan_stage.recompute_unit == "block" else whole)(
-            self.blocks,
-            first_block=plan_stage.start,
-            criterion=build_loss(job.loss) if self.last else None,
-            seed=job.seed,
-            device=device,
-            minibatch_statistics=job.minibatch_statistics,
-            autocast=getattr(torch, job.computes_in) if job.computes_in else None,
-            block_names=chain.block_names[plan_stage.start : plan_stage.stop],
-            own_weights=OwnWeights(self.blocks, dict(chain.root.named_parameters())),
-        )
-        self.weights = Weights(
-            find_slots(self.blocks, own.names),
-            Optimizer(job.plan.optimizer, job.largest_learning_rate),
-            version=max(first_versions(instructions)),
-            master_weights=job.plan.master_weights,
-            learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
-        )
-        homes = [own.homes[slot.parameter] for slot in self.weights.slots]
-        counted = [stream.replica == 0 and stages[0] == stream.stage for stages in homes]
-        self.among_stages = Part(weights=self.weights, homes=homes, counted=counted)
-        self.noted = Noted(
-            checkpoint.Untrained(self.blocks, own.names),
-            job.first_step,
-            lambda batches: (
-                stream.replica == 0 and ends_with_checkpoint(program.pipeline, batches, job.checkpoint_every)
-            ),
-        )
-        if job.first_step:
-            checkpoint.load_stage(
-                job.directory.checkpoints,
-                job.first_step,
-                stage=self.stream.stage,
-                weights=self.weights,
-                buffers=self.noted.live,
-                loss_scale=loss_scale,
-            )
 
 
 class Rank:
@@ -181,7 +107,10 @@ class Rank:
         status.follow(recorder.finished)
 
         cores = CoresWatch()
-        run_together(executors, self.stream.instructions)
+        decides = self.stream.stage == 0 and self.stream.replica == 0
+        stop = StopWatch(self.job, _get_default_store(), decides=decides)
+        with stop.watching():
+            run_together(executors, self._instructions(executors, stop))
         late.flush()
         status.at(ENDING)
         for mail in mails:
@@ -203,6 +132,7 @@ class Rank:
             first_processor_s=recorder.first_processor_s,
             deferred_share=deferred_share(lane, defers=any(part.stage.defers for part in self.parts)),
             reads_memory_of=near_ranks(lines, self.stream.rank),
+            stop_step=self.job.stop_step,
         )
 
     def _meet(self, status: StatusWriter) -> tuple[Lines, dist.ProcessGroup | None, TiedGroups]:
@@ -266,9 +196,40 @@ class Rank:
         return executors
 
     def _closes_batch(self, instruction: Instruction) -> bool:
-        """A batch's last update, of the last of the rank's stages."""
-        is_last = isinstance(instruction, Update) and instruction.version % self.updates == 0
-        return is_last and instruction.chunk == len(self.parts) - 1
+        return closes_batch(instruction, self.updates, len(self.parts))
+
+    def _instructions(self, executors: Sequence[Executor], stop: StopWatch) -> Iterator[Instruction]:
+        """The stream; where the run stops early, from the batch on in which this is known, that of the shorter run."""
+        batch, begun, begins = self.job.first_step, 0, True
+        for index, instruction in enumerate(self.stream.instructions):
+            if begins and not isinstance(instruction, Checkpoint):  # which belongs to the batch before
+                last = stop.last_batch(batch)
+                if last is not None:
+                    self._shorten(last)
+                    rest: Iterable[Instruction] = self.stream.instructions[index:]
+                    if batch == last:  # it is done, but the longer run has no checkpoint after it
+                        rest = (i for i in self.stream.instructions[begun:] if isinstance(i, Checkpoint))
+                        rest = () if index == len(self.stream.instructions) else rest
+                    yield from self._go_on(executors, tuple(rest))
+                    return
+                begins, begun = False, index  # where the batch at hand begins
+            yield instruction
+            if self._closes_batch(instruction):
+                begins, batch = True, batch + 1
+
+    def _shorten(self, last: int) -> None:
+        """Makes the job one that stops after a step."""
+        self.job = replace(self.job, stop_step=last)
+        self.program = self.job.program()
+        self.stream = self.program.streams[self.stream.rank]
+        if self.stream.rank == 0:
+            write_job(self.job)
+
+    def _go_on(self, executors: Sequence[Executor], rest: Sequence[Instruction]) -> Sequence[Instruction]:
+        """The rest of the stream, of which each executor takes its part."""
+        for chunk, executor in enumerate(executors):
+            executor.go_on_with(tuple(i for i in rest if i.chunk == chunk))
+        return rest
 
     def _hooks(self, status: StatusWriter, log: BatchLog, feeds: Sequence[MicrobatchFeed | None], late: Late) -> Hooks:
         """Status, losses, data, and checkpoints: everything besides the stream."""
@@ -284,7 +245,7 @@ class Rank:
         def look(version: int, loss: float) -> None:
             # A loss that is not finite never becomes finite again: the run ends, with its checkpoints.
             if not math.isfinite(loss):
-                raise RunFailedError(f"the loss is {loss} in step {version // self.updates}: try a lower learning rate")
+                raise DivergedError(f"the loss is {loss} in step {version // self.updates}: try a lower learning rate")
             log.note_loss((version - 1) // self.updates, loss)
             status.note_loss(loss)
 
@@ -321,7 +282,7 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
     world_size = int(os.environ["WORLD_SIZE"])
     rule = f"must be {world_size}, as many as processes were started"
     require(job.plan.workers == world_size, "plan.workers", rule, job.plan.workers)
-    instructions: Sequence[Instruction] = ()
+    worker: Rank | None = None
     shared = job.transport == "host"  # NCCL takes one rank a GPU, gloo any number
     device = place_process(job.device, local_rank, int(os.environ["LOCAL_WORLD_SIZE"]), shared=shared)
     require(job.transport != "nccl" or device.type == "cuda", "transport", "must not be nccl without a GPU", "nccl")
@@ -341,11 +302,14 @@ def run_rank(job: RunJob, rank: int, local_rank: int, status: StatusWriter) -> N
             write_job(job)
         worker = Rank(job, program, chain, rank, device, processes=int(os.environ["LOCAL_WORLD_SIZE"]))
         del chain  # frees the other ranks' blocks
-        instructions = worker.stream.instructions
         results.write(job.directory.result(rank), worker.execute(status))
     except RuntimeError as error:
         # the connections stay open until this process has reported: else others report a lost peer first
+        instructions = () if worker is None else worker.stream.instructions
         raise _explained(error, instructions, job.directory.status(rank), rank) from error
+    if worker.job.stop_step is not None:
+        sys.stdout.flush()
+        os._exit(0)  # receives that were posted for later batches never complete, and torch would wait for them
     dist.destroy_process_group()
 
 

@@ -1,16 +1,19 @@
 """Run: executes a plan on this node and writes the results (`RunDirectory`)."""
 
+import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from pipeplan.calibration.missed import costs_as_measured, missed
 from pipeplan.documents.files import dump, plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
-from pipeplan.errors import InvalidInputError, RunFailedError, require
+from pipeplan.errors import EndedBySignalError, InvalidInputError, PipeplanError, RunFailedError, require
 from pipeplan.programs.timeline import Summary, Timeline, summarise
 from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
@@ -18,14 +21,23 @@ from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.report import Compared, Repredicted, RunReport, report_run
 from pipeplan.simulation.trace import chrome_trace
 from worker_agent.engine.processes import Place
-from worker_agent.models.spec import parse_spec
+from worker_agent.engine.results import DivergedError, RankResult
+from worker_agent.models.spec import described
+from worker_agent.runtime.checkpoint import newest_finite
 from worker_agent.runtime.job import STEPS, TRACE, RunJob, read_job
 from worker_agent.runtime.launch import join, launch
-from worker_agent.runtime.manifest import newest
-from worker_agent.runtime.measured import RunMeasurements, rows_of_attempt
+from worker_agent.runtime.manifest import is_sealed, steps_in
+from worker_agent.runtime.measured import RunMeasurements, losses_before, measured_steps, rows_of_attempt
+from worker_agent.runtime.resume import option_values, resumed, stored_job
+from worker_agent.runtime.stop import heeding_signals
 from worker_agent.runtime.watch import OnProgress
 
 _log = logging.getLogger(__name__)
+
+INTERRUPTIONS = (EndedBySignalError, KeyboardInterrupt)
+
+State = Literal["running", "succeeded", "failed", "interrupted"]
+"""How far a run has come, as its report says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +48,38 @@ class RunOutcome:
     timeline: Timeline
 
 
-def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> RunOutcome:
+def execute(
+    job: RunJob, on_progress: OnProgress, place: Place | None = None, *, tell: Callable[[str], None] = _log.warning
+) -> RunOutcome:
     """Runs the job and writes the files of its directory that are for the user. Raises as `launch` does.
 
-    With a place this is the first of several nodes, and all of them see the directory.
+    With a place this is the first of several nodes, and all of them see the directory. A signal ends the run with a
+    checkpoint (`stop`), which `tell` receives. However the run ends, its report says how.
     """
     rule = "must be the blocks' own order, or none: the executor runs chains"
     require(job.plan.order in (None, tuple(range(job.plan.stages[-1].stop))), "plan.order", rule, job.plan.order)
     job.program()  # refuses exchanges that the schedule cannot make before a process starts
+    try:
+        job.directory.ranks.mkdir(parents=True, exist_ok=True)
+        job.directory.stop.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunFailedError(f"cannot prepare the run's folder {job.directory.root}: {error}") from error
     _keep_steps(job)
-    results = launch(job, on_progress, place)
+    try:
+        with heeding_signals(job.directory, tell):
+            _write_state(job, "running")
+            return _reported(job, launch(job, on_progress, place))
+    except BaseException as error:
+        reason = error
+        if isinstance(error, DivergedError):
+            reason = DivergedError(f"{error}; {_last_good(job)}", rank=error.rank)
+        with suppress(RunFailedError):  # whose cause may be the error's, such as a full disk
+            _write_state(job, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed", reason)
+        raise reason from error.__cause__
+
+
+def _reported(job: RunJob, results: tuple[RankResult, ...]) -> RunOutcome:
+    """Writes the files of a run that has ended well."""
     begun = replace(read_job(job.directory.job), out=job.out)  # the ranks have found out which stages share weights
     measured = RunMeasurements(begun, results)
     window, first = measured.window, begun.first_step
@@ -76,14 +110,51 @@ def execute(job: RunJob, on_progress: OnProgress, place: Place | None = None) ->
     again = _predicted_again(begun, measured, report.throughput_samples_per_s.measured)
     report = replace(report, missed=causes, repredicted=again)
 
-    document = {"plan_id": content_id(job.plan), "model": job.model, "data": job.data, "seed": job.seed}
     root = job.directory.root
     _write(root / PLAN, dump(plan_document(job.plan)))
     _write(root / TIMELINE, dump(timeline_document(timeline)))
     _written(root / STEPS, partial(measured.write_steps, before=root / STEPS))
+    report = replace(report, earlier_losses=losses_before(root / STEPS, first))
     _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
-    _write(root / REPORT, dump(document | asdict(report) | {"recorded": measured.recorded()}))
+    document = _document(job, "succeeded") | asdict(report) | {"recorded": measured.recorded()}
+    _write(root / REPORT, dump(document))
     return RunOutcome(report=report, timeline=timeline)
+
+
+def _document(job: RunJob, state: State, error: BaseException | None = None) -> dict[str, Any]:
+    """What the report says of every run: how it was begun, how far it is, and why it ended."""
+    sentence = None
+    if error is not None:
+        sentence = str(error) if isinstance(error, PipeplanError) else described(error)
+    sealed = [step for step in steps_in(job.directory.checkpoints) if is_sealed(job.directory.checkpoints, step)]
+    return {
+        "plan_id": content_id(job.plan),
+        "model": job.model,
+        "data": job.data,
+        "seed": job.seed,
+        "state": state,
+        "error": sentence,
+        "step": job.first_step + (0 if state == "running" else measured_steps(job)),
+        "checkpoint": max(sealed, default=None),
+        "options": option_values(job),
+        "changes": [asdict(c) | {"old": json.loads(c.old), "new": json.loads(c.new)} for c in job.changes],
+    }
+
+
+def _write_state(job: RunJob, state: State, error: BaseException | None = None) -> None:
+    _written(
+        job.directory.root / REPORT,
+        lambda aside: aside.write_text(dump(_document(job, state, error)), encoding="utf-8"),
+        when=f"the run is {state}:",
+    )
+
+
+def _last_good(job: RunJob) -> str:
+    """Which checkpoint a run that has diverged can go on from, in words."""
+    found = newest_finite(job.directory.checkpoints).manifest
+    if found is None:
+        return "there is no checkpoint before it"
+    return f"the last good checkpoint is step-{found.step}, from which --resume goes on (--change learning-rate)"
 
 
 def _predicted(job: RunJob, plan: Plan, window: int | None) -> tuple[Timeline, Summary]:
@@ -109,9 +180,12 @@ def _predicted_again(job: RunJob, measured: RunMeasurements, samples_per_s: floa
     return Repredicted(batches=batches, elapsed_s=begun.makespan_s, throughput_samples_per_s=throughput)
 
 
-def take_part(job: RunJob, on_progress: OnProgress, place: Place) -> None:
+def take_part(
+    job: RunJob, on_progress: OnProgress, place: Place, *, tell: Callable[[str], None] = _log.warning
+) -> None:
     """Runs this node's part of a job that the first node `execute`s. Raises as `launch` does."""
-    join(job, on_progress, place)
+    with heeding_signals(job.directory, tell):
+        join(job, on_progress, place)
 
 
 def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: Callable[[str], None]) -> RunOutcome:
@@ -124,9 +198,9 @@ def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: 
     """
     for left in reversed(range(restarts + 1)):
         try:
-            return execute(job, on_progress)
+            return execute(job, on_progress, tell=tell)
         except RunFailedError as error:
-            if left == 0 or error.rank is None:
+            if left == 0 or error.rank is None or isinstance(error, DivergedError):  # which would come again
                 raise
             tell(str(error))  # at once: searching for a whole checkpoint means reading all of it
             try:
@@ -137,50 +211,14 @@ def execute_again(job: RunJob, on_progress: OnProgress, *, restarts: int, tell: 
     raise ValueError("restarts must be at least 0")
 
 
-def resumed(job: RunJob, *, before: int | None = None, tell: Callable[[str], None] = _log.warning) -> RunJob:
-    """The job from its folder's newest whole checkpoint on; unchanged, from step 0, if none was ever finished.
-
-    `tell` receives which newer ones cannot be used. Checkpoints from the step `before` on are ignored. Raises
-    InvalidInputError if all are damaged, or the checkpoint is of another plan, model, data or seed.
-    """
-    found = newest(job.directory.checkpoints, before=before)
-    damaged = [str(defect) for defect in found.defects if not defect.unfinished]
-    if found.manifest is None:
-        rule = f"must have a whole checkpoint ({'; '.join(damaged)}); without them --resume starts at step 0"
-        require(not damaged, "resume", rule, str(job.directory.checkpoints))
-        return job
-    if found.defects:
-        tell(f"{'; '.join(map(str, found.defects))}: going on from step-{found.manifest.step}")
-
-    # The checkpoint must be of the job's own plan, model, data and seed.
-    its, own = found.manifest, job.manifest(found.manifest.step)
-    rule = "must be the one that wrote the checkpoint"
-    for key, given in own.plan.items() if own.plan_id != its.plan_id else ():
-        require(given == its.plan.get(key), "plan", f"{rule}, whose {key} is {its.plan.get(key)}", given)
-    require(own.plan_id == its.plan_id, "plan", f"{rule}, {its.plan_id}", own.plan_id)
-    for field in ("model", "data", "seed"):
-        given, written = getattr(own, field), getattr(its, field)
-        same = given == written
-        if not same and field != "seed":  # SPECs may name the same, with the same options, in other words
-            one, other = (parse_spec(str(text), field=field) for text in (given, written))
-            same = (one.target, one.options) == (other.target, other.options)
-        require(same, field, f"{rule}, {written}", given)
-    rule = f"must be given: it was {its.steps}, the steps that the checkpoint's run was to have"
-    decays = job.lr_schedule != "constant" and job.decay_steps is None
-    require(not decays or job.steps == its.steps, "decay_steps", rule, None)
-    return replace(job, first_step=its.step)
-
-
 def _keep_steps(job: RunJob) -> None:
     """Writes the steps of an attempt that did not end, up to the checkpoint: its ranks' files are removed now."""
-    if not job.first_step or not job.directory.job.exists():
+    if not job.first_step:
         return
-    try:
-        earlier = replace(read_job(job.directory.job), out=job.out)
-    except (InvalidInputError, ValueError) as error:  # of another version, or cut off
-        _log.warning("the steps that the earlier attempt measured are not kept: %s", error)
+    earlier = stored_job(job.directory.job, lambda why: _log.warning("the steps measured before are not kept: %s", why))
+    if earlier is None:
         return
-    rows = rows_of_attempt(earlier, job.first_step)
+    rows = rows_of_attempt(replace(earlier, out=job.out), job.first_step)
     if rows is not None:
         steps = job.directory.root / STEPS
         _written(steps, partial(rows.write, before=steps), when="the training does not go on:")

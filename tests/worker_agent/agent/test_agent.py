@@ -32,7 +32,7 @@ from tests.worker_agent.runtime.plans import make_plan
 from worker_agent.agent.task import perform, write_task
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.manifest import seal, stage_files
-from worker_agent.runtime.run import resumed
+from worker_agent.runtime.resume import resumed
 
 TIMEOUT_S = 60.0
 PLAN = make_plan("1f1b", (0, 2, 4))
@@ -132,7 +132,7 @@ def test_a_job_that_fails_leaves_the_agent_to_the_next_one(site: Site) -> None:
 def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
     work_dir = tmp_path / "work"
     with served(tmp_path / "service.sqlite3", PIPEPLAN_LEASE_S="2") as url, Client(url) as service:
-        task = run_task(store_plan(service, stages=1), model=SLEEP, steps=14, checkpoint_every=4)
+        task = run_task(store_plan(service, stages=1), model=SLEEP, steps=24, checkpoint_every=4)
         job = service.enqueue_job(task)
         with working(url, work_dir) as (agent, log):
             checkpoint = work_dir / job.id / "out" / "checkpoints" / "step-4" / "manifest.json"
@@ -146,8 +146,10 @@ def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_check
         assert (ended.state, ended.agent, ended.attempts, ended.fence) == ("succeeded", "node-2", 1, 2), ended.error
         report = service.run(str(ended.run_id)).report
         assert report is not None
-        assert report.first_step >= 4
-        assert report.first_step + report.steps == 14
+        assert report.first_step > 4, "the checkpoint of the batch at which the agent was stopped"
+        assert report.first_step + report.steps == 24
+        losses = (*report.earlier_losses, *report.losses)
+        assert (report.first_loss_step, len(losses)) == (0, 24), "those before the agent's end as well"
 
 
 def test_an_agent_that_starts_before_the_service_waits_for_it(tmp_path: Path) -> None:

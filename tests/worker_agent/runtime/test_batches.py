@@ -23,7 +23,7 @@ from worker_agent.models.spec import call_factory, parse_spec
 from worker_agent.runtime.export import export_checkpoint
 from worker_agent.runtime.feed import TokenMeans
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.run import resumed
+from worker_agent.runtime.resume import resumed
 
 STEPS = 3
 

@@ -21,7 +21,7 @@ from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.runtime.checkpoint import load_stage, save_stage
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.manifest import Defect, Manifest, clear, inspect, newest, step_directory
-from worker_agent.runtime.run import resumed
+from worker_agent.runtime.resume import resumed
 
 MLP = "worker_agent.models.presets:mlp?width=8&depth=4"
 DATA = "worker_agent.models.presets:regression?width=8"

@@ -19,7 +19,7 @@ from worker_agent.models.chain import build_model
 from worker_agent.runtime.job import RunJob, holding
 from worker_agent.runtime.model_checks import require_match
 from worker_agent.runtime.rank import run_rank
-from worker_agent.runtime.run import resumed
+from worker_agent.runtime.resume import resumed
 from worker_agent.runtime.status import StatusWriter, read_status
 
 PLAN = make_plan("1f1b", (0, 2, 4))

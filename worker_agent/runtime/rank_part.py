@@ -1,0 +1,93 @@
+"""Rank part: one stage of a rank, with its blocks and weights."""
+
+from functools import partial
+
+import torch
+
+from pipeplan.programs.footprint import first_versions
+from pipeplan.programs.instructions import BackwardInput
+from pipeplan.programs.pipeline import ends_with_checkpoint
+from pipeplan.programs.program import Program, Stream
+from pipeplan.programs.repeating import shortened
+from worker_agent.engine.optimizers import Optimizer
+from worker_agent.engine.weights import Weights, find_slots
+from worker_agent.models.chain import Chain
+from worker_agent.models.losses import build_loss
+from worker_agent.runtime import checkpoint
+from worker_agent.runtime.among_stages import Part
+from worker_agent.runtime.job import LossScale, RunJob
+from worker_agent.runtime.module_state import Noted
+from worker_agent.runtime.own_blocks import OwnBlocks
+from worker_agent.runtime.own_weights import OwnWeights
+from worker_agent.runtime.stage import StageBlocks
+from worker_agent.runtime.stage_by_block import StageByBlock
+
+LOSS_SCALING = ("autocast", "loss_scale")
+"""The options whose change begins the dynamic loss scale anew."""
+
+
+class RankPart:
+    """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
+
+    def __init__(
+        self,
+        job: RunJob,
+        program: Program,
+        chain: Chain,
+        stream: Stream,
+        device: torch.device,
+        *,
+        own: OwnBlocks,
+        loss_scale: LossScale | None,
+    ) -> None:
+        self.stream = stream
+        plan_stage = job.plan.stages[stream.stage]
+        updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
+        instructions = shortened(stream.instructions)
+        self.blocks = [block.to(device) for block in own.blocks]
+        self.takes = chain.batches
+        self.first, self.last = stream.stage == 0, stream.stage == job.plan.depth - 1
+        whole = partial(
+            StageBlocks,
+            recompute=plan_stage.recompute,
+            split_backward=any(isinstance(i, BackwardInput) for i in instructions),
+            concatenate=job.concatenate,
+        )
+        self.stage = (StageByBlock if plan_stage.recompute_unit == "block" else whole)(
+            self.blocks,
+            first_block=plan_stage.start,
+            criterion=build_loss(job.loss) if self.last else None,
+            seed=job.seed,
+            device=device,
+            minibatch_statistics=job.minibatch_statistics,
+            autocast=getattr(torch, job.computes_in) if job.computes_in else None,
+            block_names=chain.block_names[plan_stage.start : plan_stage.stop],
+            own_weights=OwnWeights(self.blocks, dict(chain.root.named_parameters())),
+        )
+        self.weights = Weights(
+            find_slots(self.blocks, own.names),
+            Optimizer(job.plan.optimizer, job.largest_learning_rate),
+            version=max(first_versions(instructions)),
+            master_weights=job.plan.master_weights,
+            learning_rate=lambda version: job.learning_rate_at((version - 1) // updates),
+        )
+        homes = [own.homes[slot.parameter] for slot in self.weights.slots]
+        counted = [stream.replica == 0 and stages[0] == stream.stage for stages in homes]
+        self.among_stages = Part(weights=self.weights, homes=homes, counted=counted)
+        self.noted = Noted(
+            checkpoint.Untrained(self.blocks, own.names),
+            job.first_step,
+            lambda batches: (
+                stream.replica == 0 and ends_with_checkpoint(program.pipeline, batches, job.checkpoint_every)
+            ),
+        )
+        if job.first_step:
+            anew = any(change.step >= job.first_step and change.option in LOSS_SCALING for change in job.changes)
+            checkpoint.load_stage(
+                job.directory.checkpoints,
+                job.first_step,
+                stage=self.stream.stage,
+                weights=self.weights,
+                buffers=self.noted.live,
+                loss_scale=None if anew else loss_scale,
+            )
