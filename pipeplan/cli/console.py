@@ -4,6 +4,7 @@ A command that fails ends with one clear sentence on standard error and an exit 
 A command that needs more than the core names the extra before it imports anything of it.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.cli.words import command_for, meant, option_for
 from pipeplan.documents.files import require_model
 from pipeplan.documents.names import Spec, parse_spec
 from pipeplan.documents.validators import rule_of
@@ -81,6 +83,9 @@ MODULES = {
 PIPED_WIDTH = 200
 """Columns of a table if standard output is not a terminal."""
 
+_GUESSES = r" \(Possible|\. Did you"
+"""Where typer's own guesses begin, by the letters alone."""
+
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """What typer raises for a command line that it cannot read. Typer exports only kinds of it, not the class itself."""
 
@@ -91,8 +96,24 @@ class GroupedCommand(typer.core.TyperCommand):
     Its errors name options as they are typed.
     """
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads the command line; an error about it knows the command, and the option as it was typed."""
+        typed = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            error.ctx = error.ctx or ctx  # type: ignore[attr-defined]
+            name = getattr(error, "option_name", "--")
+            if not name.startswith("--"):  # of -tp the parser names -t alone
+                error.option_name = next((each for each in typed if each.startswith(name)), name)  # type: ignore[attr-defined]
+            raise
+
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command; an error about the field of an option names the option."""
+        """Runs the command, with other tools' words for its values taken as ours.
+
+        An error about the field of an option names the option.
+        """
+        ctx.params = {name: meant(name, value) for name, value in ctx.params.items()}
         try:
             return super().invoke(ctx)
         except InvalidInputError as error:
@@ -184,10 +205,25 @@ def run_command(command: Callable[[], object]) -> None:
             error.show()  # type: ignore[attr-defined]
             raise SystemExit(INVALID_INPUT) from error
         command_path = error.ctx.command_path  # type: ignore[attr-defined]
-        sentence = rule_of(error.format_message().rstrip("."))  # type: ignore[attr-defined]
+        said, hint = error.format_message(), _hint(error)  # type: ignore[attr-defined]
+        if hint:
+            said = f"{re.split(_GUESSES, said)[0].rstrip('.')}; {hint}"
+        sentence = rule_of(said.rstrip("."))
         if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
             sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
         _fail(f"{sentence} (`{command_path} --help` lists what there is)", INVALID_INPUT)
+
+
+def _hint(error: Any) -> str | None:
+    """What an option or a command that is not there means, if that is known."""
+    command = error.ctx.command
+    if type(error).__name__ == "NoSuchOption":
+        own = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        if command.name == "profile" and hasattr(command, "commands"):
+            return "`pipeplan-agent profile` measures and estimates models"
+        return option_for(error.option_name, own)
+    typed = re.match(r"No such command '([^']*)'", error.format_message())
+    return command_for(typed[1]) if typed else None
 
 
 @contextmanager

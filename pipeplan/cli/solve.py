@@ -25,7 +25,7 @@ from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import answer_document, dump, read, require_place, write_document
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import require
+from pipeplan.errors import require, require_one_of
 from pipeplan.formats import four_digits
 from pipeplan.planners.problem import (
     ACCOUNTINGS,
@@ -265,6 +265,7 @@ def solve(
     from pipeplan.cli.plan_tables import show_choices, show_reasons, show_solution
 
     require_place(output)
+    require_one_of(PLANNERS, "planner", planner)
     ours, rule = options.engine in (None, OUR_RUNTIME), "is for the degrees of another engine: name it with --engine"
     require(not explain or not ours, "explain", rule, explain)
     rule = "must be left out with --json: the document has the choices"

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeplan.documents.identity import content_id, plain
-from pipeplan.documents.names import on_one_line
+from pipeplan.documents.names import hub_model, on_one_line
 from pipeplan.documents.plan import Answer, Infeasible, Plan
 from pipeplan.documents.validators import MISSING, excerpt, fault_of_number, rule_of, validator_of
 from pipeplan.errors import InvalidInputError, require, require_unique
@@ -151,10 +151,10 @@ def require_model(path: Path) -> None:
     if path.exists():
         return
     rule = "must be a file or folder on this machine: there is none of this name, and nothing is downloaded"
-    if not path.is_absolute() and len(path.parts) == 2 and path.suffix != ".json":
-        name = path.name
-        rule += f". Of a model of the hub the config is enough: `hf download {path} config.json --local-dir {name}`, "
-        rule += f"then hf:{name}/config.json"
+    if path.parts[0] == "~":
+        rule += ", and ~ is not replaced here: write the whole path"
+    elif not path.is_absolute() and len(path.parts) == 2 and path.parts[0] != ".." and path.suffix != ".json":
+        rule += f". Of a model of the hub the config is enough: {hub_model(str(path))}"
     raise InvalidInputError("model", rule, str(path))
 
 
@@ -227,6 +227,9 @@ def _refuse_another_kind(wanted: str, text: str, path: Path) -> None:
         return
     if wanted not in _OWN_KEYS or not isinstance(document, dict) or _OWN_KEYS[wanted] in document:
         return
+    if "model_type" in document or "architectures" in document:
+        rule = f"must be a {wanted}, and this is a model's config: name it as --model hf:{path}"
+        raise InvalidInputError(f"{path}: document", rule, document.get("model_type", document.get("architectures")))
     for other, key in _OWN_KEYS.items():
         if key in document:
             rule = f"must be a {wanted}, and this is a {other}: it has {key}"

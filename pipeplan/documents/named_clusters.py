@@ -33,6 +33,8 @@ USUAL_DEVICES = 8
 
 _SEPARATORS = re.compile(r"[\s_]+")
 _NODES = re.compile(r"[0-9]{1,9}")
+_COUNTED = re.compile(r"(?P<before>\d+)-?[x*]-?(?P<last>.*?)|(?P<first>.*?)-?[x*]-?(?P<after>\d+)")
+"""`8xh100` and `dgx-h100 x 4`, when plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,10 +180,7 @@ def named_cluster(text: str, *, field: str = "cluster", or_else: str = "a file")
     name, colon, nodes = text.partition(":")
     server = SERVERS.get(_plain(name))
     if server is None:
-        near = get_close_matches(_plain(name), SERVERS, n=4, cutoff=0.6)
-        near += [known for known in SERVERS if name and known.startswith(_plain(name)) and known not in near]
-        others = f"near: {', '.join(near)}" if near else "`pipeplan clusters` lists them"
-        rule = f"must be {or_else}, or NAME or NAME:NODES of a known cluster ({others})"
+        rule = f"must be {or_else}, or NAME or NAME:NODES of a known cluster ({_near(name)})"
         raise InvalidInputError(field, rule, text)
     if not colon:
         return server.cluster(1)
@@ -190,6 +189,23 @@ def named_cluster(text: str, *, field: str = "cluster", or_else: str = "a file")
     rule = f"must have from 1 to {MAX_DEVICES // server.devices} nodes"
     require(0 < int(nodes) * server.devices <= MAX_DEVICES, field, rule, text)
     return server.cluster(int(nodes))
+
+
+def _near(name: str) -> str:
+    """What a name that is not known most likely means."""
+    plain = _plain(name)
+    counted = _COUNTED.fullmatch(plain)
+    alone = plain if counted is None else counted["first"] or counted["last"] or ""
+    if counted is not None and alone in SERVERS:
+        return f"{alone}:{counted['before'] or counted['after']} is meant: that many servers"
+    for device in (plain.removeprefix("nvidia-"), alone.removeprefix("nvidia-")):
+        types = [each for each in KNOWN_TYPES if each == device or each.startswith(f"{device}-")]
+        servers = ", ".join(f"{server.name} ({server.devices})" for server in _ALL if server.type in types)
+        if types:
+            return f"{device} is a device; servers with it, and how many: {servers or 'none that is known'}"
+    near = get_close_matches(alone, SERVERS, n=4, cutoff=0.6)
+    near += [known for known in SERVERS if alone and known.startswith(alone) and known not in near]
+    return f"near: {', '.join(near)}" if near else "`pipeplan clusters` lists them"
 
 
 def is_named(text: str) -> bool:

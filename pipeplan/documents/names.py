@@ -17,6 +17,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -94,6 +95,8 @@ _WORDS: dict[str, Value] = {"true": True, "false": False, "null": None}
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _FAMILY = re.compile(r"[A-Za-z_][\w-]*")
 _ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_SUFFIXES = (".yaml", ".yml", ".toml", ".txt", ".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_TOKENS = (".bin", ".npy", ".jsonl", ".parquet", ".arrow")
 _SHAPE = "must be hf:FAMILY?key=value&..., hf:PATH?..., preset:NAME?... or package.module:factory?key=value&..."
 _CHARACTERS = "must hold printable characters and no spaces; %XX stands for others"
 
@@ -167,7 +170,7 @@ def parse_spec(text: str, *, field: str) -> Spec:
         fits = path or _FAMILY.fullmatch(name) is not None
     else:
         fits = all(_DOTTED.fullmatch(part) for part in (scheme, name))
-    require(bool(colon) and fits, field, _SHAPE, text)
+    require(bool(colon) and fits, field, f"{_SHAPE}{_near(text, field)}", text)
 
     options: dict[str, Value] = {}
     for item in query.split("&") if query else ():
@@ -186,6 +189,45 @@ def query_of(options: Mapping[str, Any]) -> str:
         require(_value(text, key) == value, key, "must be a value that a SPEC can hold", value)
         items.append(f"{key}={quote(text, safe='')}")
     return "&".join(items)
+
+
+def hub_model(name: str) -> str:
+    """How to plan a model of the Hugging Face hub, OWNER/NAME: nothing is downloaded here."""
+    folder = name.rpartition("/")[2]
+    return f"`hf download {name} config.json --local-dir {folder}`, then hf:{folder}/config.json"
+
+
+def _near(text: str, field: str) -> str:
+    """What a text that is no SPEC most likely means, as a rule's end."""
+    target, mark, query = text.partition("?")
+    if "://" in target:
+        parts = target.split("/")[3:5]
+        return f"; nothing is downloaded: {hub_model('/'.join(parts))}" if field == "model" and len(parts) == 2 else ""
+    stem = target.partition(":")[0]
+    if stem.endswith(".py"):
+        factory = target.partition(":")[2] or "FACTORY"
+        return f"; {stem.removesuffix('.py').strip('./').replace('/', '.')}:{factory} is meant"
+    if target in PRESETS:
+        return f"; preset:{text} is meant"
+    if field == "data" and target.endswith(_TOKENS):
+        file = f"path={target}&dtype=uint16&vocabulary=50257&sequence_length=1024"
+        return f"; of a file of tokens: worker_agent.models.token_files:tokens?{file}"
+    if field != "model":
+        return ""
+    if target in FAMILIES:
+        return f"; hf:{text} is meant"
+    name = re.sub("^hf[:/]", "", target, flags=re.IGNORECASE)
+    if _is_path(name):
+        hub = name.count("/") == 1 and name[0] not in "./~" and not name.endswith((".json", "/"))
+        of_hub = (
+            f"; of the hub's model {name} the config is enough: {hub_model(name)}" if hub and name == target else ""
+        )
+        return f"; hf:{name}{mark}{query} is meant, if it is a config's file or a model's folder{of_hub}"
+    if _DOTTED.fullmatch(target) and "." in target and not target.endswith(_SUFFIXES):
+        return f"; {target}:FACTORY is meant, if it is a module"
+    near = [f"hf:{each}" for each in get_close_matches(name, FAMILIES)]
+    near += [f"preset:{each}" for each in get_close_matches(name, PRESETS)]
+    return f" (near: {', '.join(near)})" if near else ""
 
 
 def _is_path(name: str) -> bool:

@@ -105,6 +105,10 @@ def load_factory(spec: Spec, *, field: str) -> Callable[..., Any]:
         missing = error.name or module
         own = module == missing or module.startswith(f"{missing}.")
         here = "must name a module that exists, in the current folder or installed"
+        if module.endswith(".py"):
+            here += f": {module.removesuffix('.py')}:{spec.name} is meant"
+        elif module.casefold() in ("hf", "preset"):
+            here += f": {module.casefold()}:{spec.name} is meant"
         rule = here if own else f"needs module {missing}, which is not installed"
         raise InvalidInputError(field, rule, module) from error
     except (ImportError, SyntaxError) as error:

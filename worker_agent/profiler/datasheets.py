@@ -38,7 +38,7 @@ from typing import ClassVar
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import DTYPE_BYTES, Device
-from pipeplan.errors import require, require_amount, require_count
+from pipeplan.errors import InvalidInputError, require, require_amount, require_count
 
 COMPUTE_EFFICIENCY = 0.78
 MEMORY_EFFICIENCY = 0.85
@@ -381,8 +381,10 @@ def find_datasheet(name_or_file: str) -> Datasheet:
     """The datasheet of this name or in this file. Raises InvalidInputError if there is none, or a field is wrong."""
     if name_or_file in DATASHEETS:
         return DATASHEETS[name_or_file]
-    rule = f"must be a datasheet's file, or one of {', '.join(sorted(DATASHEETS))}"
-    require(Path(name_or_file).is_file(), "analytic", rule, name_or_file)
+    if not Path(name_or_file).is_file():
+        near = ", ".join(name for name in sorted(DATASHEETS) if name.startswith(name_or_file.casefold() or " "))
+        rule = f"must be a datasheet's file, or one of {', '.join(sorted(DATASHEETS))}"
+        raise InvalidInputError("analytic", f"{rule} (near: {near})" if near else rule, name_or_file)
     from pipeplan.documents.files import read  # and pydantic, which datasheets known by name do without
 
     return read(Datasheet, Path(name_or_file))

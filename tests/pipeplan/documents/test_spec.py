@@ -71,6 +71,35 @@ def test_what_is_not_a_spec_is_refused_by_its_rule(text: str, rule: str) -> None
         parse_spec(text, field="model")
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "meant"),
+    [
+        ("model", "config.json", "; hf:config.json is meant, if it is a config's file or a model's folder"),
+        ("model", "./llama?n_layer=2", "; hf:./llama?n_layer=2 is meant, if"),
+        (
+            "model",
+            "meta-llama/Llama-3-8B",
+            "hf download meta-llama/Llama-3-8B config.json --local-dir Llama-3-8B`",
+        ),
+        ("model", "https://hub.example/a/b/tree/main", "; nothing is downloaded: `hf download a/b config.json"),
+        ("model", "gpt2?n_layer=2", "; hf:gpt2?n_layer=2 is meant"),
+        ("model", "mlp", "; preset:mlp is meant"),
+        ("model", "mine.py", "; mine:FACTORY is meant"),
+        ("model", "./models/mine.py:make", "; models.mine:make is meant"),
+        ("model", "package.module", "; package.module:FACTORY is meant, if it is a module"),
+        ("model", "llama-3-8b", " (near: hf:llama, preset:llama_7b)"),
+        ("data", "train.bin", "; of a file of tokens: worker_agent.models.token_files:tokens?path=train.bin&"),
+        ("data", "random_tokens", "; preset:random_tokens is meant"),
+        ("data", "config.json", "key=value&..., got"),
+        ("model", "config.yaml", "key=value&..., got"),
+    ],
+)
+def test_what_is_nearly_a_spec_leads_to_one(field: str, text: str, meant: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        parse_spec(text, field=field)
+    assert meant in str(caught.value)
+
+
 def test_a_path_names_a_file_or_a_folder_and_has_escapes() -> None:
     assert parse_spec("hf:/my%20models/config.json?n_layer=2", field="model").path == "/my models/config.json"
     assert parse_spec("hf:./folder", field="model").path == "./folder"

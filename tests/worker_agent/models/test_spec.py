@@ -62,6 +62,14 @@ def test_what_is_not_a_spec_is_refused_by_its_rule(text: str, rule: str) -> None
             "worker_agent.none_such:mlp",
             "model: must name a module that exists, in the current folder or installed, got 'worker_agent.none_such'",
         ),
+        (
+            "net.py:mlp",
+            "model: must name a module that exists, in the current folder or installed: net:mlp is meant, got 'net.py'",
+        ),
+        (
+            "HF:gpt2",
+            "model: must name a module that exists, in the current folder or installed: hf:gpt2 is meant, got 'HF'",
+        ),
         ("json:mlp", "model: must name something that module json holds, got 'mlp'"),
         ("string:digits", "model: must name a callable, got 'string:digits'"),
     ],

@@ -135,6 +135,8 @@ def test_a_wrong_file_is_refused_by_the_field(change: dict[str, Any], field: str
 def test_neither_a_name_nor_a_file_is_refused_with_the_names() -> None:
     with pytest.raises(InvalidInputError, match="analytic: must be a datasheet's file, or one of a100-40gb, a100-80gb"):
         find_datasheet("a100")
+    with pytest.raises(InvalidInputError, match=r"\(near: h100-pcie, h100-sxm\), got 'H100'"):
+        find_datasheet("H100")
 
 
 def test_the_datasheets_are_the_types_that_planners_know_by_name() -> None:
