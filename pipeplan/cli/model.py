@@ -27,8 +27,8 @@ from pipeplan.documents.forms import Form
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
 from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError, PipeplanError, require, require_count
-from pipeplan.planners.problem import Options
+from pipeplan.errors import InvalidInputError, PipeplanError, require
+from pipeplan.planners.problem import Options, require_batch_size
 from pipeplan.protocol.estimates import FormsAsked, datasheet_of, forms_asked, microbatch_sizes
 
 ModelSpec = Annotated[
@@ -107,7 +107,7 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
     Raises InvalidInputError for a device without a datasheet, and MissingDependencyError without the extra `worker`.
     Where the profiler refuses the model, its sentence is passed on and the command ends with its exit status.
     """
-    require_count("batch_size", batch_size)
+    require_batch_size(batch_size)
     sizes = microbatch_sizes(batch_size, asked.sequence_length, options.microbatch_size)
     keys = [datasheet_of(device) for device in cluster.types]
     forms = forms_asked(cluster, options, batch_size=batch_size, sequence_length=asked.sequence_length)

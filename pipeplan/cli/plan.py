@@ -20,9 +20,9 @@ from pipeplan.documents.files import answer_document, invalid_input, plan_docume
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require, require_one_of
-from pipeplan.planners.problem import Options
+from pipeplan.planners.problem import MAX_BATCH_SIZE, Options
 from pipeplan.protocol.estimates import ModelPlanRequest
-from pipeplan.protocol.plans import MAX_BATCH_SIZE, PlanQuery, PlanRequest, is_short_id
+from pipeplan.protocol.plans import PlanQuery, PlanRequest, is_short_id
 
 app = typer.Typer(no_args_is_help=True, help="Plans of a service: made on request, and read.")
 

@@ -25,6 +25,9 @@ ACCOUNTINGS = ("training", "paper")
 SEMANTICS = ("played", "paper", "release")
 CUTS = ("any", "single-tensor")
 
+MAX_BATCH_SIZE = 2**31 - 1
+"""The largest batch, in samples: what a service's database holds, and more than anybody trains with."""
+
 MOST_RECOMPUTATION = 1000
 """The largest c_extra. With far larger ones, sums of recomputed times round the times of other stages to 0."""
 
@@ -193,7 +196,7 @@ class PlanningProblem:
     graph: "CutGraph | None" = None
 
     def __post_init__(self) -> None:
-        require_count("batch_size", self.batch_size)
+        require_batch_size(self.batch_size)
         self.options.require_possible()
         rule = f"must be left out for the engine {self.options.engine}, which has no autocast: profile in 16 bits"
         ours = self.options.engine in (None, OUR_RUNTIME)
@@ -275,6 +278,12 @@ class CutGraph:
 
 Planner = Callable[[PlanningProblem], Answer]
 """Pure and deterministic: the same problem gives the same answer. Raises InvalidInputError for what cannot be asked."""
+
+
+def require_batch_size(samples: int) -> None:
+    """Raises InvalidInputError for a batch that is no whole number of samples, or larger than any that is planned."""
+    require_count("batch_size", samples)
+    require(samples <= MAX_BATCH_SIZE, "batch_size", f"must be at most {MAX_BATCH_SIZE} samples", samples)
 
 
 def profiles_of_types(profiles: Sequence[Profile], types: Sequence[Device], *, as_if: bool) -> tuple[Profile, ...]:

@@ -11,8 +11,12 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 
 from pipeplan.documents.plan import Worker
+from pipeplan.errors import require
 from pipeplan.programs.instructions import Backward, BackwardWeight, Forward, Instruction, microbatches_of
 from pipeplan.programs.pipeline import Pipeline
+
+MOST_COUNTED = 2**14
+"""The microbatches of a batch up to which what a stage keeps is counted in its stream: some milliseconds a stage."""
 
 
 class Schedule(ABC):
@@ -117,8 +121,11 @@ class Schedule(ABC):
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
         """Microbatches that a stage keeps at most, from forward to the whole backward; all stages have equal replicas.
 
-        Counted in the stream, unless the schedule has a formula.
+        Counted in the stream, unless the schedule has a formula. Raises InvalidInputError for a batch that is too long
+        to be counted.
         """
+        rule = f"must be at most {MOST_COUNTED} a batch for {self.name}, which has no formula for in_flight"
+        require(microbatches <= MOST_COUNTED, "microbatches", rule, microbatches)
         return _counted(self, depth, stage, microbatches)
 
     def takes(self, *, ranks: int, chunks: int, microbatches: int) -> bool:

@@ -13,11 +13,9 @@ from pydantic import Field
 from pipeplan.documents.calibration import Calibration
 from pipeplan.documents.plan import FIRST_VERSION, Alternative, Stage
 from pipeplan.errors import require
-from pipeplan.planners.problem import Options
+from pipeplan.planners.problem import MAX_BATCH_SIZE, Options
 from pipeplan.protocol.documents import DEVICE_TYPES
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
-
-MAX_BATCH_SIZE = 2**31 - 1
 
 MAX_CHARACTERS = 200
 """The longest name of an alias."""

@@ -49,6 +49,10 @@ class Interleaved(Schedule):
                 yield Forward(k, batch, chunk) if forward else Backward(k, batch, chunks - 1 - chunk)
             yield from (Update(batch + 1, chunk) for chunk in range(chunks))
 
+    def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
+        """Of ranks with one stage each: twice as many as there are stages after this one, and one."""
+        return min(2 * (depth - 1 - stage) + 1, microbatches)
+
     def takes(self, *, ranks: int, chunks: int, microbatches: int) -> bool:
         """Groups of as many microbatches as ranks take turns; one rank with several chunks would send to itself."""
         return microbatches % ranks == 0 and (ranks > 1 or chunks == 1)

@@ -75,6 +75,13 @@ def test_its_streams_keep_the_laws(waves: Schedule, depth: int, microbatches: in
     assert most == counted == [-(-microbatches // 2)] * len(program.streams)
 
 
+def test_a_batch_too_long_to_be_counted_is_refused(waves: Schedule) -> None:
+    options = Options(schedule="waves", stages=2, microbatch_size=1)
+    problem = PlanningProblem(profile=CHAIN, cluster=cluster((2, 1.0e9)), batch_size=2**31 - 1, options=options)
+    with pytest.raises(InvalidInputError, match=r"microbatches: must be at most 16384 .* no formula for in_flight"):
+        solve("pipedream-2bw", problem)
+
+
 def test_it_is_planned_for_and_its_long_runs_are_what_it_generates(waves: Schedule) -> None:
     options = Options(schedule="waves", stages=2, microbatch_size=1)
     problem = PlanningProblem(profile=CHAIN, cluster=cluster((2, 1.0e9)), batch_size=8, options=options)
