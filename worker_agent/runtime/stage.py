@@ -26,7 +26,7 @@ from worker_agent.models.spec import UserCodeError, user_code
 from worker_agent.models.values import as_values, carries_gradient
 from worker_agent.runtime.module_state import Buffers, MinibatchStatistics, Snapshot
 from worker_agent.runtime.own_weights import OwnWeights
-from worker_agent.runtime.stage_memory import StageMemory, Tensors
+from worker_agent.runtime.stage_memory import MicrobatchMemory, Tensors
 
 Criterion = Callable[[Any, Any], Tensor]
 
@@ -97,7 +97,7 @@ class StageBlocks:
         self._changes_inputs: bool | None = None
         self._buffers = Buffers(self.blocks) if recompute else None
         self._casts = Casts(self._parameters) if autocast else None
-        self.memory = StageMemory(self.blocks, device=device, casts=self._casts, statistics=self._statistics)
+        self.memory = MicrobatchMemory(self.blocks, device=device, casts=self._casts, statistics=self._statistics)
         self._come_to: list[int] | None = None
         self._gradients_are_dense = False
         self._draws_elsewhere: bool | None = None

@@ -48,7 +48,7 @@ def most_known(sizes: Iterable[int | None]) -> int | None:
     return max(known)
 
 
-class StageMemory:
+class MicrobatchMemory:
     """The bytes of each microbatch on a stage: of a graph and the storages that it keeps, or of kept inputs.
 
     The stage calls it at every forward, backward and p2. Weights, buffers and `statistics` are not counted; the
@@ -191,7 +191,7 @@ class ByBlockMemory:
     while its backward runs. `parts` count those of each block alone.
     """
 
-    def __init__(self, parts: Sequence[StageMemory]) -> None:
+    def __init__(self, parts: Sequence[MicrobatchMemory]) -> None:
         self._parts = tuple(parts)
         self._inputs: dict[int, dict[int, int]] = {}
         self._until_block_bytes: dict[int, list[int]] = {}
