@@ -158,14 +158,19 @@ def defect_of(root: Path, manifest: Manifest) -> Defect | None:
     """
     for stage in range(manifest.stages):
         for file_name in stage_files(stage):
-            with safe_open(step_directory(root, manifest.step) / file_name, framework="pt") as file:
-                if FINITE in (file.metadata() or {}):
-                    continue
-                tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-                bad = next((name for name, t in tensors if not_finite({name: t}) and not _is_mask(t)), None)
-            if bad is not None:
-                return Defect(step=manifest.step, reason=f"holds {bad}, which is not finite")
+            with suppress(SafetensorError):  # `load_stage` says what is wrong with such a file
+                name = _not_finite_in(step_directory(root, manifest.step) / file_name)
+                if name is not None:
+                    return Defect(step=manifest.step, reason=f"holds {name}, which is not finite")
     return None
+
+
+def _not_finite_in(path: Path) -> str | None:
+    with safe_open(path, framework="pt") as file:
+        if FINITE in (file.metadata() or {}):
+            return None
+        tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        return next((name for name, t in tensors if not_finite({name: t}) and not _is_mask(t)), None)
 
 
 def _is_mask(tensor: Tensor) -> bool:

@@ -218,14 +218,15 @@ def test_losses_of_earlier_attempts_come_first(
 ) -> None:
     """Of the seven steps before the last attempt's, the losses of four are known."""
     earlier = (9.0, 8.0, 7.0, 6.0)
-    run_id = _finished(context, RunResult(report=replace(result.report, earlier_losses=earlier), timeline=result.timeline))
+    report = replace(result.report, earlier_losses=earlier)
+    run_id = _finished(context, RunResult(report=report, timeline=result.timeline))
     whole = (*earlier, *result.report.losses)
     asked = {"start": start} | ({} if stop is None else {"stop": stop})
     answer = http.get(f"/v1/runs/{run_id}/losses", params=asked).json()
     assert (answer["losses"], answer["first_step"]) == (list(whole[start:stop]), 3 + start)
-    report = runs.get(context, run_id).report
-    assert report is not None
-    assert (report.earlier_losses, report.losses) == (earlier, result.report.losses)
+    stored = runs.get(context, run_id).report
+    assert stored is not None
+    assert (stored.earlier_losses, stored.losses) == (earlier, result.report.losses)
     rows = http.get(f"/v1/runs/{run_id}/charts/loss.csv").text.splitlines()
     assert (rows[1], len(rows)) == ("3,9.0", 1 + len(whole))
     assert "from 9" in http.get(f"/runs/{run_id}").text

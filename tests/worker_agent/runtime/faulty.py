@@ -173,6 +173,27 @@ def many_losses(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square()
 
 
+def overflowing(*, step: int, block: int = 0, depth: int = 4, width: int = 8) -> list[nn.Module]:
+    """Blocks of which one gets an infinite gradient in a step (from 1) of four microbatches; its losses are finite."""
+    blocks: list[nn.Module] = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(depth)]
+    blocks[block] = _Overflowing(4 * step, width)
+    return blocks
+
+
+class _Overflowing(nn.Module):
+    def __init__(self, microbatch: int, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.left = microbatch
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        self.left -= 1
+        if self.left == 0:
+            y.register_hook(lambda gradient: gradient * torch.inf)  # type: ignore[no-untyped-call]
+        return y
+
+
 class _Sparse(nn.Module):
     def __init__(self) -> None:
         super().__init__()
