@@ -63,6 +63,9 @@ class Agent(WireModel):
     allow: tuple[str, ...]
     shared_folder: str | None
     job_id: str | None = Field(default=None, description="the job that it was given last, while it has it")
+    unreadable: str | None = Field(
+        default=None, description="why this release cannot read what it told another one; null: it can"
+    )
     registered_at: datetime
     last_seen_at: datetime
 

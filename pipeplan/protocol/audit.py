@@ -49,13 +49,13 @@ class AuditEntry(WireModel):
 
     sequence: int = Field(description="its place in the log")
     created_at: datetime
-    action: Action
-    outcome: Outcome
+    action: str = Field(description="one of the actions by which entries can be filtered, or another release's")
+    outcome: str = Field(description="`done`, `begun`, `refused` or `failed`, or another release's")
     object_id: str | None = Field(description="the id, or the name, of what it was done to")
     actor: str = Field(description="the token's name; `local`, `nobody` or `console` where there was none")
     token_id: str | None
     agent: str | None = Field(description="the agent in whose name it was done")
-    via: Via
+    via: str = Field(description="`api`, `dashboard` or `command`, or another release's")
     status: int | None = Field(description="the answer's status, of what was refused or failed")
     detail: str | None
     request_id: str | None = Field(description="the request's X-Request-ID, as in the log")

@@ -196,6 +196,20 @@ class PlanTask(WireModel):
 
 Task = Annotated[ProfileTask | EstimateTask | LinksTask | RunTask | PlanTask, Field(discriminator="kind")]
 
+
+class UnreadableTask(WireModel):
+    """Stands for a task that this release cannot read, because another release stored it. Nobody gets such a job."""
+
+    kind: Literal["unreadable"] = "unreadable"
+    stored_kind: str = Field(description="the kind under which it was stored")
+    reason: str = Field(description="what this release does not understand")
+
+
+StoredTask = Annotated[
+    ProfileTask | EstimateTask | LinksTask | RunTask | PlanTask | UnreadableTask, Field(discriminator="kind")
+]
+"""The tasks of stored jobs."""
+
 AgentTask = ProfileTask | EstimateTask | LinksTask | RunTask
 """The tasks of agents."""
 
@@ -219,7 +233,7 @@ class Job(WireModel):
     """
 
     id: str
-    task: Task
+    task: StoredTask
     state: JobState
     attempts: int
     agent: str | None = None

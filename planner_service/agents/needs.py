@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from pipeplan.documents.identity import canonical_json, content_id
 from pipeplan.documents.names import STRICT
@@ -30,6 +30,8 @@ class Needs:
     def lacks(self, agent: KnownAgent) -> str | None:
         """What the agent lacks; None if it can take part."""
         told = agent.told
+        if agent.unreadable is not None:
+            return "registered with another release"
         if self.agents and agent.name not in self.agents:
             return "is not named"
         if self.processes > most_processes(agent):
@@ -40,7 +42,9 @@ class Needs:
         return None if refused is None else f"does not allow {refused}"
 
     def refused(self, agent: KnownAgent) -> str | None:
-        """The first of the factories that the agent's operator does not allow."""
+        """The first of the factories that the agent's operator does not allow; None where this is not known."""
+        if agent.unreadable is not None:
+            return None
         return next((name for name in self.factories if not allows(agent.told.allow, name)), None)
 
     def others(self, agent: KnownAgent, among: Sequence[KnownAgent]) -> list[KnownAgent]:
@@ -69,9 +73,12 @@ def stored(needs: Needs) -> tuple[str, str]:
     return NO_NEEDS if needs == Needs() else (content_id(needs), canonical_json(needs))
 
 
-def read(text: str) -> Needs:
-    """The needs that `stored` wrote. No caller sends such a text, so it is not validated."""
-    return _STORED.validate_json(text)
+def read(text: str) -> Needs | None:
+    """The needs that `stored` wrote; None for those that only another release understands."""
+    try:
+        return _STORED.validate_json(text)
+    except ValidationError:
+        return None
 
 
 _STORED = TypeAdapter(Needs)

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection
 
 from pipeplan.documents.names import require_line
-from pipeplan.errors import ConflictError, ForbiddenError
+from pipeplan.errors import ConflictError, ForbiddenError, NotFoundError
 from pipeplan.protocol.agents import Agent, AgentQuery, Presence, Registration
 from pipeplan.protocol.jobs import LeaseRequest
 from pipeplan.protocol.listing import Page
@@ -37,7 +37,7 @@ def register(context: Context, told: Registration, *, by: Identity = LOCAL) -> t
     with context.database.write() as connection:
         known = storage.claim(connection, told.name)
         _require_own(connection, known, by, now)
-        if known is not None and known.told == told and known.token_id == by.token_id:
+        if known is not None and known.unreadable is None and (known.told, known.token_id) == (told, by.token_id):
             storage.seen(connection, told.name, now, draining=False)
         else:
             storage.register(connection, known.id if known else secrets.token_hex(16), told, now, by.token_id)
@@ -56,6 +56,7 @@ def present(context: Context, agent_id: str, presence: Presence, *, by: Identity
         name = found("agent", agent_id, storage.get(connection, agent_id)).name
         known = found("agent", name, storage.claim(connection, name))
         _require_own(connection, known, by, now)
+        require_readable(known)
         _require_instance(known, presence.instance)
         storage.seen(connection, name, now, draining=presence.draining)
         if presence.draining and not known.draining:
@@ -87,6 +88,7 @@ def asking(connection: Connection, request: LeaseRequest) -> KnownAgent | None:
     if request.instance is None:
         return None
     known = found("agent", request.agent, storage.claim(connection, request.agent))
+    require_readable(known)
     _require_instance(known, request.instance)
     return known
 
@@ -120,6 +122,12 @@ def _require_own(connection: Connection, known: KnownAgent | None, by: Identity,
         raise ForbiddenError(f"the agent's name {known.name!r} {rule}")
 
 
+def require_readable(known: KnownAgent) -> None:
+    """Raises NotFoundError for an agent that registered with another release: it then registers anew."""
+    if known.unreadable is not None:
+        raise NotFoundError(f"agent {known.name} must register again: {known.unreadable}")
+
+
 def _require_instance(known: KnownAgent, instance: str) -> None:
     if known.told.instance != instance:
         raise ConflictError(f"another process has registered as agent {known.name}: give one of them another name")
@@ -134,6 +142,7 @@ def _shown(context: Context, known: KnownAgent, now: datetime) -> Agent:
         state="lost" if lost else "draining" if known.draining else "alive",
         max_processes=most_processes(known),
         job_id=known.job_id,
+        unreadable=known.unreadable,
         registered_at=known.registered_at,
         last_seen_at=known.last_seen_at,
     )

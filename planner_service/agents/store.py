@@ -5,14 +5,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, Row, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from pipeplan.errors import ConflictError
 from pipeplan.protocol.agents import AgentQuery, Registration
 from pipeplan.protocol.listing import Page
 from planner_service.platform import listing
 from planner_service.platform.listing import Listing
+from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import agents
+
+_REGISTRATION = TypeAdapter(Registration)
 
 _CLAIM = select(agents).where(agents.c.name == bindparam("asked_name")).with_for_update()
 _BY_NAME_OR_ID = select(agents).where(
@@ -29,7 +34,11 @@ _SEEN = update(agents).where(agents.c.name == bindparam("agent_name")).values(la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAgent:
-    """An agent as it registered, and when it was last heard of. `asked_at` is None while it has a job."""
+    """An agent as it registered, and when it was last heard of. `asked_at` is None while it has a job.
+
+    `unreadable` says why this release cannot read what the agent told another one; `told` then holds only its name and
+    instance.
+    """
 
     id: str
     told: Registration
@@ -39,6 +48,7 @@ class KnownAgent:
     last_seen_at: datetime
     asked_at: datetime | None
     token_id: str | None
+    unreadable: str | None = None
 
     @property
     def name(self) -> str:
@@ -132,9 +142,18 @@ def _set(connection: Connection, names: tuple[str, ...], **values: Any) -> None:
 
 
 def _known(row: Row[Any]) -> KnownAgent:
+    reason = None
+    try:
+        told = read_stored(_REGISTRATION, row.content)
+    except ConflictError as error:
+        texts: dict[str, Any] = dict.fromkeys(("host", "address", "device_name", "torch_version", "version"), "unknown")
+        counts = dict.fromkeys(("port", "devices", "memory_bytes"), 0)
+        told = Registration.model_construct(name=row.name, instance=row.instance, **texts | counts)
+        reason = str(error)
     return KnownAgent(
         id=row.id,
-        told=Registration.model_validate_json(row.content),
+        told=told,
+        unreadable=reason,
         draining=row.draining,
         job_id=row.job_id,
         registered_at=row.registered_at,

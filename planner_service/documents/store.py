@@ -128,8 +128,11 @@ def packed_cluster(cluster: Cluster) -> PackedCluster:
 
 
 def device_types_text(pairs: str) -> str:
-    """The types that the column holds, as lists show them: `8 x A100 + 16 x V100`."""
-    return " + ".join(f"{number} x {name}" for name, number in json.loads(pairs))
+    """The types that the column holds, as lists show them: `8 x A100 + 16 x V100`; `unreadable` for another form."""
+    try:
+        return " + ".join(f"{number} x {name}" for name, number in json.loads(pairs))
+    except (ValueError, TypeError):  # another release's
+        return "unreadable"
 
 
 def _profile_summary(row: Row[Any]) -> ProfileSummary:

@@ -1,16 +1,20 @@
 """Events: appended in the transaction of the change that they report, and read from a given number on."""
 
-import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import cache
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import BindParameter, Column, Connection, Insert, bindparam, func, insert, select
 
 from pipeplan.documents.identity import canonical_json
+from pipeplan.errors import ConflictError
 from pipeplan.protocol.runs import Event, SubjectKind
+from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import events, jobs, runs
+
+_DATA: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 Subject = tuple[SubjectKind, str]
 """A job or a run, by its id."""
@@ -30,10 +34,14 @@ def after(connection: Connection, subject: Subject, number: int, *, limit: int) 
         .order_by(events.c.number)
         .limit(limit)
     )
-    return [
-        Event(number=row.number, kind=row.kind, data=json.loads(row.data), created_at=row.created_at)
-        for row in connection.execute(query)
-    ]
+    found = []
+    for row in connection.execute(query):
+        try:
+            data = read_stored(_DATA, row.data)
+        except ConflictError as error:
+            data = {"unreadable": str(error)}
+        found.append(Event(number=row.number, kind=row.kind, data=data, created_at=row.created_at))
+    return found
 
 
 def newest(connection: Connection, subjects: Collection[Subject]) -> dict[Subject, int]:

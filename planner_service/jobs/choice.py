@@ -7,10 +7,12 @@ jobs share a need. For each need that the agent meets, at most SUITABLE of them,
 with more needs takes several looks: each continues where the last one ended. An agent thus gets the oldest job that it
 can do, or in a queue with more needs the oldest of those looked at.
 
+Jobs that only another release can read are passed over, at every place.
+
 An agent that could take part in a waiting job for several nodes takes no job that came after it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -25,12 +27,16 @@ from planner_service.agents.needs import Needs, read
 from planner_service.agents.store import KnownAgent
 from planner_service.jobs import queue
 from planner_service.jobs.queue import QueuedJob
+from planner_service.jobs.store import is_readable
 from planner_service.platform.context import Context
 
 JOBS = 50
 NEEDS = 200
 SUITABLE = 20
 MAX_AGENTS = 10_000
+READ_AT_ONCE = 16
+"""How many tasks are read at once, to pass over those that only another release can read."""
+
 REFUSED_AT_ONCE = 20
 
 needs_of = lru_cache(50 * NEEDS)(read)
@@ -109,34 +115,50 @@ class _Judge:
     def __post_init__(self) -> None:
         known = None if self.request.instance is None else known_agents.get(self.connection, self.request.agent)
         self.agent = known if known is not None and known.name == self.request.agent else None
+        if self.agent is not None:
+            agents.require_readable(self.agent)
 
-    def decided_by(self, waiting: Iterable[QueuedJob]) -> bool:
+    def decided_by(self, waiting: Sequence[QueuedJob]) -> bool:
         """Goes through jobs, the oldest first; whether the agent may take one, or has to wait for one."""
-        for one in waiting:
-            needs = needs_of(one.needs)
-            verdict = self._verdict(one.needs_id, needs)
-            if verdict == "cannot":
-                continue
-            if verdict == "waits":
+        for start in range(0, len(waiting), READ_AT_ONCE):
+            some = waiting[start : start + READ_AT_ONCE]
+            for one in self._readable([one for one in some if self._verdict(one.needs_id, one.needs) != "cannot"]):
+                if self._verdict(one.needs_id, one.needs) == "waits":
+                    return True
+                self._places.append(one.place)
+                needs = needs_of(one.needs)
+                if needs is not None and needs.nodes > 1:
+                    self._gang = needs
+                    return True
+            if self._places:
                 return True
-            self._places.append(one.place)
-            if needs.nodes > 1:
-                self._gang = needs
-                return True
-        return bool(self._places)
+        return False
 
     def first_of(self, waiting: Iterable[tuple[str, str]]) -> list[QueuedJob]:
         """The oldest job for each of these needs, ids and texts, that the agent meets; the oldest first."""
         found: list[QueuedJob] = []
         for needs_id, text in waiting:
-            if self._verdict(needs_id, needs_of(text)) == "cannot":
+            if self._verdict(needs_id, text) == "cannot":
                 continue
-            place = queue.oldest_of_needs(self.connection, self.request.kinds, self.now, needs_id)
-            if place is not None:
-                found.append(QueuedJob(needs_id=needs_id, needs=text, place=place))
-                if len(found) == SUITABLE:
-                    break
+            found += self._oldest_of(needs_id)
+            if len(found) == SUITABLE:
+                break
         return sorted(found, key=lambda one: one.place)
+
+    def _oldest_of(self, needs_id: str) -> list[QueuedJob]:
+        """The oldest job that needs this and that this release can read, if there is one."""
+        after, limit = 0, 1
+        while True:
+            oldest = queue.of_needs(self.connection, self.request.kinds, self.now, needs_id, after, limit)
+            readable = self._readable(oldest)
+            if readable or not oldest:
+                return readable[:1]
+            after, limit = oldest[-1].place, JOBS
+
+    def _readable(self, waiting: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """Those of the jobs that this release can read."""
+        texts = queue.tasks(self.connection, [one.place for one in waiting]) if waiting else {}
+        return [one for one in waiting if one.place in texts and is_readable(texts[one.place])]
 
     def choice(self) -> Chosen:
         """What was found."""
@@ -149,10 +171,11 @@ class _Judge:
         refused = tuple(self._refused.items())
         return Chosen(places=tuple(self._places), gang=self._gang, refused=refused, asks=asks)
 
-    def _verdict(self, needs_id: str, needs: Needs) -> Verdict:
-        """Whether the agent meets these needs; judged once."""
+    def _verdict(self, needs_id: str, text: str) -> Verdict:
+        """Whether the agent meets these needs; judged once. Nobody meets those that only another release can read."""
         if needs_id not in self._verdicts:
-            self._verdicts[needs_id] = self._judged(needs_id, needs)
+            needs = needs_of(text)
+            self._verdicts[needs_id] = "cannot" if needs is None else self._judged(needs_id, needs)
         return self._verdicts[needs_id]
 
     def _judged(self, needs_id: str, needs: Needs) -> Verdict:

@@ -42,7 +42,8 @@ class JobKind:
     by_service: bool = False
 
 
-_KINDS: dict[str, JobKind] = {}
+_KINDS: dict[str, JobKind] = {"unreadable": JobKind(name="unreadable")}
+"""The kinds by name. A job of another release, which this one cannot read, has a kind that does nothing."""
 
 
 def register(*kinds: JobKind) -> None:

@@ -26,7 +26,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
-from pipeplan.protocol.jobs import Gang, Lease, LeaseRequest, refusal
+from pipeplan.protocol.jobs import Gang, Lease, LeaseRequest, UnreadableTask, refusal
 from planner_service.agents import service as agents
 from planner_service.agents import store as known_agents
 from planner_service.agents.needs import Needs
@@ -91,6 +91,8 @@ def _given_before(context: Context, connection: Connection, asking: _Asking) -> 
     part = members.part_of(connection, name, instance)
     if part is not None:
         claim = found("job", part.job_id, storage.claim(connection, part.job_id))
+        if isinstance(claim.job.task, UnreadableTask):
+            return None
         members.change(connection, part, state="joined", expires_at=asking.expires_at)
         known_agents.given(connection, (name,), part.job_id)
         parts = members.of_job(connection, part.job_id, part.fence)
@@ -98,7 +100,7 @@ def _given_before(context: Context, connection: Connection, asking: _Asking) -> 
         return Lease(job=claim.job, token=part.token, expires_in_s=context.lease_s, gang=gang)
 
     job_id = storage.held_by(connection, name, instance)
-    if job_id is None:
+    if job_id is None or isinstance(found("job", job_id, storage.get(connection, job_id)).task, UnreadableTask):
         return None
     token = _token()
     storage.give_again(connection, job_id, token=token, expires_at=asking.expires_at, now=asking.now)
@@ -114,6 +116,8 @@ def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, no
         if agent is None or not nobody_allows(needs, heard):
             continue
         for job in storage.needing(connection, needs_id, REFUSED_AT_ONCE):
+            if isinstance(job.task, UnreadableTask):
+                continue
             reason = refusal(job.task, agent.told.allow)
             storage.end(connection, job.id, state="failed", error=str(reason), now=now)
             events.record_job(connection, found("job", job.id, storage.get(connection, job.id)), now)

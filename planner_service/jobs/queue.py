@@ -11,7 +11,6 @@ from sqlalchemy import (
     ColumnElement,
     CompoundSelect,
     Connection,
-    Row,
     Select,
     bindparam,
     literal,
@@ -35,9 +34,7 @@ class QueuedJob:
 
 def waiting(connection: Connection, kinds: Iterable[str], now: datetime, limit: int) -> list[QueuedJob]:
     """The oldest jobs of these kinds that may be tried now. An index finds those of each kind."""
-    rows = _of_kinds(connection, _waiting, kinds, {"moment": now, "most": limit})
-    found = [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
-    return sorted(found, key=lambda one: one.place)[:limit]
+    return _of_kinds(connection, _waiting, kinds, {"moment": now, "most": limit})
 
 
 def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[str, str]]:
@@ -46,10 +43,18 @@ def needs_waiting(connection: Connection, after: str, limit: int) -> list[tuple[
     return [(row.needs_id, row.needs) for row in rows]
 
 
-def oldest_of_needs(connection: Connection, kinds: Iterable[str], now: datetime, needs_id: str) -> int | None:
-    """The place of the oldest job of these kinds that needs this and may be tried now."""
-    rows = _of_kinds(connection, _oldest, kinds, {"moment": now, "needs": needs_id})
-    return min((row.sequence for row in rows), default=None)
+def of_needs(
+    connection: Connection, kinds: Iterable[str], now: datetime, needs_id: str, after: int, limit: int
+) -> list[QueuedJob]:
+    """The oldest jobs of these kinds, beyond a place, that need this and may be tried now."""
+    values = {"moment": now, "needs": needs_id, "after": after, "most": limit}
+    return _of_kinds(connection, _needing, kinds, values)
+
+
+def tasks(connection: Connection, places: Sequence[int]) -> dict[int, str]:
+    """The texts of these jobs' tasks, by place."""
+    rows = connection.execute(_TASKS, {"places": list(places)})
+    return {row.sequence: row.task for row in rows}
 
 
 def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
@@ -61,30 +66,37 @@ def _of_kinds(
     connection: Connection,
     made: Callable[[int], CompoundSelect[Any]],
     kinds: Iterable[str],
-    values: Mapping[str, object],
-) -> Sequence[Row[Any]]:
-    """The result of the statement for these kinds; nothing without kinds."""
+    values: Mapping[str, Any],
+) -> list[QueuedJob]:
+    """The statement's jobs of these kinds, at most `most` of them, the oldest first; none without kinds."""
     each = {f"kind_{index}": kind for index, kind in enumerate(dict.fromkeys(kinds))}
-    return connection.execute(made(len(each)), {**values, **each}).all() if each else []
+    rows = connection.execute(made(len(each)), {**values, **each}).all() if each else []
+    found = [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]
+    return sorted(found, key=lambda one: one.place)[: values["most"]]
+
+
+_QUEUED = select(jobs.c.sequence, jobs.c.needs_id, jobs.c.needs)
+_TASKS = select(jobs.c.sequence, jobs.c.task).where(jobs.c.sequence.in_(bindparam("places", expanding=True)))
 
 
 @cache
 def _waiting(kinds: int) -> CompoundSelect[Any]:
-    return _oldest_first(select(jobs.c.sequence, jobs.c.needs_id, jobs.c.needs), kinds, bindparam("most"))
+    return _oldest_first(_QUEUED, kinds)
 
 
 @cache
-def _oldest(kinds: int) -> CompoundSelect[Any]:
-    return _oldest_first(select(jobs.c.sequence).where(jobs.c.needs_id == bindparam("needs")), kinds, literal(1))
+def _needing(kinds: int) -> CompoundSelect[Any]:
+    beyond = jobs.c.sequence > bindparam("after")
+    return _oldest_first(_QUEUED.where(jobs.c.needs_id == bindparam("needs"), beyond), kinds)
 
 
-def _oldest_first(query: Select[Any], kinds: int, most: ColumnElement[int]) -> CompoundSelect[Any]:
+def _oldest_first(query: Select[Any], kinds: int) -> CompoundSelect[Any]:
     """The statement of the oldest rows of the query for each kind: the first ones in an index. Nothing is sorted."""
     moment = bindparam("moment", type_=jobs.c.not_before.type)
     found = [
         query.where(jobs.c.state == "queued", jobs.c.kind == bindparam(f"kind_{index}"), due(moment))
         .order_by(jobs.c.sequence)
-        .limit(most)
+        .limit(bindparam("most"))
         .subquery()
         for index in range(kinds)
     ]

@@ -34,6 +34,7 @@ from pipeplan.protocol.jobs import (
     PartResult,
     Release,
     Task,
+    UnreadableTask,
 )
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.tokens import LOCAL, Identity
@@ -86,6 +87,8 @@ def get(context: Context, job_id: str) -> Job:
         if job.state != "queued" or kind_of(job.task.kind).by_service:
             return job
         asked = needs.read(storage.needs_of(connection, job_id) or "{}")
+        if asked is None or isinstance(job.task, UnreadableTask):
+            return job.model_copy(update={"waiting_for": "another release stored it, and only that can give it away"})
         reason = needs.why_waiting(asked, agents.alive(context, connection, context.now()))
     return job.model_copy(update={"waiting_for": reason})
 
@@ -180,6 +183,8 @@ def take(context: Context, job_id: str, report: PackedReport) -> Job:
                 _require_running(hold)
         else:
             _require_running(hold)
+            if isinstance(hold.job.task, UnreadableTask):
+                raise ConflictError(f"job {job_id} takes no result here: {hold.job.task.reason}")
             results.require_whole(hold, report.kind)
             beside = kinds.store(context, connection, hold.job, report.kept)
             then = kind_of(hold.job.task.kind).then

@@ -22,13 +22,14 @@ from sqlalchemy import (
     update,
 )
 
-from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task
+from pipeplan.errors import ConflictError
+from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task, UnreadableTask
 from pipeplan.protocol.listing import Page
 from planner_service.agents.needs import NO_NEEDS
 from planner_service.jobs.queue import due
 from planner_service.platform import listing
 from planner_service.platform.listing import Cut, Listing, created, cut_of, equal, newest, one_of
-from planner_service.platform.stored import read_stored
+from planner_service.platform.stored import read_stored, unreadable
 from planner_service.platform.tables import jobs, reports
 
 _TASK: TypeAdapter[Task] = TypeAdapter(Task)
@@ -341,28 +342,45 @@ def _set(connection: Connection, job_id: str, **values: Any) -> None:
     connection.execute(update(jobs).where(jobs.c.id == job_id).values(**values))
 
 
+def is_readable(text: str) -> bool:
+    """Whether this release can read the task in a text."""
+    try:
+        read_stored(_TASK, text)
+    except ConflictError:
+        return False
+    return True
+
+
 def _job(row: Row[Any]) -> Job:
-    return Job(
-        id=row.id,
-        task=read_stored(_TASK, row.task),
-        state=row.state,
-        attempts=row.attempts,
-        agent=row.agent,
-        agents=() if row.gang is None else tuple(json.loads(row.gang)),
-        fence=row.fence,
-        lease_expires_at=row.lease_expires_at,
-        not_before=row.not_before if row.state == "queued" else None,
-        progress=None if row.progress is None else Progress.model_validate_json(row.progress),
-        error=row.error,
-        profile_id=row.profile_id,
-        cluster_id=row.cluster_id,
-        run_id=row.run_id,
-        plan_id=row.plan_id,
-        asked_by=row.asked_by,
-        **({} if row.answer is None else json.loads(row.answer)),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+    """The job of a row. Of one that another release wrote, and this one cannot read, only the columns."""
+    columns: dict[str, Any] = {
+        "id": row.id,
+        "state": row.state,
+        "attempts": row.attempts,
+        "agent": row.agent,
+        "fence": row.fence,
+        "lease_expires_at": row.lease_expires_at,
+        "not_before": row.not_before if row.state == "queued" else None,
+        "error": row.error,
+        "profile_id": row.profile_id,
+        "cluster_id": row.cluster_id,
+        "run_id": row.run_id,
+        "plan_id": row.plan_id,
+        "asked_by": row.asked_by,
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
+    }
+    try:
+        task = read_stored(_TASK, row.task)
+        progress = None if row.progress is None else Progress.model_validate_json(row.progress)
+        answer = {} if row.answer is None else json.loads(row.answer)
+        agents = () if row.gang is None else tuple(json.loads(row.gang))
+        return Job(**columns, task=task, progress=progress, agents=agents, **answer)
+    except ConflictError as error:
+        reason = str(error)
+    except (ValueError, TypeError) as error:
+        reason = str(unreadable(ValueError(error) if isinstance(error, TypeError) else error))
+    return Job(**columns, task=UnreadableTask(stored_kind=row.kind, reason=reason))
 
 
 _LISTING = Listing(table=jobs, query=select(jobs), item=_job, sorts={"created_at": jobs.c.sequence})

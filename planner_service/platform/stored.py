@@ -11,7 +11,9 @@ from typing import Literal, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, Table, func, update
 
+from pipeplan.documents.files import invalid_input
 from pipeplan.documents.names import on_one_line
+from pipeplan.errors import ConflictError
 
 T = TypeVar("T")
 Noun = Literal["profiles", "clusters", "plans", "timelines", "summaries"]
@@ -49,14 +51,17 @@ def tag_of(noun: Noun, identity: str, content: bytes) -> str:
 
 
 def read_stored(adapter: TypeAdapter[T], text: str) -> T:
-    """A stored task or request, one from before names had to be printable too: lists must show them all the same.
+    """A stored task, request or registration, one from before names had to be printable too: lists must show them all
+    the same. Raises ConflictError for one that this release cannot read.
 
     Such names, which only a calibration holds, are escaped. No planner ever gets what is changed here: the profile that
     it belongs to has the same name, and cannot be read.
     """
     try:
         return adapter.validate_json(text)
-    except ValidationError:
+    except ValidationError as error:
+        first = error
+    try:
         document = json.loads(text)
         asked = document.get("request", document)
         calibration = asked.get("calibration")
@@ -64,6 +69,14 @@ def read_stored(adapter: TypeAdapter[T], text: str) -> T:
             model = {"name": on_one_line(calibration["model"]["name"])}
             asked["calibration"] = calibration | {"model": model, "device": on_one_line(calibration["device"])}
         return adapter.validate_json(json.dumps(document))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise unreadable(first) from error
+
+
+def unreadable(error: ValueError) -> ConflictError:
+    """The error of a stored document that this release cannot read, by what its validation found."""
+    found = invalid_input(error) if isinstance(error, ValidationError) else error
+    return ConflictError(f"another release stored it, and this one cannot read it: {found}")
 
 
 def note_use(connection: Connection, table: Table, identity: str, now: datetime) -> None:

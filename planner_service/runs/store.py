@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
-from pipeplan.documents.files import parse
 from pipeplan.documents.identity import canonical_json
 from pipeplan.protocol.jobs import JobState, Progress, RunResult, RunTask
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.runs import Run, RunQuery, RunSummary
 from pipeplan.simulation.report import Compared, RunReport
 from planner_service.platform import listing
+from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import jobs, plans, runs
 from planner_service.runs import timelines
 from planner_service.runs.timelines import Chunk
@@ -46,6 +47,9 @@ _RUN: Select[Any] = select(
     jobs.c.error,
     jobs.c.updated_at,
 ).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
+
+
+_TASK, _PROGRESS, _REPORT = TypeAdapter(RunTask), TypeAdapter(Progress), TypeAdapter(RunReport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +100,14 @@ def finish(connection: Connection, run_id: str, end: PackedRun) -> None:
 
 
 def get(connection: Connection, run_id: str) -> Run | None:
-    """The run, with its report once there is one."""
+    """The run, with its report once there is one. Raises ConflictError for one that this release cannot read."""
     row = connection.execute(_RUN.where(runs.c.id == run_id)).one_or_none()
     if row is None:
         return None
     report = None
     if row.report is not None:
         report = replace(
-            parse(RunReport, row.report),
+            read_stored(_REPORT, row.report),
             losses=timelines.read_losses(connection, run_id),
             earlier_losses=timelines.read_losses(connection, run_id, series=timelines.EARLIER_LOSSES),
         )
@@ -111,10 +115,10 @@ def get(connection: Connection, run_id: str) -> Run | None:
         id=row.id,
         job_id=row.job_id,
         plan_id=row.plan_id,
-        task=RunTask.model_validate_json(row.task),
+        task=read_stored(_TASK, row.task),
         state=row.state,
         agent=row.agent,
-        progress=None if row.progress is None else Progress.model_validate_json(row.progress),
+        progress=None if row.progress is None else read_stored(_PROGRESS, row.progress),
         error=row.error,
         report=report,
         created_at=row.created_at,

@@ -5,17 +5,13 @@ slice that may be removed. `remove` writes: it removes those of them that may st
 has referred to it in the meantime.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from pydantic import TypeAdapter
 from sqlalchemy import Column, ColumnElement, Connection, Table, and_, delete, exists, func, or_, select
 
-from pipeplan.protocol.estimates import EstimateTask
-from pipeplan.protocol.jobs import PlanTask
-from pipeplan.protocol.plans import PlanRequest
-from planner_service.platform.stored import read_stored
 from planner_service.platform.tables import (
     UtcTime,
     agents,
@@ -38,7 +34,7 @@ SLICE = 2000
 ENDED = ("succeeded", "failed", "cancelled", "dead")
 ABANDONED = ("failed", "cancelled", "dead")
 
-_TASK, _ESTIMATE, _REQUEST = TypeAdapter(PlanTask), TypeAdapter(EstimateTask), TypeAdapter(PlanRequest)
+_ID = re.compile(r'"([0-9a-f]{32})"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,27 +172,24 @@ def _idle(_before: datetime | None) -> ColumnElement[bool]:
 
 
 def _profiles_named(connection: Connection, after: int, changed: datetime | None) -> set[str]:
-    """The profiles of plan jobs that have not ended, and of kept plans that were asked for with several profiles."""
-    requests = list(_waiting_requests(connection, changed))
+    """The profiles of jobs that have not ended, and of kept plans that were asked for with several profiles."""
     several = plans.c.request.like('%"other\\_profile\\_ids":["%', escape="\\")
     rows = connection.execute(select(plans.c.request).where(plans.c.sequence > after, several)).scalars()
-    requests += [read_stored(_REQUEST, text) for text in rows]
-    return {name for request in requests for name in (request.profile_id, *request.other_profile_ids)}
+    return _ids_in([*_waiting_tasks(connection, changed), *rows])
 
 
 def _clusters_named(connection: Connection, _after: int, changed: datetime | None) -> set[str]:
-    """The clusters of jobs for plans and estimates that have not ended."""
-    named = {request.cluster_id for request in _waiting_requests(connection, changed)}
-    estimates = _waiting_tasks(connection, "estimate", changed)
-    return named | {read_stored(_ESTIMATE, task).request.cluster_id for task in estimates}
+    """The clusters of jobs that have not ended."""
+    return _ids_in(_waiting_tasks(connection, changed))
 
 
-def _waiting_requests(connection: Connection, changed: datetime | None) -> Iterable[PlanRequest]:
-    return (read_stored(_TASK, task).request for task in _waiting_tasks(connection, "plan", changed))
+def _ids_in(texts: Iterable[str]) -> set[str]:
+    """Everything in documents that could be an id. What only another release can read keeps what it names, too."""
+    return {name for text in texts for name in _ID.findall(text)}
 
 
-def _waiting_tasks(connection: Connection, kind: str, changed: datetime | None) -> Iterable[str]:
-    query = select(jobs.c.task).where(jobs.c.kind == kind, jobs.c.state.in_(("queued", "leased")))
+def _waiting_tasks(connection: Connection, changed: datetime | None) -> Iterable[str]:
+    query = select(jobs.c.task).where(jobs.c.state.in_(("queued", "leased")))
     return connection.execute(query if changed is None else query.where(jobs.c.updated_at >= changed)).scalars()
 
 

@@ -1,4 +1,8 @@
-"""What earlier releases stored: used by today's code, and by a next release whose documents have a field more each."""
+"""What earlier releases stored: used by today's code, and by a next release whose documents have a field more each.
+
+The oldest kept release is the oldest folder in tests/data/stored: its rows are read by today's code. Its reader is gone
+with its code, so today's code stands for it: it reads rows in which every document holds what a next release added.
+"""
 
 import json
 import re
@@ -6,13 +10,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, insert, select, update
 
 from pipeplan.documents.identity import FIRST_FIELDS
+from planner_service.app import create_app
+from planner_service.jobs import choice
+from planner_service.platform.database import Database
+from planner_service.platform.settings import Settings
+from planner_service.platform.tables import audit, jobs, metadata
 from tests.data.stored.read import use_database, use_documents
 from tests.planner_service.postgresql import PostgreSQL
+from tests.planner_service.servers import pipeplan
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "tests" / "data" / "stored"
@@ -80,6 +94,97 @@ def test_a_next_release_finds_everything_under_its_old_id(folder: Path, url: str
     command = (sys.executable, "-m", "tests.data.stored.read", str(folder), url)
     done = subprocess.run(command, cwd=next_release, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
+
+
+DOCUMENTS = {
+    "profiles": ("content",),
+    "clusters": ("content", "device_types"),
+    "plans": ("content", "request", "device_types"),
+    "jobs": ("task", "progress", "answer"),
+    "runs": ("report", "timeline_head"),
+    "events": ("data",),
+    "agents": ("content",),
+}
+"""The columns that hold JSON, by table."""
+
+AGENT: dict[str, Any] = {"name": "node-9", "instance": "instance-9", "host": "h", "address": "10.0.0.9", "port": 29400}
+AGENT |= {"devices": 1, "device_name": "any", "memory_bytes": 1, "torch_version": "2", "version": "1"}
+LINKS = {"kind": "links", "devices": 2}
+
+
+def _in_a_next_release(url: str) -> None:
+    """Every stored document holds what today's code does not know."""
+    database = Database(url)
+    with database.write() as connection:
+        for name, columns in DOCUMENTS.items():
+            table = metadata.tables[name]
+            for row in connection.execute(select(table)).mappings().all():
+                changed = {column: _renewed(row[column]) for column in columns if row[column] is not None}
+                connection.execute(update(table).where(table.c.sequence == row["sequence"]).values(changed))
+        newest = select(func.max(jobs.c.sequence)).scalar_subquery()
+        connection.execute(update(jobs).where(jobs.c.sequence == newest).values(kind="distil", progress="[1]"))
+        later = {"needs": '{"novelty":1}', "needs_id": "f" * 32}
+        connection.execute(update(jobs).where(jobs.c.sequence == newest - 1).values(later))
+        entry = {"action": "model.distil", "outcome": "novel", "actor": "local", "via": "novel"}
+        connection.execute(insert(audit).values(created_at=datetime.now(UTC), **entry))
+    database.close()
+
+
+def _renewed(text: str) -> str:
+    document = json.loads(text)
+    return json.dumps(document | {"novelty": 1} if isinstance(document, dict) else {"novelty": document})
+
+
+def test_what_a_next_release_stored_stops_nothing(folder: Path, url: str) -> None:
+    """One such job stopped every lease, every list of jobs, the first page and every cancelling."""
+    settings = Settings(database_url=url)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as http:
+        assert http.post("/v1/agents", json=AGENT).status_code == 201
+        unreadable = [http.post("/v1/jobs", json=LINKS).json()["id"] for _ in range(3 * choice.JOBS)]
+        held = http.post("/v1/jobs/lease", json={"agent": "node-8"}).json()
+        beat = {"token": held["token"], "progress": {"done": 1, "total": 2}}
+        assert http.post(f"/v1/jobs/{held['job']['id']}/heartbeat", json=beat).status_code == 200
+    _in_a_next_release(url)
+
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as http:
+
+        def got(path: str) -> Any:
+            answer = http.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+            return answer.json() if path.startswith("/v1") else answer.text
+
+        ids = json.loads((folder / "ids.json").read_text())
+        names = {*DOCUMENTS, "aliases", "tokens", "audit"} - {"events"}
+        lists = {name: got(f"/v1/{name}?limit=200")["items"] for name in names}
+        assert {one["id"] for one in lists["jobs"]} >= set(unreadable)
+        assert {one["task"]["kind"] for one in lists["jobs"]} == {"unreadable"}
+        assert all("novelty: is not a known key" in one["task"]["reason"] for one in lists["jobs"][1:])
+        assert [one["id"] for one in lists["plans"]] == ids["plans"][::-1]
+        assert [one["device_types"] for one in lists["clusters"]] == ["unreadable"]
+        assert [(one["name"], "novelty" in one["unreadable"]) for one in lists["agents"]] == [("node-9", True)]
+        assert "model.distil" in {one["action"] for one in lists["audit"]}
+        (run,) = lists["runs"]
+        for page in ("", f"jobs/{unreadable[0]}", *names - {"tokens"}):
+            assert "Internal Server Error" not in got(f"/{page}")
+        refused = http.get(f"/v1/runs/{run['id']}")
+        assert (refused.status_code, "another release stored it" in refused.json()["detail"]) == (409, True)
+        assert "another release" in got(f"/v1/jobs/{unreadable[1]}")["waiting_for"]
+
+        assert http.post("/v1/jobs/lease", json={"agent": "node-8"}).status_code == 204
+        readable = http.post("/v1/jobs", json=LINKS).json()["id"]
+        assert http.post("/v1/jobs/lease", json={"agent": "node-8"}).json()["job"]["id"] == readable
+        again = {"agent": "node-9", "instance": AGENT["instance"]}
+        assert http.post("/v1/jobs/lease", json=again).status_code == 404  # an agent then registers again
+        assert http.post("/v1/agents", json=AGENT).json()["unreadable"] is None
+        assert http.post("/v1/jobs/lease", json=again).status_code == 204
+
+        assert http.post(f"/v1/jobs/{held['job']['id']}/heartbeat", json=beat).status_code == 200
+        for job_id in (unreadable[0], unreadable[-2], unreadable[-1]):
+            cancelled = http.post(f"/v1/jobs/{job_id}/cancel")
+            assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+            assert http.post(f"/v1/jobs/{job_id}/retry").json()["state"] == "queued"
+    pruned = pipeplan("db", "prune", "--keep", "0", "--json", PIPEPLAN_DATABASE_URL=url)
+    assert pruned.returncode == 0, pruned.stderr
 
 
 @pytest.mark.each_case

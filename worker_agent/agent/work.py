@@ -8,9 +8,19 @@ from pathlib import Path
 from typing import Literal
 
 from pipeplan.documents.files import dump, parse, plan_document, read_text
-from pipeplan.errors import RunFailedError, require
+from pipeplan.errors import InvalidInputError, RunFailedError, require
 from pipeplan.protocol.estimates import EstimateResult
-from pipeplan.protocol.jobs import AgentResult, Lease, LinksResult, PartResult, ProfileResult, RunResult, RunTask
+from pipeplan.protocol.jobs import (
+    AgentResult,
+    Lease,
+    LinksResult,
+    PartResult,
+    PlanTask,
+    ProfileResult,
+    RunResult,
+    RunTask,
+    UnreadableTask,
+)
 from worker_agent.agent.child import CHECKPOINT_S, LOST_PEER, JobProcess, Mark, start
 from worker_agent.agent.client import AgentClient, Heart
 from worker_agent.agent.limits import JobLimits, folder_bytes, without_secrets
@@ -48,8 +58,9 @@ class LeasedWork:
     def perform(self, lease: Lease) -> AgentResult:
         """The job's result. Raises the reason if there is none. In both cases no process of the job is left."""
         task = lease.job.task
-        require(task.kind != "plan", "kind", "must be a kind of job that agents do", task.kind)
-        require_allowed(task, self.settings.allow, self.settings.models_dir)  # type: ignore[arg-type]
+        if isinstance(task, PlanTask | UnreadableTask):
+            raise InvalidInputError("kind", "must be a kind of job that agents do", task.kind)
+        require_allowed(task, self.settings.allow, self.settings.models_dir)
         plan = None
         if isinstance(task, RunTask):
             planned = self.client.plan(task.plan_id)
