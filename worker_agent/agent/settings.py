@@ -57,7 +57,7 @@ class AgentSettings(BaseSettings):
     - `devices`: how many ranks it takes at once (default: as many as GPUs; without any, as many as are asked for, which
       share the cores).
     - `shared_dir`: a folder that several nodes see; runs over several nodes keep their files there.
-    - `drain_s`: on SIGTERM the job at hand has this time to end; then it is handed back.
+    - `drain_s`: on SIGTERM the job at hand has this time to end; then it is handed back, a run with a checkpoint.
 
     Limits of a job's processes:
 

@@ -92,7 +92,11 @@ def test_an_option_goes_back_to_its_default_where_it_is_changed_and_not_given(tm
 
 def test_the_same_in_other_words_is_no_difference(tmp_path: Path) -> None:
     begun(tmp_path, loss="worker_agent.models.losses:default_loss", decay_steps=None, lr_schedule="cosine")
-    given = {"learning_rate": 0.01, "decay_steps": 9, "loss": "worker_agent.models.losses:default_loss?"}
+    given: dict[str, Any] = {
+        "learning_rate": 0.01,
+        "decay_steps": 9,
+        "loss": "worker_agent.models.losses:default_loss?",
+    }
     again = going_on(tmp_path, steps=20, given=given, **given)
     assert (again.decay_steps, again.changes) == (9, ())
 

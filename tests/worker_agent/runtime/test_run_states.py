@@ -35,9 +35,7 @@ def test_steps_are_written_as_a_run_goes_and_a_failed_runs_report_says_why(tmp_p
     assert "rank 1 (stage 1, replica 0) was killed by SIGKILL" in report["error"]
     assert report["step"] - report["checkpoint"] in range(3)
     assert steps_of(out) == list(range(1, report["step"] + 1))
-    with pytest.raises(
-        InvalidInputError, match=r"run: must be the folder of a run that has .* failed: rank"
-    ):
+    with pytest.raises(InvalidInputError, match=r"run: must be the folder of a run that has .* failed: rank"):
         read_run(out)
     last = report["checkpoint"] + 2
     resumed = finish([*(str(last) if word == "1000" else word for word in arguments), "--resume", "--json"])
