@@ -209,9 +209,9 @@ def _with_closed_form(document: dict[str, Any]) -> dict[str, Any]:
     return today
 
 
-def dump(content: Any) -> str:
-    """A dataclass, model or plain value as readable JSON."""
-    return TypeAdapter(Any).dump_json(content, indent=2).decode()
+def dump(content: Any, *, indent: int | None = 2) -> str:
+    """A dataclass, model or plain value as JSON, which is readable with an indent."""
+    return TypeAdapter(Any).dump_json(content, indent=indent).decode()
 
 
 def invalid_input(error: ValidationError) -> InvalidInputError:

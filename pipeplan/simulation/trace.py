@@ -7,13 +7,19 @@ counter.
 Times are whole nanoseconds, Perfetto's unit. No slice is shorter than one nanosecond or begins before the previous one
 has ended, and a receive ends after its send began. Perfetto thus drops nothing and draws every arrow. If work costs
 nothing, as in the papers' pictures, slices move by the few nanoseconds that these rules need.
+
+A trace may be bounded. It then holds the start and the end of each timeline, and `otherData` says what is left out.
 """
 
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, replace
+from itertools import compress
+from types import MappingProxyType
+from typing import Any, TypedDict
+
+import numpy as np
 
 from pipeplan.programs.instructions import (
     RecvActivation,
@@ -30,6 +36,12 @@ NS_PER_US = 1000
 
 FIRST_TRACK = 1000
 """The track of rank 0. Perfetto puts a track 0, and one with its process's number, on the same line."""
+
+MOST_BYTES = 10_000_000
+"""The most bytes of a run's trace, and of its timeline."""
+
+LEAST_SLICE_BYTES = 100
+"""No slice's text is shorter."""
 
 Message = tuple[bool, int, int]
 """A transfer: whether of a gradient, its microbatch, the stage that sends it. No two of a run are the same."""
@@ -75,8 +87,51 @@ _NOTES = {
 }
 
 
-def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
-    """The JSON text of the trace; the names are those of the processes, in order."""
+def chrome_trace(
+    timelines: Mapping[str, Timeline], *, most_bytes: int | None = None, notes: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The JSON text of the trace; the names are those of the processes, in order.
+
+    It has at most `most_bytes`, if those are given: instructions in the middle of the timelines are left out. `notes`
+    are written into `otherData`.
+    """
+    instructions = {name: sum(len(lane.instructions) for lane in each.lanes) for name, each in timelines.items()}
+    share = 1.0
+    if most_bytes is not None:
+        share = min(1.0, most_bytes / LEAST_SLICE_BYTES / max(sum(instructions.values()), 1))
+    while True:
+        limits = {name: int(count * share) for name, count in instructions.items()}
+        kept = {name: _ends(timeline, limits[name]) for name, timeline in timelines.items()}
+        left_out = {
+            f"left out, {name}": f"{count - limits[name]:,} of {count:,} instructions, in the middle"
+            for name, count in instructions.items()
+            if limits[name] < count
+        }
+        text = _whole(kept, {**notes, **left_out})
+        if most_bytes is None or len(text) <= most_bytes or not any(limits.values()):
+            return text
+        share *= 0.95 * most_bytes / len(text)
+
+
+def _ends(timeline: Timeline, most: int) -> Timeline:
+    """The timeline with at most so many instructions: the first and the last ones to start, half each."""
+    counts = [len(lane.instructions) for lane in timeline.lanes]
+    if sum(counts) <= most:
+        return timeline
+    starts_s = np.concatenate([np.array(lane.start_s, dtype=np.float64) for lane in timeline.lanes])
+    order = np.argsort(starts_s, kind="stable")  # in each lane the order of execution
+    kept = np.zeros(len(order), dtype=bool)
+    kept[order[: most - most // 2]] = kept[order[len(order) - most // 2 :]] = True
+    lanes = []
+    for lane, of_lane in zip(timeline.lanes, np.split(kept, np.cumsum(counts)[:-1]), strict=True):
+        columns = ("instructions", "start_s", "end_s", "memory_bytes")
+        some: dict[str, Any] = {name: tuple(compress(getattr(lane, name), of_lane)) for name in columns}
+        lanes.append(replace(lane, **some))
+    return replace(timeline, lanes=tuple(lanes))
+
+
+def _whole(timelines: Mapping[str, Timeline], notes: Mapping[str, str]) -> str:
+    """The text with everything in the timelines."""
     events: list[TraceEvent] = []
     flows = 0
     for process, (name, timeline) in enumerate(timelines.items(), start=1):
@@ -89,7 +144,7 @@ def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
         for number in range(len(drawn.lanes)):
             events += _track(process, number, drawn, numbers)
         flows += len(drawn.received)
-    document = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": _NOTES}
+    document = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {**_NOTES, **notes}}
     return json.dumps(document, separators=(",", ":"), allow_nan=False)
 
 
@@ -157,6 +212,7 @@ def _track(process: int, number: int, drawn: _Drawn, flows: Mapping[Message, int
     title = f"rank {lane.rank} (stage {lane.stage}, replica {lane.replica})"
     yield {"name": "thread_name", "ph": "M", "pid": process, "tid": track, "args": {"name": title}}
     yield {"name": "thread_sort_index", "ph": "M", "pid": process, "tid": track, "args": {"sort_index": number}}
+    counted_bytes: int | None = None
     for index, instruction in enumerate(lane.instructions):
         placed, kind = drawn.slices[number][index], type(instruction).__name__
         transfers = kind.startswith(("Send", "Recv"))
@@ -175,15 +231,16 @@ def _track(process: int, number: int, drawn: _Drawn, flows: Mapping[Message, int
             yield _flow("s", process, track, flows[out], placed.leaves_ns, out)
         if into is not None:
             yield _flow("f", process, track, flows[into], placed.arrives_ns, into)
-        if not lane.memory_bytes:
-            continue  # it is unknown
+        if not lane.memory_bytes or lane.memory_bytes[index] == counted_bytes:
+            continue  # it is unknown, or as before
+        counted_bytes = lane.memory_bytes[index]
         yield {
             "name": f"memory of rank {lane.rank}",
             "ph": "C",
             "pid": process,
             "tid": track,
             "ts": placed.end_ns / NS_PER_US,
-            "args": {"bytes": lane.memory_bytes[index]},
+            "args": {"bytes": counted_bytes},
         }
 
 

@@ -15,7 +15,7 @@ from pipeplan.protocol.listing import Page
 from pipeplan.protocol.runs import Losses, OverlayColumns, Run, RunQuery, RunSummary
 from pipeplan.simulation.overlay import holds, overlaid
 from pipeplan.simulation.predict import predict
-from pipeplan.simulation.trace import chrome_trace
+from pipeplan.simulation.trace import MOST_BYTES, chrome_trace
 from planner_service.plans import service as plans
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
@@ -170,7 +170,7 @@ def overlay_packed(context: Context, run_id: str, batches: int) -> bytes:
 
 def trace(context: Context, run_id: str) -> str:
     """Both timelines as one Chrome trace, side by side."""
-    return chrome_trace(timelines(context, run_id))
+    return chrome_trace(timelines(context, run_id), most_bytes=MOST_BYTES)
 
 
 def _head(connection: Connection, run_id: str) -> str:

@@ -53,8 +53,8 @@ from worker_agent.runtime.status import status_path
 
 _log = logging.getLogger(__name__)
 
-RECORDED_INSTRUCTIONS = 100_000
-"""The instructions recorded of all ranks together, at a run's start and again at its end: some 10 MB of trace each."""
+RECORDED_INSTRUCTIONS = 10_000
+"""The instructions recorded of all ranks together, at a run's start and again at its end: some 5 MB of trace each."""
 
 STEPS, TRACE = "steps.csv", "trace.json"
 DEVICES = ("auto", "cpu", "cuda")

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.calibration.beginning import beginning
-from pipeplan.programs.instructions import BackwardInput, BackwardWeight
+from pipeplan.programs.instructions import BackwardInput, BackwardWeight, Update
 from pipeplan.programs.timeline import Lane, LaneSummary, Summary, Timeline
 from pipeplan.simulation.report import RankReport
 from worker_agent.engine.cores import shares_of_others
@@ -150,6 +150,7 @@ class RunMeasurements:
             for result, rows in zip(self._results, self._rows, strict=True)
         )
 
+    @cached_property
     def ends(self) -> Timeline:
         """Everything that was recorded: the whole run, or both of its ends."""
         batches = self._job.batches if self.window is None else 2 * self.window
@@ -162,7 +163,7 @@ class RunMeasurements:
 
     def _window(self, part: Callable[[RankResult], slice]) -> Timeline:
         """The batches of one end: a part of each rank's instructions. All of them where there is no window."""
-        ends = self.ends()
+        ends = self.ends
         if self.window is None:
             return ends
         columns = ("instructions", "start_s", "end_s", "memory_bytes")
@@ -207,7 +208,7 @@ class RunMeasurements:
             )
             for result in self._results
         )
-        ends = self.ends()
+        ends = self.ends
 
         # The median time between two batches' ends on the input stage's first replica, as `throughput` has it.
         first = next(i for i, lane in enumerate(ends.lanes) if lane.stage == 0 and lane.replica == 0)
@@ -238,6 +239,18 @@ class RunMeasurements:
     def _steps(self) -> "StepRows":
         ranks = tuple(result.lane.rank for result in self._results)
         return StepRows(job=self._job, ranks=ranks, rows=tuple(self._rows))
+
+
+def last_batches(timeline: Timeline, batches: int) -> Timeline:
+    """The timeline's last batches. A batch ends with its last update on every worker."""
+    lanes = []
+    for lane in timeline.lanes:
+        updates = [index for index, one in enumerate(lane.instructions) if isinstance(one, Update)]
+        a_batch = len(updates) // timeline.batches
+        start = updates[-batches * a_batch - 1] + 1 if batches < timeline.batches else 0
+        columns = ("instructions", "start_s", "end_s", "memory_bytes")
+        lanes.append(replace(lane, **{name: getattr(lane, name)[start:] for name in columns}))
+    return replace(timeline, lanes=tuple(lanes), batches=batches)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.protocol.runs import PLAN, REPORT, TIMELINE
 from pipeplan.simulation.predict import predict, predict_ends
 from pipeplan.simulation.report import Compared, Repredicted, RunReport, report_run
-from pipeplan.simulation.trace import chrome_trace
+from pipeplan.simulation.trace import MOST_BYTES, chrome_trace
 from worker_agent.engine.processes import Place
 from worker_agent.engine.results import DivergedError, RankResult
 from worker_agent.models.spec import described
@@ -27,7 +27,7 @@ from worker_agent.runtime.checkpoint import newest_finite
 from worker_agent.runtime.job import STEPS, TRACE, RunJob, read_job
 from worker_agent.runtime.launch import join, launch
 from worker_agent.runtime.manifest import is_sealed, steps_in
-from worker_agent.runtime.measured import RunMeasurements, losses_before, measured_steps, rows_of_attempt
+from worker_agent.runtime.measured import RunMeasurements, last_batches, losses_before, measured_steps, rows_of_attempt
 from worker_agent.runtime.resume import option_values, resumed, stored_job
 from worker_agent.runtime.stop import heeding_signals
 from worker_agent.runtime.watch import OnProgress
@@ -112,11 +112,12 @@ def _reported(job: RunJob, results: tuple[RankResult, ...]) -> RunOutcome:
 
     root = job.directory.root
     _write(root / PLAN, dump(plan_document(job.plan)))
-    _write(root / TIMELINE, dump(timeline_document(timeline)))
+    timeline = _write_timeline(root / TIMELINE, timeline, most_bytes=None if job.recorded_batches else MOST_BYTES)
     _written(root / STEPS, partial(measured.write_steps, before=root / STEPS))
     report = replace(report, earlier_losses=losses_before(root / STEPS, first))
-    _write(root / TRACE, chrome_trace({"measured": measured.ends(), "predicted": predicted}))
-    document = _document(job, "succeeded") | asdict(report) | {"recorded": measured.recorded()}
+    recorded = measured.recorded() | {"timeline_batches": timeline.batches}
+    _write_trace(root / TRACE, {"measured": measured.ends, "predicted": predicted}, recorded, begun)
+    document = _document(job, "succeeded") | asdict(report) | {"recorded": recorded}
     _write(root / REPORT, dump(document))
     return RunOutcome(report=report, timeline=timeline)
 
@@ -155,6 +156,23 @@ def _last_good(job: RunJob) -> str:
     if found is None:
         return "there is no checkpoint before it"
     return f"the last good checkpoint is step-{found.step}, from which --resume goes on (--change learning-rate)"
+
+
+def _write_timeline(path: Path, timeline: Timeline, *, most_bytes: int | None) -> Timeline:
+    """Writes as many of a timeline's last batches as have at most so many bytes, but at least one; returns these."""
+    text = dump(timeline_document(timeline), indent=None)
+    while most_bytes is not None and len(text) > most_bytes and timeline.batches > 1:
+        timeline = last_batches(timeline, max(int(0.95 * timeline.batches * most_bytes / len(text)), 1))
+        text = dump(timeline_document(timeline), indent=None)
+    _write(path, text)
+    return timeline
+
+
+def _write_trace(path: Path, timelines: Mapping[str, Timeline], recorded: Mapping[str, int], job: RunJob) -> None:
+    """Writes a trace that says which batches were recorded. It is bounded unless the job says how many these are."""
+    ends = "the first {first_batches:,} and the last {last_batches:,} of {of:,} batches were recorded"
+    notes = {"recorded": ends.format(of=job.batches, **recorded)} if recorded["left_out"] else {}
+    _write(path, chrome_trace(timelines, most_bytes=None if job.recorded_batches else MOST_BYTES, notes=notes))
 
 
 def _predicted(job: RunJob, plan: Plan, window: int | None) -> tuple[Timeline, Summary]:

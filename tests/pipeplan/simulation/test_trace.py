@@ -5,17 +5,21 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, get_args
 
 import pytest
 
+from pipeplan.documents.files import dump
 from pipeplan.programs.instructions import Transfer
 from pipeplan.programs.text import format_instruction, parse_instruction
 from pipeplan.programs.timeline import Lane, Timeline
+from pipeplan.programs.timeline_document import timeline_document
 from pipeplan.simulation.predict import predict, predict_ends
-from pipeplan.simulation.trace import FIRST_TRACK, chrome_trace
+from pipeplan.simulation.trace import FIRST_TRACK, MOST_BYTES, chrome_trace
 from tests.schedules import SCHEDULES, chunks_of, microbatches_of
 from tests.worker_agent.runtime.plans import make_plan
+from worker_agent.runtime.job import RunJob
 
 Event = dict[str, Any]
 REQUIRED = {
@@ -132,7 +136,7 @@ def test_every_send_has_an_arrow_to_its_receive(schedule: str) -> None:
             for e in events
             if e["ph"] == "C" and (e["pid"], e["tid"]) == (1, FIRST_TRACK + lane.rank)
         ]
-        assert held == list(lane.memory_bytes)
+        assert held == [size for size, _ in groupby(lane.memory_bytes)]  # a counter keeps its value until it changes
 
 
 def test_unequal_replicas_have_their_arrows() -> None:
@@ -227,3 +231,41 @@ def test_no_kind_of_transfer_is_without_arrows() -> None:
     assert {kind.__name__ for kind in get_args(Transfer)} == {
         "SendActivation", "RecvActivation", "SendGradient", "RecvGradient",
     }  # fmt: skip
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("most_bytes", [8_000, 50_000, 200_000, 10_000_000])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "pipedream", "zb-v"])
+def test_a_bounded_trace_holds_the_start_and_the_end_and_says_what_is_left_out(schedule: str, most_bytes: int) -> None:
+    timeline = timeline_of(schedule, batches=20)
+    text = chrome_trace({"measured": timeline, "predicted": timeline}, most_bytes=most_bytes, notes={"recorded": "all"})
+    assert len(text) <= most_bytes
+    document = json.loads(text)
+    require_drawable(document["traceEvents"])
+    assert document["otherData"]["recorded"] == "all"
+    count = sum(len(lane.instructions) for lane in timeline.lanes)
+    drawn = slices(document["traceEvents"])
+    kept = sum(len(drawn[1, FIRST_TRACK + number]) for number in range(len(timeline.lanes)))
+    note = f"{count - kept:,} of {count:,} instructions, in the middle"
+    whole = chrome_trace({"measured": timeline, "predicted": timeline}, notes={"recorded": "all"})
+    assert (text == whole) == (kept == count) == (len(whole) <= most_bytes)
+    assert document["otherData"].get("left out, measured") == (note if kept < count else None)
+    for number, lane in enumerate(timeline.lanes):
+        texts = list(map(format_instruction, lane.instructions))
+        names = [event["name"] for event in drawn[1, FIRST_TRACK + number]]
+        first = next((n for n, (one, other) in enumerate(zip(names, texts, strict=False)) if one != other), len(names))
+        assert names == texts[:first] + texts[len(texts) - len(names) + first :]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_what_a_run_records_by_itself_is_within_the_bound(schedule: str) -> None:
+    """A run of 5,000 steps wrote a trace of 99 MB, and a minute of it was its end."""
+    plan = make_plan(schedule, (0, 1, 2, 3, 4), microbatches=8)
+    job = RunJob(plan=plan, model="m:f", data="m:f", steps=5000, seed=0, learning_rate=0.1, out="out", device="cpu")
+    window = job.window(job.program())
+    assert window is not None
+    ends, _ = predict_ends(plan, batches=5000, window=window)
+    assert 8_000 * 2 < sum(len(lane.instructions) for lane in ends.lanes) <= 20_000
+    bounded = chrome_trace({"measured": ends, "predicted": ends}, most_bytes=MOST_BYTES)
+    assert MOST_BYTES / 2 < len(bounded) <= MOST_BYTES
+    assert len(dump(timeline_document(ends))) < MOST_BYTES / 2

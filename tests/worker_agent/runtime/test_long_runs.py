@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.plan import Plan
 from pipeplan.programs.repeating import Repeating
 from pipeplan.programs.text import format_instruction
-from pipeplan.simulation.predict import program_of
+from pipeplan.simulation.predict import predict, program_of
 from tests.schedules import STASHING, V_SHAPED
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
 from tests.worker_agent.runtime.reference import train, train_on_replicas
 from tests.worker_agent.runtime.test_executor import DATA, MODEL, RATE, SEED, checkpoint_weights, distance
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.measured import RunMeasurements, compute_spread, read_batches
+from worker_agent.runtime.measured import RunMeasurements, compute_spread, last_batches, read_batches
 
 STEPS = 20
 
@@ -113,8 +114,8 @@ def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
     assert measured.recorded() == {"first_batches": window, "last_batches": window, "left_out": 40 - 2 * window}
     assert len(measured.losses) == 40
     assert measured.timeline().batches == window
-    assert measured.ends().batches == 2 * window
-    summary, ends = measured.summary(), measured.ends()
+    assert measured.ends.batches == 2 * window
+    summary, ends = measured.summary(), measured.ends
     assert summary.makespan_s == ends.makespan_s
     for of_all, recorded in zip(summary.lanes, ends.lanes, strict=True):
         assert of_all.busy_s > recorded.busy_s > 0
@@ -132,3 +133,16 @@ def test_what_is_not_recorded_is_summed_up(tmp_path: Path) -> None:
     lines = (tmp_path / "resumed.csv").read_text().splitlines()
     assert lines[1:3] == ["1,0.5", "2,0.25"], "the steps that led to the checkpoint stay"
     assert [line.split(",")[0] for line in lines[1:]] == [str(step) for step in range(1, 43)]
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream-2bw", "zb-v"])
+def test_the_last_batches_of_a_timeline_are_whole(schedule: str) -> None:
+    cuts, chunks = ((0, 1, 2, 3, 4), 2) if schedule in V_SHAPED else ((0, 2, 4), 1)
+    plan = make_plan(schedule, cuts, chunks=chunks)
+    timeline = predict(plan, batches=9)
+    for batches in (1, 4, 9):
+        last = last_batches(timeline, batches)
+        MeasuredRun(plan=plan, timeline=last)  # which counts the updates
+        for lane, whole in zip(last.lanes, timeline.lanes, strict=True):
+            assert list(lane.events()) == list(whole.events())[-len(lane.instructions) :]
+        assert (last.lanes == timeline.lanes) == (batches == 9)
