@@ -15,6 +15,7 @@ value reads as a whole number, a number, true, false or null; one that begins wi
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -89,6 +90,16 @@ PRESETS = (
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """C0, DEL, C1, the line and paragraph separators, and half characters."""
 
+_INVISIBLE = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+"""Unicode's categories of characters that show nothing, or nothing that is agreed upon."""
+
+_IGNORED = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+"""Characters of other categories that show nothing: joiners, fillers, selectors of variants, an empty pattern."""
+
+_ID = re.compile(r"[0-9A-Fa-f]{32}")
+
 _RULE = "must hold no control character, line separator or lone surrogate"
 
 _WORDS: dict[str, Value] = {"true": True, "false": False, "null": None}
@@ -108,6 +119,21 @@ def require_name(field: str, value: str) -> None:
     """
     require(bool(value.strip()), field, "must not be empty", value)
     require_line(field, value)
+
+
+def require_own_name(field: str, value: str) -> None:
+    """Raises InvalidInputError for a name that another could be taken for, where names find one thing each.
+
+    Such a name is in Unicode's form NFKC, has no invisible character and no space but single ones inside, and does not
+    look like an id.
+    """
+    require_name(field, value)
+    plain = unicodedata.normalize("NFKC", value)
+    require(plain == value, field, f"must be in Unicode's form NFKC, which is {plain!r}", value)
+    rule = "must hold no invisible character, and no space but single ones between other characters"
+    visible = not any(unicodedata.category(one) in _INVISIBLE or _IGNORED.match(one) for one in value)
+    require(visible and value == " ".join(value.split()), field, rule, value)
+    require(_ID.fullmatch(value) is None, field, "must not look like an id", value)
 
 
 def require_line(field: str, value: str) -> None:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from pipeplan.documents.names import require_own_name
 from pipeplan.errors import require
 
 Scope = Literal["read", "plan", "agent", "admin"]
@@ -98,6 +99,7 @@ class NewToken(BaseModel):
     def _not_reserved(cls, name: str) -> str:
         rule = f"must not be {' or '.join(RESERVED)}, which name callers without a token"
         require(name not in RESERVED, "", rule, name)
+        require_own_name("", name)
         return name
 
 

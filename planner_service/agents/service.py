@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
-from pipeplan.documents.names import require_line
+from pipeplan.documents.names import require_line, require_own_name
 from pipeplan.errors import ConflictError, ForbiddenError, NotFoundError
 from pipeplan.protocol.agents import Agent, AgentQuery, Presence, Registration
 from pipeplan.protocol.jobs import LeaseRequest
@@ -27,8 +27,10 @@ def register(context: Context, told: Registration, *, by: Identity = LOCAL) -> t
     """Stores what an agent reports of itself, and returns whether its name is new. A repetition changes only the time.
 
     A new process of the same name replaces the older one, which is refused from then on. Raises InvalidInputError for
-    a text that does not print as one line, ForbiddenError where the name belongs to another's token.
+    a text that does not print as one line or a name that another could be taken for, ForbiddenError where the name
+    belongs to another's token.
     """
+    require_own_name("name", told.name)
     for field, value in told.model_dump().items():
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
@@ -41,7 +43,7 @@ def register(context: Context, told: Registration, *, by: Identity = LOCAL) -> t
             storage.seen(connection, told.name, now, draining=False)
         else:
             storage.register(connection, known.id if known else secrets.token_hex(16), told, now, by.token_id)
-        registered = found("agent", told.name, storage.get(connection, told.name))
+        registered = found("agent", told.name, storage.named(connection, told.name))
         trail.record(connection, "agent.register", registered.id, now, agent=told.name)
         return _shown(context, registered, now), known is None
 
@@ -61,7 +63,7 @@ def present(context: Context, agent_id: str, presence: Presence, *, by: Identity
         storage.seen(connection, name, now, draining=presence.draining)
         if presence.draining and not known.draining:
             trail.record(connection, "agent.present", known.id, now, agent=name, detail="it drains")
-        return _shown(context, found("agent", name, storage.get(connection, name)), now)
+        return _shown(context, found("agent", name, storage.named(connection, name)), now)
 
 
 def get(context: Context, agent_id: str) -> Agent:
@@ -106,10 +108,13 @@ def alive(context: Context, connection: Connection, now: datetime) -> list[Known
 
 
 def require_own(connection: Connection, name: str, by: Identity, now: datetime) -> None:
-    """Raises ForbiddenError where the agent's name belongs to another's token."""
-    if by.token_id is not None and "admin" not in by.scopes:
-        known = storage.get(connection, name)
-        _require_own(connection, known if known is not None and known.name == name else None, by, now)
+    """Raises ForbiddenError where the agent's name belongs to another's token, and InvalidInputError for one that
+    nobody has registered and that another could be taken for.
+    """
+    known = storage.named(connection, name)
+    if known is None:
+        require_own_name("agent", name)
+    _require_own(connection, known, by, now)
 
 
 def _require_own(connection: Connection, known: KnownAgent | None, by: Identity, now: datetime) -> None:

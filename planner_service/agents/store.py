@@ -19,7 +19,8 @@ from planner_service.platform.tables import agents
 
 _REGISTRATION = TypeAdapter(Registration)
 
-_CLAIM = select(agents).where(agents.c.name == bindparam("asked_name")).with_for_update()
+_BY_NAME = select(agents).where(agents.c.name == bindparam("asked_name"))
+_CLAIM = _BY_NAME.with_for_update()
 _BY_NAME_OR_ID = select(agents).where(
     (agents.c.name == bindparam("asked_name")) | (agents.c.id == bindparam("asked_name"))
 )
@@ -79,10 +80,16 @@ def register(
 
 
 def get(connection: Connection, name_or_id: str) -> KnownAgent | None:
-    """The agent of this name, or else of this id."""
+    """The agent of this id, or else of this name."""
     rows = connection.execute(_BY_NAME_OR_ID, {"asked_name": name_or_id}).all()
-    ranked = sorted(rows, key=lambda row: row.name != name_or_id)
+    ranked = sorted(rows, key=lambda row: row.id != name_or_id)
     return _known(ranked[0]) if ranked else None
+
+
+def named(connection: Connection, name: str) -> KnownAgent | None:
+    """The agent of this name."""
+    row = connection.execute(_BY_NAME, {"asked_name": name}).one_or_none()
+    return None if row is None else _known(row)
 
 
 def claim(connection: Connection, name: str) -> KnownAgent | None:

@@ -113,8 +113,9 @@ class _Judge:
     _refused: dict[str, Needs] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = None if self.request.instance is None else known_agents.get(self.connection, self.request.agent)
-        self.agent = known if known is not None and known.name == self.request.agent else None
+        self.agent = None
+        if self.request.instance is not None:
+            self.agent = known_agents.named(self.connection, self.request.agent)
         if self.agent is not None:
             agents.require_readable(self.agent)
 

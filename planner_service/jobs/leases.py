@@ -161,7 +161,7 @@ def _given_to_gang(
 
 
 def _gang(connection: Connection, parts: Sequence[Member], node_rank: int) -> Gang:
-    first = found("agent", parts[0].agent, known_agents.get(connection, parts[0].agent)).told
+    first = found("agent", parts[0].agent, known_agents.named(connection, parts[0].agent)).told
     names = tuple(part.agent for part in parts)
     return Gang(node_rank=node_rank, agents=names, address=first.address, port=first.port)
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pipeplan.documents.names import on_one_line
 from pipeplan.errors import InvalidInputError, NotFoundError, PipeplanError, TooManyRequestsError
 from pipeplan.protocol.problems import Problem
 from planner_service.platform.problems import problem_response, send_error
@@ -177,9 +178,11 @@ def _too_large(scope: Scope) -> tuple[HTTPStatus, str] | None:
 
 
 def _not_text(scope: Scope) -> PipeplanError | None:
-    """What to answer to an address that holds the null character, which PostgreSQL refuses; None for any other."""
-    if "\0" in scope["path"]:
-        return NotFoundError("there is nothing at an address with a null character")
+    """What to answer to a path with a control character, and to a query with the null character, which PostgreSQL
+    refuses; None for any other address. A route's pattern would end before a line's end: `/v1/aliases/a%0a` is not `a`.
+    """
+    if on_one_line(scope["path"]) != scope["path"]:
+        return NotFoundError("there is nothing at an address with a control character")
     if b"%00" in scope["query_string"]:
         for name, value in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
             if "\0" in name or "\0" in value:

@@ -141,3 +141,15 @@ def test_a_null_character_in_a_form_is_refused_at_its_field(http: TestClient) ->
     answer = http.post("/plans/new", content="profile_id=%00&planner=auto", headers=form)
     assert answer.status_code == 422
     assert "null character" in answer.text
+
+
+@pytest.mark.parametrize("end", ["%0a", "%0d", "%0d%0a", "%09", "%7f", "%c2%85", "%e2%80%a8"])
+def test_an_address_with_a_control_character_is_nothings(http: TestClient, ids: dict[str, str], end: str) -> None:
+    """A route's pattern ended before a line's end: a PUT to /v1/aliases/a%0a moved a, and one to /v1/jobs%0a worked."""
+    for path, method, _ in _routes(http):
+        body = "{}" if method in ("post", "put") else None
+        answer = http.request(method.upper(), _filled(path, ids) + end, headers=JSON, content=body)
+        assert answer.status_code == 404, path
+    target = {"plan_id": ids["plans"]}
+    assert http.put(f"/v1/aliases/moved{end}", json=target).status_code == 404
+    assert http.get("/v1/aliases/moved").status_code == 404
