@@ -24,6 +24,8 @@ def require_engine_options(options: Options, *, devices: int, batch_size: int) -
     known = tuple(dict.fromkeys((*engine.shardings, *engine.pipelined_shardings)))
     rule = f"must be one of {', '.join(known)} for the engine {engine.name} with the optimizer {optimizer}"
     require(options.sharding in (None, *known), "sharding", rule, options.sharding)
+    rule = f"must be one of {', '.join(engine.recomputes)} for the engine {engine.name}"
+    require(options.recompute_unit in (None, *engine.recomputes), "recompute_unit", rule, options.recompute_unit)
     asked = options.sequence_parallel
     rule = f"must be off for the engine {engine.name}, which has none"
     require(engine.sequence_parallel or not asked, "sequence_parallel", rule, asked)

@@ -49,19 +49,28 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
     searched, in_chunks = with_whole_backwards(problem), asks_for_chunks(problem)
     asked = ask_all(searched, {} if in_chunks else planners)
     if not asked.answers and not asked.infeasible and not in_chunks:
-        errors = [error for _, error in asked.refused]
-        unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
-        if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
-            rule = "is an option that no planner uses here"
-            raise InvalidInputError(unused[0].field, rule, unused[0].value)
-        telling = [e for e in errors if e not in unused and not _of_another_schedule(e)]
-        raise (telling or unused or errors)[0]  # from a planner that supports the schedule and the options
+        raise _refusal(asked.refused)  # from a planner that supports the schedule and the options
     answer = fastest(NAME, asked, _spaces(searched, asked), Ranking(problem=problem))
     if not isinstance(answer, Plan):
         return answer
     others = answer.planner != NAME
     cost_model = f"{answer.planner}: {answer.cost_model}" if others else answer.cost_model
     return replace(answer, cost_model=cost_model, planner=NAME)
+
+
+def _refusal(refused: Sequence[tuple[Proposer, PipeplanError]]) -> PipeplanError:
+    """Why no planner can be asked: what one says of a value that it takes, or which options none takes together."""
+    errors = [error for _, error in refused]
+    unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
+    telling = [e for e in errors if e not in unused and not _of_another_schedule(e)]
+    if telling or not unused:
+        return (telling or errors)[0]
+    first = unused[0]
+    if len(unused) == len(errors) and len({error.field for error in unused}) == 1:
+        return InvalidInputError(first.field, "is an option that no planner uses here", first.value)
+    named = dict.fromkeys(f"{proposer}: {error}" for proposer, error in refused)
+    rule = f"is an option that no planner takes together with the others ({'; '.join(named)})"
+    return InvalidInputError(first.field, rule, first.value)
 
 
 def fastest(

@@ -1,14 +1,60 @@
-"""Misses: by how much nothing fits."""
+"""Misses: by how much nothing fits, and which options leave nothing."""
 
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from itertools import combinations, islice
 from math import inf
 
+from pipeplan.documents.plan import Reason
+from pipeplan.planners.problem import Options
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
 
 MISSES = 50
 """For how many configurations that hold little on average stages are made."""
+
+
+_ROUNDS = "a rank of several stages needs a block for each, and microbatches in whole rounds of the ranks"
+
+_LAWS = {
+    "recompute": "what is recomputed must be what the engine and the profile have",
+    "recompute_unit": "what is recomputed must be what the engine and the profile have",
+    "sharding": "replicas share states only where there are several, in one stage or several as the engine can",
+    "offload": "what is offloaded must suit the engine, the sharding and the recomputation",
+    "schedule": f"data-parallel has one rank, 1f1b several; {_ROUNDS}",
+    "chunks": _ROUNDS,
+    "stages": "the ranks of all replicas need a device each, every stage a block, and a schedule its microbatches",
+    "data": "replicas need devices, and must share the batch in whole microbatches",
+    "microbatch_size": "a replica's share of the batch must be whole microbatches",
+    "tensor": "devices that share a block must be whole groups of a level of the cluster",
+    "context": "devices that share a block must be whole groups of a level of the cluster",
+    "sequence_parallel": "devices that share a block must be whole groups of a level of the cluster",
+    "expert": "the replicas of a batch must be whole groups that share the experts",
+}
+"""By option, what it must agree with: the batch, the devices, the model, the engine and the other options."""
+
+
+def left_by_options(options: Options, count: Callable[[Options], int], where: str) -> tuple[Reason, ...]:
+    """The options without which there are configurations, each alone, or else the fewest together; none if there never
+    are. `count` counts them, `where` says of what.
+    """
+    usual = {field.name: field.default for field in fields(options)}
+    given = [name for name in _LAWS if getattr(options, name) != usual[name]]
+    for together in range(1, len(given) + 1):
+        reasons = []
+        for names in combinations(given, together):
+            left = count(replace(options, **{name: usual[name] for name in names}))
+            if left:
+                asked = " and ".join(f"{name} {getattr(options, name)}" for name in names)
+                detail = f"{where} has {left:,} configurations without {asked}, and none with {_it(names)}"
+                reasons.append(Reason(rule="; ".join(dict.fromkeys(_LAWS[name] for name in names)), detail=detail))
+        if reasons:
+            return tuple(reasons)
+    return ()
+
+
+def _it(names: Iterable[str]) -> str:
+    return "it" if len(tuple(names)) == 1 else "them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

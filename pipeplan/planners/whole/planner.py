@@ -19,11 +19,11 @@ from pipeplan.planners.auto.proposals import PlannersAsked, Proposal, Proposer
 from pipeplan.planners.auto.ranking import CLOSE, Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
-from pipeplan.planners.problem import PlanningProblem, refuse_unused
+from pipeplan.planners.problem import Options, PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.whole.choices import choices, compared, rates_of
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways
-from pipeplan.planners.whole.misses import nearest_miss
+from pipeplan.planners.whole.misses import left_by_options, nearest_miss
 from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
 
 USED = (
@@ -215,6 +215,10 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     require_engine_options(options, devices=problem.cluster.devices, batch_size=problem.batch_size)
     require_host(problem, engine)
     forms = forms_for(problem, engine)
+    rule = "must be left out or block: in this profile attention's core keeps nothing that it could make again, "
+    rule += "as with fused kernels (`pipeplan-agent profile --attention unfused` estimates others)"
+    core = any(m.selective is not None for each in forms for kind in each.kinds for m in kind.measurements)
+    require(core or options.recompute_unit != "attention", "recompute_unit", rule, options.recompute_unit)
     require_room(problem, forms[0])
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
@@ -269,17 +273,20 @@ def remade(problem: PlanningProblem, plan: Plan) -> Plan:
 
 def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[ModelForm]:
     """The forms that the engine, the options and the number of devices allow. Raises InvalidInputError without any."""
-    options, able = problem.options, list(problem.profile.forms)
+    options, wanted = problem.options, problem.options.sequence_parallel
+    able = [each for each in problem.profile.forms if engine.sequence_parallel or not each.form.sequence_parallel]
+    for axis in AXES:
+        able = [each for each in able if axis in engine.axes or getattr(each.form, axis) == 1]
+    ways = {each.form.sequence_parallel for each in able if each.form.tensor > 1}
+    rule = f"must be {'off' if wanted else 'on'} or left out, as in the profile's forms for {engine.name}"
+    require(wanted is None or wanted in (ways or {wanted}), "sequence_parallel", rule, wanted)
+    able = [each for each in able if wanted is None or each.form.tensor == 1 or each.form.sequence_parallel == wanted]
     for axis in AXES:
         asked = getattr(options, axis)
-        able = [each for each in able if axis in engine.axes or getattr(each.form, axis) == 1]
         known = sorted({getattr(each.form, axis) for each in able})
         rule = f"must be one of {', '.join(map(str, known))}: the profile has forms for these on {engine.name}"
         require(asked is None or asked in known, axis, rule, asked)
         able = [each for each in able if asked in (None, getattr(each.form, axis))]
-    able = [each for each in able if engine.sequence_parallel or not each.form.sequence_parallel]
-    wanted = options.sequence_parallel
-    able = [each for each in able if wanted is None or each.form.tensor == 1 or each.form.sequence_parallel == wanted]
     able = [each for each in able if problem.cluster.devices % each.form.devices == 0]
     rule = f"must have a form that {engine.name} runs on the cluster's {problem.cluster.devices} devices"
     require(bool(able), "profile.forms", rule, [each.form for each in problem.profile.forms][:4])
@@ -301,13 +308,7 @@ def require_room(problem: PlanningProblem, model: ModelForm) -> None:
 def _infeasible(space: WholeSpace) -> Infeasible:
     """How far the nearest configuration is from fitting."""
     if space.considered == 0:
-        problem = space.problem
-        detail = (
-            f"no degrees that {space.engine.name} runs and the options allow divide {problem.cluster.devices} devices "
-            f"and a batch of {problem.batch_size} in microbatches that the profile has"
-        )
-        nothing = Reason(rule="degrees must divide the devices and the batch", detail=detail)
-        return Infeasible(planner=NAME, reasons=(nothing,), configurations_considered=0)
+        return Infeasible(planner=NAME, reasons=_nothing_left(space), configurations_considered=0)
     miss, cluster = nearest_miss(space), space.problem.cluster
     reason = memory_reason(
         miss.degrees.named,
@@ -320,3 +321,25 @@ def _infeasible(space: WholeSpace) -> Infeasible:
         rule = f"a stage must fit its device's part of the host's memory ({readable(cluster.host.memory_bytes)})"
         reason = replace(reason, rule=rule)
     return Infeasible(planner=NAME, reasons=(reason,), configurations_considered=space.considered)
+
+
+def _nothing_left(space: WholeSpace) -> tuple[Reason, ...]:
+    """Why there is no configuration at all."""
+    problem, name = space.problem, space.engine.name
+    devices, batch_size = problem.cluster.devices, problem.batch_size
+
+    def count(options: Options) -> int:
+        try:
+            return whole_space(replace(problem, options=options))[0].considered
+        except InvalidInputError:
+            return 0
+
+    where = f"{name} on {devices} devices with a batch of {batch_size}"
+    reasons = left_by_options(problem.options, count, where)
+    if reasons:
+        return reasons
+    sizes = space.forms[0].microbatch_sizes
+    if all(batch_size % size for size in sizes):
+        rule = f"the batch must be whole microbatches of {', '.join(map(str, sizes))} samples, which the profile has"
+        return (Reason(rule=rule, detail=f"{where} has no configuration"),)
+    return (Reason(rule="devices that share a block must be whole groups of a level", detail=f"{where} has none"),)

@@ -554,3 +554,11 @@ def test_more_stages_a_rank_than_blocks_are_not_called_a_lack_of_memory() -> Non
     answer = solve("auto", problem)
     assert isinstance(answer, Infeasible)
     assert answer.reasons[0].rule.startswith("every stage must have a block, every rank a device")
+
+
+def test_options_that_no_planner_takes_together_are_named_with_every_planners_reason() -> None:
+    """It said that the planner pipedream-2bw, which nobody had asked for, has no forced cuts."""
+    problem = replace(transformer(), options=Options(schedule="naive", forced_cuts=(1,)))
+    with pytest.raises(InvalidInputError, match="forced_cuts: is an option that no planner takes together") as raised:
+        solve("auto", problem)
+    assert "exact: schedule: must be one of pipedream-2bw, 1f1b" in str(raised.value)

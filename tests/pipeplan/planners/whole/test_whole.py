@@ -462,6 +462,10 @@ def test_other_engines_train_with_adamw_unless_asked_otherwise(engine: str) -> N
         ("sequence_parallel", {"engine": "deepspeed", "sequence_parallel": True}),
         ("sequence_parallel", {"tensor": 1, "sequence_parallel": True}),
         ("master_weights", {"master_weights": False}),
+        ("recompute_unit", {"recompute_unit": "stage"}),
+        ("recompute_unit", {"engine": "deepspeed", "recompute_unit": "attention"}),
+        ("tensor", {"engine": "deepspeed", "tensor": 2}),
+        ("sequence_parallel", {"tensor": 2, "sequence_parallel": False}),
     ],
 )
 def test_what_the_engine_or_the_profile_lacks_is_named(field: str, fixed: dict[str, Any]) -> None:
@@ -503,11 +507,53 @@ def test_what_nothing_fits_by_is_said() -> None:
     assert "tensor" in answer.reasons[0].detail
 
 
-def test_degrees_that_leave_nothing_are_no_plan() -> None:
+@pytest.mark.parametrize(
+    ("fixed", "named", "law"),
+    [
+        ({"stages": 3, "chunks": 2}, ["stages 3", "chunks 2"], "whole rounds of the ranks"),
+        ({"chunks": 3, "batch_size": 7, "stages": 2}, ["chunks 3"], "whole rounds of the ranks"),
+        ({"schedule": "1f1b-interleaved", "batch_size": 7, "tensor": 2}, ["schedule 1f1b-interleaved"], "whole rounds"),
+        ({"engine": "deepspeed", "data": 1, "sharding": "optimizer"}, ["sharding optimizer", "data 1"], "several"),
+    ],
+)
+def test_the_options_that_leave_nothing_are_named(fixed: dict[str, Any], named: list[str], law: str) -> None:
+    """It was said of all that degrees must divide the devices."""
     held = model()
-    answer = solve("auto", problem(held, cluster(held), stages=3, chunks=2))
+    answer = solve("auto", problem(held, cluster(held), **fixed))
     assert isinstance(answer, Infeasible)
-    assert answer.reasons[0].rule == "degrees must divide the devices and the batch"
+    found = {reason.detail.partition(" configurations without ")[2].partition(",")[0] for reason in answer.reasons}
+    assert found == set(named)
+    assert law in answer.reasons[0].rule
+    for name in named:
+        field = name.partition(" ")[0]
+        assert isinstance(solve("auto", problem(held, cluster(held), **(fixed | {field: None}))), Plan)
+
+
+def test_a_batch_of_no_whole_microbatches_is_named() -> None:
+    held = transformer(layers=2, hidden=64, heads=2, sequence=32, vocabulary=64, tensors=(1, 2), sizes=(2, 4))
+    answer = solve("auto", problem(held, cluster(held), batch_size=7, tensor=2))
+    assert isinstance(answer, Infeasible)
+    assert answer.reasons[0].rule.startswith("the batch must be whole microbatches of 2, 4 samples")
+
+
+@pytest.mark.parametrize("recompute", [None, True])
+@pytest.mark.parametrize("engine", ["megatron", "fsdp"])
+def test_attention_whose_core_keeps_nothing_cannot_be_recomputed(engine: str, recompute: bool | None) -> None:
+    """Fused kernels keep no scores: the answer was that degrees must divide the devices."""
+    held = model()
+    forms = []
+    for form in held.forms:
+        kinds = [
+            replace(kind, measurements=tuple(replace(m, selective=None) for m in kind.measurements))
+            for kind in form.kinds
+        ]
+        forms.append(replace(form, kinds=tuple(kinds)))
+    fused = replace(held, forms=tuple(forms))
+    with pytest.raises(InvalidInputError, match=r"recompute_unit: must be left out or block: .* fused kernels"):
+        solve("auto", problem(fused, cluster(fused), engine=engine, recompute=recompute, recompute_unit="attention"))
+    assert isinstance(
+        solve("auto", problem(held, cluster(held), engine=engine, recompute=True, recompute_unit="attention")), Plan
+    )
 
 
 def test_torchs_1f1b_has_a_microbatch_for_every_stage() -> None:
