@@ -6,11 +6,12 @@ from dataclasses import fields
 from datetime import datetime
 
 from pipeplan.documents.calibration import Calibration, Term
+from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.forms import AXES
-from pipeplan.documents.plan import Alternative, Certificate, Plan
+from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import Options

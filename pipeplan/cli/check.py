@@ -13,9 +13,10 @@ from pipeplan.cli.console import CHANGED, show_table, working
 from pipeplan.cli.lock import check_lock, is_lock
 from pipeplan.cli.service import Token, Url
 from pipeplan.cli.solve import takes_options
+from pipeplan.documents.certificate import PROVEN_GAP
 from pipeplan.documents.files import dump, load
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import PROVEN_GAP, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require, require_amount
 from pipeplan.planners.problem import Options, PlanningProblem

@@ -34,7 +34,7 @@ rank, two or three are shorter. Without a flush, long and short batches may alte
 which may hold one more short batch than long ones. So a price is capped at the bound (`complete`).
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,12 +44,11 @@ from math import inf
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.costs.memory import as_few, chunked_pipeline, held_by, stages_by_rank
+from pipeplan.costs.memory import as_few, held_by, stages_by_rank
 from pipeplan.costs.transfer import ranks_by_stage
 from pipeplan.documents.engines import engine_named
-from pipeplan.documents.plan import Plan, Worker
-from pipeplan.programs.instructions import Backward, Forward
-from pipeplan.programs.schedule import Schedule
+from pipeplan.documents.plan import Plan
+from pipeplan.planners.chunk_span import span_of
 from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import keeps_ties_apart
 
@@ -369,7 +368,7 @@ def _through_all_s(plan: Plan, rank: int, times: Sequence[_StageTimes]) -> float
     """Bound 7 of a rank of several stages: from the first forward of a batch to the end of its last
     backward."""
     laws, span = schedule_named(plan.schedule), plan.depth // plan.chunks
-    between = _between(laws, span, plan.chunks, rank, as_few(plan.microbatches, span))
+    between = span_of(laws, span, plan.chunks, rank, as_few(plan.microbatches, span))
     if between is None:
         return 0.0
     more = plan.microbatches - as_few(plan.microbatches, span)
@@ -382,31 +381,6 @@ def _through_all_s(plan: Plan, rank: int, times: Sequence[_StageTimes]) -> float
         own = times[stages[chunk]]
         least_s += (forwards + more) * own.forward_s + (backwards + more) * (own.between_s - own.forward_s)
     return least_s + sum(each.there_s for each in times[last + 1 :]) + sum(back_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Between:
-    """A rank's compute in a batch, after its first backward and up to its last forward: the chunks of these two, and by
-    chunk the forwards and the backwards. A batch of more whole rounds has as many more of each as it has microbatches.
-    """
-
-    first: int
-    last: int
-    counts: tuple[tuple[int, int], ...]
-
-
-@lru_cache(maxsize=1024)
-def _between(laws: Schedule, span: int, chunks: int, rank: int, microbatches: int) -> _Between | None:
-    """None if the last forward comes before the first backward."""
-    pipeline = chunked_pipeline(laws, ranks=span, chunks=chunks, microbatches=microbatches)
-    computed = [i for i in laws.compute(pipeline, Worker(stage=rank, replica=0)) if isinstance(i, Forward | Backward)]
-    backward = next(index for index, each in enumerate(computed) if isinstance(each, Backward))
-    forward = max(index for index, each in enumerate(computed) if isinstance(each, Forward))
-    if forward < backward:
-        return None
-    counted = Counter((isinstance(each, Forward), each.chunk) for each in computed[backward + 1 : forward + 1])
-    counts = tuple((counted[True, chunk], counted[False, chunk]) for chunk in range(chunks))
-    return _Between(computed[backward].chunk, computed[forward].chunk, counts)
 
 
 def _owners(plan: Plan) -> list[int]:

@@ -12,9 +12,10 @@ from pipeplan.costs.estimate import estimate
 from pipeplan.costs.graph import in_order
 from pipeplan.costs.memory import fixed_copies, keeps_master_weights
 from pipeplan.costs.tied import copied_bytes, tied_stages
+from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.engines import engine_named
 from pipeplan.documents.identity import known_id
-from pipeplan.documents.plan import Alternative, Certificate, ClosedForm, Plan, Simulated, Stage, Worker
+from pipeplan.documents.plan import Alternative, ClosedForm, Plan, Simulated, Stage, Worker
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import BY_WEIGHT
 from pipeplan.planners.batches import minibatches, pace, played_batches, stands_for_all

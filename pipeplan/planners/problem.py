@@ -9,12 +9,13 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from pipeplan.documents.calibration import Calibration, apply, require_match
+from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.names import STRICT
-from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer, Certificate
+from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_one_of, require_unique, shown
 from pipeplan.programs.schedule import Schedule
@@ -24,9 +25,6 @@ SYNCHRONISATIONS = ("parameter-server", "all-reduce")
 ACCOUNTINGS = ("training", "paper")
 SEMANTICS = ("played", "paper", "release")
 CUTS = ("any", "single-tensor")
-
-MAX_BATCH_SIZE = 2**31 - 1
-"""The largest batch, in samples: what a service's database holds, and more than anybody trains with."""
 
 MOST_RECOMPUTATION = 1000
 """The largest c_extra. With far larger ones, sums of recomputed times round the times of other stages to 0."""
@@ -46,8 +44,8 @@ TIES_APART = (
 ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics")
 """Options that every planner uses."""
 
-MAX_BLOCKS = 10_000
-"""Tables of stages grow with the blocks, and so does the time of every split that is tried."""
+MAX_BLOCKS, MAX_BATCH_SIZE = 10_000, 2**31 - 1
+"""Tables of stages grow with the blocks, as does the time of every split; a service's database holds such samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.documents.plan import Certificate
+from pipeplan.documents.certificate import Certificate
 from pipeplan.formats import four_digits, proven, seconds, spelled_out
 
 

@@ -20,7 +20,8 @@ The search rules configurations out in the same way. So the check of a true cert
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from pipeplan.documents.plan import Certificate, Plan, Simulated
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import Plan, Simulated
 from pipeplan.errors import PipeplanError
 from pipeplan.planners.auto.other_splits import FEW_SPLITS
 from pipeplan.planners.auto.proposals import Proposal, Proposer

@@ -21,7 +21,8 @@ from heapq import heappop, heappush, merge
 from itertools import chain, islice
 
 from pipeplan.costs.memory import rank_bytes
-from pipeplan.documents.plan import PROVEN_GAP, Alternative, Certificate, Plan
+from pipeplan.documents.certificate import PROVEN_GAP, Certificate
+from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.other_splits import OtherSplits, Split
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking

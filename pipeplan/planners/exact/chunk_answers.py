@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from pipeplan.documents.plan import Alternative, Answer, Certificate, ClosedForm, Infeasible, Reason
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Infeasible, Reason
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.chunk_model import least_held

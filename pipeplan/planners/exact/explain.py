@@ -6,7 +6,8 @@ from math import lcm
 
 import numpy as np
 
-from pipeplan.documents.plan import Alternative, Certificate, Infeasible, Reason, Stage
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import Alternative, Infeasible, Reason, Stage
 from pipeplan.planners.exact.first_plans import balanced, least_excess
 from pipeplan.planners.exact.kinds import StageShape, Tabulated
 from pipeplan.planners.exact.places import Placed

@@ -16,7 +16,8 @@ The steps of the branch and bound are in `search`; `branches` and `decision` mak
 
 from math import log
 
-from pipeplan.documents.plan import Alternative, Answer, Certificate, ClosedForm, Plan
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.chunk_answers import chunked

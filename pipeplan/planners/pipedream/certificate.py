@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil, inf, sqrt
 
-from pipeplan.documents.plan import Certificate, Plan
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import Plan
 from pipeplan.errors import PipeplanError
 from pipeplan.planners.pipedream.parts import Partition
 from pipeplan.planners.pipedream.space import LevelLinks

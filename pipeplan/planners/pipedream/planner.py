@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from pipeplan.costs.memory import minibatches_in_flight
-from pipeplan.documents.plan import Alternative, Answer, Certificate, ClosedForm, Infeasible, Stage, Worker
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Infeasible, Stage, Worker
 from pipeplan.errors import LARGEST_COUNT, InvalidInputError, require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.messages import with_messages

@@ -16,7 +16,7 @@ from math import inf, prod
 import numpy as np
 
 from pipeplan.costs.graph import closures, crossing_by_cut, graph_of, membership
-from pipeplan.documents.plan import Certificate
+from pipeplan.documents.certificate import Certificate
 from pipeplan.planners.pipedream.certificate import QUANTITY
 from pipeplan.planners.pipedream.graph_bound import (
     BLOCKS_AT_MOST,

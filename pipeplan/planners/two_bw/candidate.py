@@ -7,7 +7,8 @@ from math import inf
 
 from pipeplan.costs.memory import copies, exchanged_sets, keeps_master_weights
 from pipeplan.costs.tied import copies_apart
-from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, Certificate, ClosedForm, Stage
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, ClosedForm, Stage
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision

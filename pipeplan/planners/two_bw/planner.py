@@ -18,7 +18,8 @@ The steps of algorithm 1 are in `search`; 2BW's throughput formula and memory fo
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pipeplan.documents.plan import Alternative, Answer, Certificate
+from pipeplan.documents.certificate import Certificate
+from pipeplan.documents.plan import Alternative, Answer
 from pipeplan.errors import require
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import (

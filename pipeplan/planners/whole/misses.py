@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, islice
 from math import inf
+from typing import Any
 
 from pipeplan.documents.plan import Reason
 from pipeplan.planners.problem import Options
@@ -38,7 +39,7 @@ def left_by_options(options: Options, count: Callable[[Options], int], where: st
     """The options without which there are configurations, each alone, or else the fewest together; none if there never
     are. `count` counts them, `where` says of what.
     """
-    usual = {field.name: field.default for field in fields(options)}
+    usual: dict[str, Any] = {field.name: field.default for field in fields(options)}
     given = [name for name in _LAWS if getattr(options, name) != usual[name]]
     for together in range(1, len(given) + 1):
         reasons = []

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pipeplan.documents.calibration import Calibration
+from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import parse, parse_plan, plan_document
 from pipeplan.documents.identity import FIRST_FIELDS, canonical_json, content_id, plain
-from pipeplan.documents.plan import Certificate, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import PlanningProblem
 from planner_service.overview.openapi import CLUSTER, PROFILE

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.plan import Certificate, Plan
+from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Overheads
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.auto.proposals import Proposal, Proposer
