@@ -14,7 +14,7 @@ from worker_agent.models.chain import Chain
 from worker_agent.models.keywords import KeywordForm
 from worker_agent.models.random_data import RandomData
 from worker_agent.models.randomness import seed_all, seed_of
-from worker_agent.models.spec import call_factory, load_factory, parse_spec, user_code
+from worker_agent.models.spec import call_factory, has_signature, load_factory, parse_spec, user_code
 from worker_agent.models.values import Value, is_dense, kind_of, matching_dtype
 
 Microbatch = tuple[Value, Value]
@@ -172,7 +172,8 @@ def open_data(
 
     def make() -> Any:
         offered: dict[str, object] = {"microbatch_size": microbatch_size, "seed": seed}
-        if "named_inputs" in signature(load_factory(parsed, field="data")).parameters:  # not as one of **options
+        factory = load_factory(parsed, field="data")
+        if has_signature(factory) and "named_inputs" in signature(factory).parameters:  # not as one of **options
             offered["named_inputs"] = form is not None and "attention_mask" in form.inputs
         return call_factory(parsed, field="data", **offered)
 

@@ -1,7 +1,8 @@
 """Losses: what the last stage minimises, a mean over the microbatch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -9,33 +10,73 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan.errors import InvalidInputError, require
-from worker_agent.models.spec import load_factory, misfit, parse_spec
+from worker_agent.models.spec import Spec, UserCodeError, has_signature, load_factory, misfit, parse_spec, user_code
+from worker_agent.models.values import cast_in_place
 
 Loss = Callable[[Any, Any], Tensor]
 """(outputs, targets) -> a scalar."""
 
 
-def build_loss(spec: str | None) -> Loss:
-    """The loss that a SPEC names, by default `default_loss`.
+def build_loss(spec: str | None, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Loss:
+    """The loss that a SPEC names, by default `default_loss`; the tensors of a module are moved and cast.
 
-    The callable may be the loss itself, `loss(outputs, targets, **options)`, or a factory of it: it is a factory if it
-    can be called with the options alone. So both `torch.nn.functional:mse_loss` and `torch.nn:CrossEntropyLoss` work.
+    The SPEC may name the loss itself, `loss(outputs, targets, **options)`, which may be a module that is already made,
+    or a factory of it. A class is a factory; anything else is one if it can be called with the options alone. So
+    `torch.nn.functional:mse_loss`, `torch.nn:CrossEntropyLoss` and `criterion = nn.MSELoss()` all work.
     Raises InvalidInputError if it can be called neither way.
     """
     if spec is None:
         return default_loss
     parsed = parse_spec(spec, field="loss")
     found = load_factory(parsed, field="loss")
-    if misfit(found, **parsed.options) is None:
-        built: Loss = found(**parsed.options)
-        require(callable(built), "loss", f"must be a loss or a factory of one, but {parsed.target} gave", built)
-        rule = "must have no weights of its own, which nobody would train: give them to the model's last block"
-        for name, parameter in built.named_parameters() if isinstance(built, nn.Module) else ():
-            require(not parameter.requires_grad, "loss", rule, name)
-        return built
-    reason = misfit(found, None, None, **parsed.options)
+    loss = found if _is_loss(found, parsed) else _made(found, parsed)
+    options = parsed.options if loss is found else {}
+    reason = _misfit(loss, options)
     require(reason is None, "loss", f"must be callable as {parsed.target}(outputs, targets) ({reason})", spec)
-    return partial(found, **parsed.options)
+    if isinstance(loss, nn.Module):
+        rule = "must have no weights of its own, which nobody would train: give them to the model's last block"
+        for name, parameter in loss.named_parameters():
+            require(not parameter.requires_grad, "loss", rule, name)
+        loss.to(device or torch.device("cpu"))
+        for tensor in (*loss.parameters(), *loss.buffers()):
+            cast_in_place(tensor, dtype or tensor.dtype)
+    return partial(loss, **options) if options else loss
+
+
+def _is_loss(found: Callable[..., Any], spec: Spec) -> bool:
+    """Whether what a SPEC names is the loss itself, and not a factory of it."""
+    called: Any = found
+    while isinstance(called, partial):
+        called = called.func
+    if isinstance(called, type):
+        return False
+    return isinstance(found, nn.Module) or not has_signature(found) or misfit(found, **spec.options) is not None
+
+
+def _made(factory: Callable[..., Any], spec: Spec) -> Loss:
+    """The loss that a factory makes; the factory itself, if it is a loss that hides its parameters behind *args."""
+    hides = all(p.kind is not p.POSITIONAL_OR_KEYWORD for p in signature(factory).parameters.values())
+    hides = hides and not isinstance(factory, type) and misfit(factory, None, None, **spec.options) is None
+    reason = misfit(factory, **spec.options)
+    require(reason is None, "loss", f"must fit the parameters of {spec.target} ({reason})", dict(spec.options))
+    try:
+        with user_code(f"the loss's factory {spec.target}"):
+            built: Any = factory(**spec.options)
+    except UserCodeError:
+        if hides:
+            return factory
+        raise
+    if hides and not callable(built):
+        return factory
+    rule = f"must be a loss, which requires (outputs, targets), or a factory of one, but {spec.target} gave"
+    require(callable(built) and not isinstance(built, type), "loss", rule, built)
+    return built  # type: ignore[no-any-return]  # checked above
+
+
+def _misfit(loss: Loss, options: Mapping[str, Any]) -> str | None:
+    """Why a loss cannot be called with outputs, targets and options; None if it can, or Python cannot tell."""
+    called = loss.forward if isinstance(loss, nn.Module) else loss
+    return misfit(called, None, None, **options) if has_signature(called) else None
 
 
 def default_loss(outputs: Any, targets: Any) -> Tensor:

@@ -16,7 +16,17 @@ from typing import Any
 from pipeplan.documents.names import Spec, Value, parse_spec
 from pipeplan.errors import InvalidInputError, PipeplanError, RunFailedError, require, require_one_of
 
-__all__ = ["PRESETS", "Spec", "Value", "accepts", "call_factory", "load_factory", "misfit", "parse_spec"]
+__all__ = [
+    "PRESETS",
+    "Spec",
+    "Value",
+    "accepts",
+    "call_factory",
+    "has_signature",
+    "load_factory",
+    "misfit",
+    "parse_spec",
+]
 
 SHOWN_CHARACTERS = 600
 
@@ -121,7 +131,8 @@ def load_factory(spec: Spec, *, field: str) -> Callable[..., Any]:
         rule = f"must name something that module {spec.scheme} holds"
         require(hasattr(found, part), field, rule, spec.name)
         found = getattr(found, part)
-    require(callable(found), field, "must name a callable", spec.target)
+    rule = f"must name a function or a class that makes it, and this is a {type(found).__name__}"
+    require(callable(found), field, rule, spec.target)
     return found  # type: ignore[no-any-return]  # checked above
 
 
@@ -130,6 +141,15 @@ def accepts(factory: Callable[..., Any], name: str) -> bool:
     parameters = inspect.signature(factory).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return any(p.kind is p.VAR_KEYWORD or (p.name == name and p.kind in kinds) for p in parameters)
+
+
+def has_signature(called: Callable[..., Any]) -> bool:
+    """Whether Python can tell a callable's parameters. Of some that are written in C it cannot."""
+    try:
+        inspect.signature(called)
+    except ValueError:
+        return False
+    return True
 
 
 def misfit(factory: Callable[..., Any], *positional: object, **keywords: object) -> str | None:
@@ -148,6 +168,8 @@ def call_factory(spec: Spec, *, field: str, **offered: object) -> Any:
     UserCodeError.
     """
     factory = load_factory(spec, field=field)
+    rule = "must name a function or a class that makes it, whose parameters Python can tell"
+    require(has_signature(factory), field, rule, spec.target)
     for option in spec.options:
         if not accepts(factory, option):
             names = [name for name in inspect.signature(factory).parameters if accepts(factory, name)]

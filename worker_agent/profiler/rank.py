@@ -87,7 +87,7 @@ class ProfilingRank:
             self.chain.materialise(number, number + 1)
             block.to(device)
         self.blocks = self.chain.blocks
-        self.loss: Loss = build_loss(self.feed.loss)
+        self.loss: Loss = build_loss(self.feed.loss, device=device, dtype=self.dtype)
         self.make_clock = choose_clock(job.clock, device)
         named_autocast = job.task.autocast
         self.autocast = Autocast(self.blocks, device, getattr(torch, named_autocast)) if named_autocast else None

@@ -43,6 +43,7 @@ class RankPart:
         self.stream = stream
         plan_stage = job.plan.stages[stream.stage]
         updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
+        dtype: torch.dtype = getattr(torch, job.plan.dtype)
         instructions = shortened(stream.instructions)
         self.blocks = [block.to(device) for block in own.blocks]
         self.takes = chain.batches
@@ -56,7 +57,7 @@ class RankPart:
         self.stage = (StageByBlock if plan_stage.recompute_unit == "block" else whole)(
             self.blocks,
             first_block=plan_stage.start,
-            criterion=build_loss(job.loss) if self.last else None,
+            criterion=build_loss(job.loss, device=device, dtype=dtype) if self.last else None,
             seed=job.seed,
             device=device,
             minibatch_statistics=job.minibatch_statistics,

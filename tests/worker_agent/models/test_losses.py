@@ -6,7 +6,9 @@ from torch.nn import functional
 
 from pipeplan.errors import InvalidInputError
 from worker_agent.models.losses import build_loss, default_loss, mean_of_squares
+from worker_agent.models.spec import UserCodeError
 
+HERE = "tests.worker_agent.models.losses"
 OUTPUTS = torch.tensor([[1.0, 3.0], [2.0, 0.0]])
 FLOATING = torch.tensor([[0.0, 3.0], [2.0, 4.0]])
 
@@ -36,6 +38,19 @@ def test_outputs_of_16_bits_lose_nothing_in_the_cross_entropy() -> None:
         ("torch.nn:L1Loss?reduction=sum", 5.0),
         ("tests.worker_agent.models.factories:absolute_error", 5 / 4),
         ("tests.worker_agent.models.factories:absolute_error?scale=2", 5 / 2),
+        (f"{HERE}:criterion", 5 / 4),
+        (f"{HERE}:summed", 5.0),
+        (f"{HERE}:part", 5.0),
+        (f"{HERE}:part_of_a_class", 5.0),
+        (f"{HERE}:scaled", 5 / 2),
+        (f"{HERE}:scaled?more=1", 7 / 2),
+        (f"{HERE}:Scaled?scale=4", 5.0),
+        (f"{HERE}:factory", 5 / 4),
+        (f"{HERE}:factory?scale=2", 5 / 2),
+        (f"{HERE}:hidden", 5 / 4),
+        (f"{HERE}:hidden_factory", 15 / 4),
+        (f"{HERE}:Required?scale=4", 5.0),
+        ("torch:dist", float(torch.dist(OUTPUTS, FLOATING))),
     ],
 )
 def test_a_loss_is_named_itself_or_by_its_factory(spec: str, value: float) -> None:
@@ -59,3 +74,37 @@ def test_a_loss_that_cannot_be_called_is_refused() -> None:
 def test_the_neutral_loss_needs_no_targets() -> None:
     assert mean_of_squares(OUTPUTS, None).item() == (1 + 9 + 4 + 0) / 4
     assert mean_of_squares((OUTPUTS, torch.tensor([7])), None).item() == (1 + 9 + 4 + 0) / 4
+
+
+def test_the_tensors_of_a_loss_that_is_made_already_have_the_models_type() -> None:
+    loss, logits, targets = build_loss(f"{HERE}:weighted", dtype=torch.float64), OUTPUTS.double(), torch.tensor([0, 1])
+    weight = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert torch.equal(loss(logits, targets), functional.cross_entropy(logits, targets, weight=weight))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "criterion?reduction=sum",
+            r"must be callable as .*:criterion\(outputs, targets\) \(got an unexpected keyword",
+        ),
+        (
+            "with_defaults",
+            r"which requires \(outputs, targets\), or a factory of one, but .*:with_defaults gave, got 0.0",
+        ),
+        ("of_a_class", r"must be a loss, .* but .*:of_a_class gave, got <class"),
+        ("of_outputs_alone", r"must be callable as .*\(outputs, targets\) \(too many positional arguments\)"),
+        ("Required", r"must fit the parameters of .*:Required \(missing a required argument: 'scale'\)"),
+        ("trained", r"must be callable as .*:trained\(outputs, targets\) \(too many positional arguments\)"),
+        ("blocks", "must name a function or a class that makes it, and this is a list"),
+    ],
+)
+def test_what_is_no_loss_is_refused_before_anything_runs(name: str, sentence: str) -> None:
+    with pytest.raises(InvalidInputError, match=sentence):
+        build_loss(f"{HERE}:{name}")
+
+
+def test_a_factory_that_fails_is_named() -> None:
+    with pytest.raises(UserCodeError, match=r"no scale is right, in the loss.s factory .*:failing_factory"):
+        build_loss(f"{HERE}:failing_factory")

@@ -4,6 +4,8 @@ import pytest
 
 from pipeplan.documents.names import PRESETS as BUILT_IN_PRESETS
 from pipeplan.errors import InvalidInputError
+from worker_agent.models.chain import build_model
+from worker_agent.models.data import open_data
 from worker_agent.models.spec import PRESETS, Value, call_factory, load_factory, parse_spec
 
 
@@ -71,7 +73,10 @@ def test_what_is_not_a_spec_is_refused_by_its_rule(text: str, rule: str) -> None
             "model: must name a module that exists, in the current folder or installed: hf:gpt2 is meant, got 'HF'",
         ),
         ("json:mlp", "model: must name something that module json holds, got 'mlp'"),
-        ("string:digits", "model: must name a callable, got 'string:digits'"),
+        (
+            "string:digits",
+            "model: must name a function or a class that makes it, and this is a str, got 'string:digits'",
+        ),
     ],
 )
 def test_what_does_not_exist_is_said_in_one_sentence(text: str, sentence: str) -> None:
@@ -105,3 +110,24 @@ def test_presets_are_pipeplans_own_and_no_more() -> None:
         load_factory(parse_spec("preset:mlp", field="data"), field="data")
     with pytest.raises(InvalidInputError, match=r"model: must be one of alexnet, amoebanet_d, .*, got 'time\.sleep'"):
         load_factory(parse_spec("preset:time.sleep", field="model"), field="model")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("loader", "must name a function or a class that makes it, and this is a DataLoader"),
+        ("samples", "must name a function or a class that makes it, and this is a list"),
+        ("zip", "must name a function or a class that makes it, whose parameters Python can tell"),
+    ],
+)
+def test_data_that_are_made_already_or_have_no_signature_are_refused(name: str, rule: str) -> None:
+    module = "builtins" if name == "zip" else "tests.worker_agent.models.losses"
+    with pytest.raises(InvalidInputError, match=rule):
+        open_data(f"{module}:{name}", microbatch_size=2, seed=0)
+
+
+@pytest.mark.parametrize("name", ["criterion", "blocks"])
+def test_a_model_that_is_made_already_is_refused(name: str) -> None:
+    rule = "model: must (be a class or a factory|name a function or a class that makes it, and this is a list)"
+    with pytest.raises(InvalidInputError, match=rule):
+        build_model(f"tests.worker_agent.models.losses:{name}", seed=0)
