@@ -38,7 +38,7 @@ from pipeplan.errors import (
     UnavailableError,
     require,
 )
-from planner_service.platform.turns import OWNER_ONLY, Turns
+from planner_service.platform.turns import OWNER_ONLY, PATIENCE_S, Turns, remaining_s
 
 BUSY_RETRY_S = 1.0
 CONNECTION_RETRY_S = 2.0
@@ -63,7 +63,6 @@ DANGLING = frozenset({"23503", sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY})
 POSTGRESQL_DRIVER = "postgresql+psycopg"
 POOL_SIZE = 16
 POOL_TIMEOUT_S = 2.0
-BUSY_TIMEOUT_S = 15.0
 CLOSE_TIMEOUT_S = 5.0
 POSTGRESQL_OPTIONS = {
     "connect_timeout": 5,
@@ -149,8 +148,8 @@ class Database:
     needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
 
     At most `pool_size` transactions are open at once. UnavailableError is raised if no connection becomes free within
-    `pool_timeout_s`, or on SQLite no turn to write comes within `busy_timeout_s`. A transaction must not begin inside
-    another.
+    `pool_timeout_s`, or no turn to write or no lock within `busy_timeout_s`, or by the request's deadline
+    (`turns.DEADLINE_S`). A transaction must not begin inside another.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class Database:
         *,
         pool_size: int = POOL_SIZE,
         pool_timeout_s: float = POOL_TIMEOUT_S,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        busy_timeout_s: float = PATIENCE_S,
     ) -> None:
         self.url = _parsed(url)
         self.shown = _shown(self.url)
@@ -186,6 +185,7 @@ class Database:
             snapshot: dict[str, Any] = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
             self._readers = self.engine.execution_options(**snapshot)
             self._writers = self.engine
+        self._busy_timeout_s = busy_timeout_s
 
     @property
     def reads_at_once(self) -> bool:
@@ -210,6 +210,9 @@ class Database:
             return
         begun = self._turns.write() if self._turns else self._writers.begin()
         with reporting(self.shown, self.url.password), self._open, begun as connection:
+            if not self.is_sqlite:
+                wait_ms = max(1, round(1000 * remaining_s(self._busy_timeout_s)))  # 0 would be no limit
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = {wait_ms}")
             yield connection
 
     def joining(self, connection: Connection) -> "Database":

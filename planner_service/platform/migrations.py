@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Table, false, func, insert, inspect, select
+from sqlalchemy import Connection, Table, false, func, insert, inspect, select, text
 from sqlalchemy.engine import URL
 
 import planner_service
@@ -178,6 +178,7 @@ def restore(database: Database, file: Path) -> None:
 def _to(database: Database, revision: str, *, up: bool) -> None:
     with _alembic, database.write() as connection:
         if not database.is_sqlite:
+            connection.execute(text("SET LOCAL lock_timeout = 0"))  # another process may need minutes
             connection.execute(select(func.pg_advisory_xact_lock(UPGRADING)))
         before = _current(connection)
         if before == revision:

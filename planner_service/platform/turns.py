@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,12 @@ OWNER_ONLY = 0o600
 """A database holds plans, names and the key of the tokens' hashes; SQLite's other files get the mode of the first."""
 
 RETRY_AFTER_S = 1.0
+
+PATIENCE_S = 15.0
+"""How long a writer waits from its arrival."""
+
+DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)
+"""Until when the present request may wait, by the monotonic clock. None: each transaction waits by itself."""
 
 MOST_WRITERS = 64
 """How many writers share a transaction, at most."""
@@ -114,8 +121,8 @@ class Turns:
 
         Raises UnavailableError if no turn comes in time, and the commit's error, whichever writer commits.
         """
-        deadline_s = time.monotonic() + self._patience_s
-        if not self._queue.enter(self._patience_s):
+        deadline_s = time.monotonic() + remaining_s(self._patience_s)
+        if not self._queue.enter(deadline_s - time.monotonic()):
             raise self._no_turn()
         if self._shared is None:
             try:
@@ -145,7 +152,12 @@ class Turns:
         try:
             connection = self._engine.connect()
             try:
-                return _Shared(connection, connection.begin(), time.monotonic())
+                # SQLite itself waits for locks of those who take no turns, such as its shell.
+                wait_s = max(0.0, deadline_s - time.monotonic())
+                _set_busy_timeout(connection, wait_s)
+                transaction = connection.begin()
+                _set_busy_timeout(connection, self._patience_s)
+                return _Shared(connection, transaction, time.monotonic())
             except BaseException:
                 connection.close()
                 raise
@@ -201,6 +213,18 @@ class Turns:
         within = f"came within {self._patience_s:g} s"
         outside = f"no turn to write to the database {within}"
         return UnavailableError(f"no turn to write to {self._name} {within}", RETRY_AFTER_S, outside=outside)
+
+
+def remaining_s(patience_s: float) -> float:
+    """How long the present writer may wait: so long, but not beyond its request's deadline."""
+    deadline_s = DEADLINE_S.get()
+    return patience_s if deadline_s is None else max(0.0, min(patience_s, deadline_s - time.monotonic()))
+
+
+def _set_busy_timeout(connection: Connection, duration_s: float) -> None:
+    driver = connection.connection.driver_connection
+    if driver is not None:
+        driver.execute(f"PRAGMA busy_timeout={round(duration_s * 1000)}")
 
 
 class _Queue:

@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -12,7 +13,7 @@ from typing import Literal
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
@@ -21,6 +22,7 @@ from planner_service.app import create_app
 from planner_service.platform.database import Database
 from planner_service.platform.migrations import upgrade
 from planner_service.platform.settings import Settings
+from planner_service.platform.turns import DEADLINE_S
 from tests.planner_service.answers import halve
 from tests.planner_service.examples import profile_document
 from tests.planner_service.postgresql import running
@@ -133,6 +135,23 @@ def test_a_file_that_another_process_writes_to_is_busy_not_broken(sqlite_url: st
     other.execute("ROLLBACK")
     _insert(database, "one")
     other.close()
+    database.close()
+
+
+def test_no_lock_is_waited_for_beyond_the_requests_deadline(database_url: str) -> None:
+    """Each wait had its own time: for the turn, for other processes and for SQLite; on PostgreSQL there was none."""
+    database = Database(database_url, busy_timeout_s=1000.0)
+    upgrade(database)
+    other = create_engine(database.url)
+    reset = DEADLINE_S.set(time.monotonic() + 0.05)
+    with other.connect() as connection:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if database.is_sqlite else "LOCK TABLE profiles IN EXCLUSIVE MODE")
+        with pytest.raises(UnavailableError, match=r"locked|lock timeout"):
+            _insert(database, "one")
+        connection.rollback()
+    DEADLINE_S.reset(reset)
+    _insert(database, "one")
+    other.dispose()
     database.close()
 
 
