@@ -6,8 +6,10 @@ A command that needs more than the core names the extra before it imports anythi
 
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,7 @@ import typer
 import typer.core
 from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipeplan.cli.words import command_for, meant, option_for
@@ -79,6 +82,9 @@ MODULES = {
     "worker": ("torch", "transformers", "safetensors"),
 }
 """The package that each extra installs, by its import name."""
+
+EVERY_S, MOST_S = 5.0, 60.0
+"""The least and the most time between two lines of progress where standard error is not a terminal."""
 
 PIPED_WIDTH = 200
 """Columns of a table if standard output is not a terminal."""
@@ -227,11 +233,47 @@ def _hint(error: Any) -> str | None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Shows what takes a while, and that it goes on, if standard error is a terminal."""
+def working(what: str, *, lines_from_start: bool = True) -> Iterator[Callable[[str], None]]:
+    """Shows on standard error what takes a while, and that it goes on. Yields what shows that it is at another thing.
+
+    Where there is no terminal, and without `lines_from_start`, nothing is shown until there is another thing.
+    """
     console = Console(stderr=True)
-    with console.status(what) if console.is_terminal else nullcontext():
-        yield
+    if not console.is_terminal:
+        with progress_lines(what if lines_from_start else "") as say:
+            yield say
+        return
+    with console.status(escape(what)) as status:
+        yield lambda now: status.update(escape(now))
+
+
+@contextmanager
+def progress_lines(what: str = "", *, every_s: float = EVERY_S) -> Iterator[Callable[[str], None]]:
+    """The same where there is no terminal: a line now and then, as soon as there is something to say.
+
+    While it stays the same thing, the time between two lines doubles, up to MOST_S: logs stay short.
+    """
+    said, ended, started_s, stream = [what], threading.Event(), time.monotonic(), sys.stderr
+
+    def write() -> None:
+        written, wait_s = "", every_s
+        while not ended.wait(wait_s):
+            now = said[0]
+            wait_s = min(2 * wait_s, MOST_S) if now and now == written else every_s
+            written = now
+            if now:
+                print(f"{printable(now)} ({time.monotonic() - started_s:.0f} s)", file=stream, flush=True)
+
+    def say(now: str) -> None:
+        said[0] = now
+
+    thread = threading.Thread(target=write, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield say
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

@@ -4,6 +4,8 @@ The worker's profiler runs as a process, `python -m worker_agent profile --analy
 worker. The profile is cached by content (`cli.profile_cache`): the same request starts no further process.
 """
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +47,12 @@ ModelDtype = Annotated[
 NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither use nor keep estimated profiles.")]
 
 DTYPE = "float32"
+
+_PROGRESS = re.compile(r"(estimating .*?)(: \d+ of \d+ steps, .*) \(\d+ s\)")
+"""The profiler's lines of progress."""
+
+_AS_IF_A_TERMINAL = ("FORCE_COLOR", "TTY_COMPATIBLE")
+"""Variables that make rich draw where there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +164,38 @@ def run_profiler(estimate: Estimate) -> str:
 
     If it writes none, the command ends with the profiler's message and status.
     """
-    shown = working(f"estimating {estimate.model} on {estimate.analytic}")
-    with shown, tempfile.TemporaryDirectory(prefix="pipeplan-model-") as folder:
+    shown = working(f"estimating {estimate.model} on {estimate.analytic}", lines_from_start=False)
+    with shown as say, tempfile.TemporaryDirectory(prefix="pipeplan-model-") as folder:
         output = Path(folder) / "profile.json"
         # -P: nothing in the user's folder replaces a module; factories there are still found.
         command = [sys.executable, "-P", "-m", "worker_agent", "profile", f"--output={output}"]
         command += estimate.flags
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-        if done.returncode == 0:
+        lines = []
+        environment = {key: value for key, value in os.environ.items() if key not in _AS_IF_A_TERMINAL}
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            try:
+                for line in process.stderr or ():
+                    progress = _PROGRESS.fullmatch(line.rstrip())
+                    if progress:
+                        say(f"{progress[1]} on {estimate.analytic}{progress[2]}")
+                    elif line.strip():
+                        lines.append(line.rstrip())
+            except BaseException:  # an interrupt: nobody waits for the profile any more
+                process.kill()
+                raise
+        if process.returncode == 0:
             return output.read_text(encoding="utf-8")
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+    if process.returncode < 0:
+        name = signal.Signals(-process.returncode).name
         raise PipeplanError(f"the profiler was killed by {name}; the kernel sends SIGKILL when memory runs out")
-    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["error: the profiler gave no reason"]
+    lines = lines or ["error: the profiler gave no reason"]
     said = next((line for line in lines if line.startswith("error: ")), f"error: the profiler: {lines[-1]}")
     field, _, rule = said.removeprefix("error: ").partition(": ")
     of_form = field in {each.name for each in fields(Form)}  # the profiler takes a form as one text
     typer.echo(f"error: --{field.replace('_', '-')}: {rule}" if of_form else said, err=True)
-    raise SystemExit(done.returncode)
+    raise SystemExit(process.returncode)
 
 
 def key_of(estimate: Estimate) -> str | None:

@@ -17,7 +17,7 @@ import typer
 
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import ClusterName, read_cluster, warn_of_gigabytes
-from pipeplan.cli.console import INFEASIBLE, show_table
+from pipeplan.cli.console import INFEASIBLE, progress_lines, show_table
 from pipeplan.cli.solve import PlannerName, takes_options
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.files import dump, plan_document, read
@@ -74,12 +74,16 @@ def planner_named(name: str) -> Planner:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, or lines if that is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        with progress_lines(title) as say:
+            yield lambda done, total: say(f"{title}: {done} of {total}")
+        return
+    with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(title, total=None)
 
         def on_progress(done: int, total: int) -> None:

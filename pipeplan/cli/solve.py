@@ -1,13 +1,13 @@
 """`pipeplan solve`: plans offline, from a profile in a file or from a model that is estimated (`cli.model`).
 
 Other commands that ask a planner share the planners' options as flags (`takes_options`), and the progress of a search
-on standard error, if that is a terminal (`shown`, `waiting`).
+on standard error (`shown`, `waiting`).
 """
 
 import inspect
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
@@ -18,7 +18,7 @@ import typer
 from pipeplan.cli import completion
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import ClusterName, read_cluster
-from pipeplan.cli.console import INFEASIBLE
+from pipeplan.cli.console import INFEASIBLE, working
 from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, estimated_profiles, model_asked
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
@@ -36,7 +36,6 @@ from pipeplan.planners.problem import (
     Options,
     PlanningProblem,
     SearchProgress,
-    unobserved,
 )
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
@@ -198,33 +197,21 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def shown() -> Iterator[Observer]:
-    """The observer of a search; it shows nothing if standard error is not a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield unobserved
-        return
-    with console.status("searching") as status:
-        yield lambda progress: status.update(sentence(progress))
+    """The observer of a search, which shows its progress on standard error."""
+    with working("searching") as say:
+        yield lambda progress: say(f"searching: {sentence(progress)}")
 
 
 @contextmanager
 def waiting() -> Iterator[Callable[[Job], None]]:
-    """Shows the progress of a plan that a service makes as a job, if standard error is a terminal."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda job: None
-        return
-    with console.status("asking") as status:
+    """Shows the progress of a plan that a service makes as a job."""
+    with working("asking") as say:
 
         def on_progress(job: Job) -> None:
             if job.state == "queued":
-                status.update(f"job {job.id} waits for a solver")
+                say(f"job {job.id} waits for a solver")
             else:
-                status.update(f"job {job.id}: " + (job.progress.message if job.progress else "searching"))
+                say(f"job {job.id}: " + (job.progress.message if job.progress else "searching"))
 
         yield on_progress
 
@@ -285,7 +272,7 @@ def solve(
         other_profiles=profiles[1:],
     )
     started_s = time.perf_counter()
-    with shown() if planner == "exact" else nullcontext(unobserved) as observe:
+    with shown() as observe:
         answer = ask(planner, problem, observe)
     document = dump(answer_document(answer) | {"solve_time_s": time.perf_counter() - started_s})
     if output is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeplan.cli.console import INFEASIBLE, require_extra
+from pipeplan.cli.console import INFEASIBLE, progress_lines, require_extra
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,18 +71,28 @@ def demo(
 
 @contextmanager
 def _bars(console: "Console") -> Iterator["OnProgress"]:
-    """A bar for each phase on standard error, or a line if that is not a terminal."""
+    """A bar for each phase on standard error, or lines if that is not a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.fields[phase]:9}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        begun: set[str] = set()
+
+        def on_line(phase: str, done: int, total: int, message: str) -> None:
+            if phase not in begun:
+                begun.add(phase)
+                console.print(f"{phase} ...")
+            say(f"{phase}: {done} of {total}, now {message}")
+
+        with progress_lines() as say:
+            yield on_line
+        return
+    with Progress(*columns, console=console) as progress:
         bars: dict[str, TaskID] = {}
 
         def on_progress(phase: str, done: int, total: int, message: str) -> None:
             if phase not in bars:
                 bars[phase] = progress.add_task(message, total=total, phase=phase)
-                if not console.is_terminal:
-                    console.print(f"{phase} ...")
             progress.update(bars[phase], completed=done, total=total, description=message)
 
         yield on_progress

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeplan.cli.console import require_extra, typed_spec
+from pipeplan.cli.console import progress_lines, require_extra, typed_spec
 from pipeplan.documents.alike import alike
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, parse, require_place, write_document
@@ -124,7 +124,7 @@ def profile(
     _require_used(context)
     job = ProfileJob(task=task, loss=loss, device=device, clock=clock)
     cluster: Cluster | None
-    with _progress_bar() as on_progress:
+    with _progress_bar(f"{'measuring' if analytic is None else 'estimating'} {model}") as on_progress:
         if analytic is None:
             from worker_agent.profiler.launch import measure
 
@@ -191,13 +191,17 @@ def _estimated(
 
 
 @contextmanager
-def _progress_bar() -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on standard error, if that is a terminal."""
+def _progress_bar(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on standard error, or lines if that is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:
+        with progress_lines() as say:
+            yield lambda done, total, message: say(f"{what}: {done} of {total} steps, now {message}")
+        return
+    with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("starting", total=None)
         yield lambda done, total, message: progress.update(bar, completed=done, total=total, description=message)
 

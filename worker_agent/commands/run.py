@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeplan.cli.console import require_extra, typed_spec
+from pipeplan.cli.console import EVERY_S, require_extra, typed_spec
 from pipeplan.documents.files import read
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 MEETING_S = 900
 """How long a node waits for the others, because they may be started one after another."""
-
-EVERY_S = 5.0
-"""The time between two lines without a terminal."""
 
 ROOM_FOR_A_BAR = 150
 """Columns of a terminal; narrower ones show only words, on two lines if necessary."""

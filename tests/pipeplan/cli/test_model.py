@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,6 +32,8 @@ CONFIG = {
 }
 ASKED = ("--model", "hf:config.json", "--cluster", "dgx-a100:2", "--batch-size", "16")
 LONG = (*ASKED, "--sequence-length", "256", "--dtype", "bfloat16", "--planner", "gpipe", "--json")
+PROGRESS = re.compile(r" \(\d+ s\)$")
+"""How lines of progress end: on a busy machine there may be some."""
 
 
 class Place:
@@ -60,7 +63,8 @@ class Place:
             cwd=self.work,
             timeout=120,
         )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        lines = (line for line in done.stderr.splitlines(keepends=True) if not PROGRESS.search(line))
+        return Ended(done.returncode, done.stdout, "".join(lines))
 
 
 @pytest.fixture
@@ -294,6 +298,17 @@ def assert_profiler_started(ended: Ended) -> None:
     """It did, and its torch ended it."""
     assert ended.status == 1
     assert ended.err == "error: the profiler: RuntimeError: the profiler was started\n"
+
+
+def test_how_far_the_profiler_is_is_shown_and_is_no_error(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "estimating hf:config.json: 3 of 8 steps, now microbatches of 8 (5 s)"
+    lines = f"print({line!r}, 'error: model: must be a better one', sep='\\n', file=sys.stderr)"
+    (place.broken / "torch" / "__init__.py").write_text(f"import os, sys\n{lines}\nsys.stderr.flush()\nos._exit(2)\n")
+    silent = place.solve(*ASKED, "--no-cache", broken=True)
+    assert (silent.status, silent.err) == (2, "error: model: must be a better one\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    shown = place.solve(*ASKED, "--no-cache", broken=True)
+    assert "estimating hf:config.json on a100-80gb: 3 of 8 steps, now microbatches of 8" in shown.err
 
 
 @pytest.mark.campaign
