@@ -81,7 +81,7 @@ class BatchForm:
         """A batch's inputs and targets. Raises InvalidInputError with the name of the input that breaks a rule."""
         labels = batch.get("labels")
         require("labels" in batch, f"{field}.labels", "must be in every batch that is a mapping", sorted(batch))
-        self._require_tensor(f"{field}.labels", labels, microbatch_size)
+        require_samples(f"{field}.labels", labels, microbatch_size)
         assert isinstance(labels, Tensor)
         whole = not labels.is_floating_point() and not labels.is_complex()
         require(whole, f"{field}.labels", "must be whole numbers", labels.dtype)
@@ -106,7 +106,7 @@ class BatchForm:
         rule = f"must be one of those that {self.model} takes: {', '.join((*self.inputs, 'labels'))}"
         for name, value in batch.items():
             require(name in self.inputs, f"{field}.{name}", rule, name)
-            self._require_tensor(f"{field}.{name}", value, microbatch_size)
+            require_samples(f"{field}.{name}", value, microbatch_size)
         for name in self.required:
             require(name in batch, f"{field}.{name}", "must be in every batch that is a mapping", sorted(batch))
         given: dict[str, Tensor] = dict(batch)
@@ -122,12 +122,6 @@ class BatchForm:
             values = tuple(given[name] for name in self.required)
             return values[0] if len(values) == 1 else values
         return tuple(given.get(name, torch.empty(0, dtype=torch.int64)) for name in self.inputs)
-
-    def _require_tensor(self, field: str, value: Any, microbatch_size: int) -> None:
-        require(isinstance(value, Tensor), field, "must be a tensor", type(value).__name__)
-        require(is_dense(value), field, "must be a dense tensor", kind_of(value))
-        rule = f"must have the microbatch size {microbatch_size} as its first dimension"
-        require(tuple(value.shape[:1]) == (microbatch_size,), field, rule, tuple(value.shape))
 
     def _require_tokens(self, field: str, name: str, given: Mapping[str, Tensor]) -> None:
         """Raises InvalidInputError for tokens, or inputs that accompany them, of a wrong kind, shape or range."""
@@ -161,6 +155,18 @@ class BatchForm:
         require(self.start is not None and self.pad is not None, f"{field}.decoder_input_ids", rule, None)
         begun = functional.pad(labels, (1, 0), value=self.start or 0)[:, :-1]
         return begun.masked_fill(begun == IGNORED, self.pad or 0)
+
+
+def require_samples(field: str, value: Any, microbatch_size: int) -> None:
+    """Raises InvalidInputError for anything but a dense tensor of so many samples."""
+    require(isinstance(value, Tensor), field, "must be a tensor", type(value).__name__)
+    require(is_dense(value), field, "must be a dense tensor", kind_of(value))
+    shape = tuple(value.shape)
+    rule = f"must have the microbatch size {microbatch_size} as its first dimension: the data's factory should take it"
+    rule = f"{rule}, as microbatch_size, and make batches of that size"
+    if shape and shape[0] < microbatch_size:
+        rule = f"{rule}; a DataLoader leaves a short last one out with drop_last=True"
+    require(shape[:1] == (microbatch_size,), field, rule, shape)
 
 
 def probes(form: BatchForm, main: tuple[int, ...], taken: set[int]) -> dict[str, Tensor]:

@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from pipeplan.errors import InvalidInputError, require, require_count
-from worker_agent.models.batches import BatchForm
+from worker_agent.models.batches import BatchForm, require_samples
 from worker_agent.models.chain import Chain
 from worker_agent.models.keywords import KeywordForm
 from worker_agent.models.random_data import RandomData
 from worker_agent.models.randomness import seed_all, seed_of
+from worker_agent.models.samples import Samples
 from worker_agent.models.spec import call_factory, has_signature, load_factory, parse_spec, user_code
-from worker_agent.models.values import Value, is_dense, kind_of, matching_dtype
+from worker_agent.models.values import Value, matching_dtype
 
 Microbatch = tuple[Value, Value]
 """(inputs, targets)"""
@@ -49,6 +51,7 @@ class MicrobatchSource:
         name: str,
         form: BatchForm | KeywordForm | None = None,
         seed: int = 0,
+        microbatches: int = 0,
     ) -> None:
         self.labels_tokens = False
         """Whether the newest microbatch had inputs by name, and a label for every token."""
@@ -67,6 +70,7 @@ class MicrobatchSource:
         self._iterator: Iterator[Any] | None = None
         self._next = 0
         self._newest: Microbatch | None = None
+        self._require_whole(microbatches)
 
     def microbatch(self, index: int) -> Microbatch:
         """Inputs and targets of one microbatch. Raises InvalidInputError if they do not have the promised shape."""
@@ -84,6 +88,18 @@ class MicrobatchSource:
             self._following()
         self._newest = self._checked(index, self._following())
         return self._newest
+
+    def _require_whole(self, microbatches: int) -> None:
+        """Raises InvalidInputError where one of the first so many microbatches is the short last one of a pass."""
+        samples, size = _batched(self._data) if isinstance(self._data, DataLoader) else (0, 1)
+        if samples % size and microbatches > samples // size:
+            rule = (
+                f"must have no short microbatch, and the last one of {samples} samples by {size} has {samples % size}: "
+                "give the DataLoader drop_last=True"
+            )
+            raise InvalidInputError("data", rule, self._name)
+        if self._indexed and not isinstance(self._data, Samples) and 1 < len(self._data) <= microbatches:
+            self.microbatch(len(self._data) - 1)
 
     @property
     def _indexed(self) -> bool:
@@ -152,21 +168,35 @@ class MicrobatchSource:
         fits = isinstance(tensors, tuple | list) and all(isinstance(t, Tensor) for t in tensors)
         require(fits and len(tensors) > 0, field, "must be a tensor or a tuple of tensors", type(value).__name__)
         for tensor in tensors:
-            require(is_dense(tensor), field, "must be dense tensors", kind_of(tensor))
-            shape = tuple(tensor.shape)
-            rule = f"must have the microbatch size {self._microbatch_size} as its first dimension"
-            require(shape[:1] == (self._microbatch_size,), field, rule, shape)
+            require_samples(field, tensor, self._microbatch_size)
         return value if isinstance(value, Tensor) else tuple(tensors)
 
 
+def _batched(loader: DataLoader[Any]) -> tuple[int, int]:
+    """The samples of a pass that come in batches, the last one perhaps short, and a batch's size.
+
+    (0, 1) where they are unknown, or the loader drops a short one.
+    """
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler or batches.drop_last or loader.num_workers > 1:
+        return 0, 1
+    samples: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else batches.sampler
+    return (len(samples), batches.batch_size) if hasattr(samples, "__len__") else (0, 1)
+
+
 def open_data(
-    spec: str, *, microbatch_size: int, seed: int, form: BatchForm | KeywordForm | None = None
+    spec: str,
+    *,
+    microbatch_size: int,
+    seed: int,
+    form: BatchForm | KeywordForm | None = None,
+    microbatches: int = 0,
 ) -> MicrobatchSource:
     """The microbatches that a SPEC names, for a model that takes inputs by name as `form` says.
 
     Its factory gets its own options, and `microbatch_size`, `seed` and `named_inputs` (whether the model takes inputs
-    and masks by name) if it takes them. Raises InvalidInputError if
-    there is no such factory, its options do not fit, or its result cannot be iterated.
+    and masks by name) if it takes them. Raises InvalidInputError if there is no such factory, its options do not fit,
+    its result cannot be iterated, or one of the first `microbatches` is known to be short.
     """
     parsed = parse_spec(spec, field="data")
 
@@ -177,7 +207,9 @@ def open_data(
             offered["named_inputs"] = form is not None and "attention_mask" in form.inputs
         return call_factory(parsed, field="data", **offered)
 
-    return MicrobatchSource(make, microbatch_size=microbatch_size, name=spec, form=form, seed=seed)
+    return MicrobatchSource(
+        make, microbatch_size=microbatch_size, name=spec, form=form, seed=seed, microbatches=microbatches
+    )
 
 
 def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: bool = False) -> Value:

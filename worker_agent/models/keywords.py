@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan.errors import require
-from worker_agent.models.batches import IGNORED
+from worker_agent.models.batches import IGNORED, require_samples
 
 _PLACES = ("next", "same")
 
@@ -49,7 +48,8 @@ class KeywordForm:
         require("labels" in batch, f"{field}.labels", "must be in every batch that is a mapping", sorted(batch))
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         given = self.given(field, inputs, microbatch_size)
-        labels = _checked(f"{field}.labels", batch["labels"], microbatch_size)
+        labels: Tensor = batch["labels"]
+        require_samples(f"{field}.labels", labels, microbatch_size)
         tokens = labels.dim() > 1 and not labels.is_floating_point()
         if tokens:
             rule = (
@@ -66,7 +66,7 @@ class KeywordForm:
         rule = f"must be one of those that {self.model}.forward takes: {', '.join(self.inputs)}"
         for name, value in batch.items():
             require(self.others or name in self.inputs, f"{field}.{name}", rule, name)
-            _checked(f"{field}.{name}", value, microbatch_size)
+            require_samples(f"{field}.{name}", value, microbatch_size)
         names = self.of(batch)
         rule = f"must have the inputs of the first microbatch: {', '.join(self.names or ()) or 'by position'}"
         require(self.names is None or names == self.names, field, rule, names)
@@ -84,10 +84,3 @@ def keyword_form(root: nn.Module) -> KeywordForm:
         others=any(p.kind is Parameter.VAR_KEYWORD for p in parameters),
         labels=getattr(root, "labels", None),
     )
-
-
-def _checked(field: str, value: Any, microbatch_size: int) -> Tensor:
-    require(isinstance(value, torch.Tensor), field, "must be a tensor", type(value).__name__)
-    rule = f"must have the microbatch size {microbatch_size} as its first dimension"
-    require(tuple(value.shape[:1]) == (microbatch_size,), field, rule, tuple(value.shape))
-    return value  # type: ignore[no-any-return]

@@ -1,8 +1,12 @@
 """Data: microbatch number i holds the samples [i * b, (i + 1) * b), however the factory gives them."""
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from pipeplan.errors import InvalidInputError
 from planner_service.overview import openapi as examples
@@ -53,8 +57,76 @@ def test_a_microbatch_of_another_size_is_named_with_its_shape() -> None:
     source.microbatch(0)
     with pytest.raises(InvalidInputError) as caught:
         source.microbatch(3)
-    expected = "data.3.inputs: must have the microbatch size 2 as its first dimension, got (3, 2)"
-    assert str(caught.value) == expected
+    rule = (
+        "must have the microbatch size 2 as its first dimension: the data's factory should take it, as microbatch_size"
+    )
+    assert str(caught.value) == f"data.3.inputs: {rule}, and make batches of that size, got (3, 2)"
+
+
+def loader(name: str, *, microbatches: int = 0, **options: Any) -> MicrobatchSource:
+    made: dict[str, Callable[..., Any]] = {
+        "map": lambda: DataLoader(TensorDataset(torch.zeros(10, 2), torch.zeros(10)), batch_size=4, **options),
+        "subset": lambda: DataLoader(
+            TensorDataset(torch.zeros(99, 2), torch.zeros(99)), sampler=SubsetRandomSampler(range(10)), batch_size=4
+        ),
+        "stream": lambda: DataLoader(Stream(10), batch_size=4, **options),
+        "generator": lambda: (pair for pair in DataLoader(Stream(10), batch_size=4)),
+        "list": lambda: list(DataLoader(Stream(10), batch_size=4)),
+        "whole": lambda: DataLoader(TensorDataset(torch.zeros(12, 2), torch.zeros(12)), batch_size=4),
+        "batches": lambda: DataLoader([(torch.zeros(4, 2), torch.zeros(4))], batch_size=None),  # type: ignore[arg-type]
+    }
+    return MicrobatchSource(made[name], microbatch_size=4, name=name, microbatches=microbatches)
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    """So many samples, one after the other."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(self._samples):
+            yield torch.zeros(2), torch.zeros(())
+
+    def __len__(self) -> int:
+        return self._samples
+
+
+@pytest.mark.parametrize("name", ["map", "subset", "stream"])
+def test_a_loader_whose_last_batch_is_short_is_refused_before_a_run_that_comes_to_it(name: str) -> None:
+    rule = r"the last one of 10 samples by 4 has 2: give the DataLoader drop_last=True, got '.*'"
+    with pytest.raises(InvalidInputError, match=rule):
+        loader(name, microbatches=3)
+    source = loader(name, microbatches=2)
+    assert len(source.microbatch(1)[0]) == 4
+    with pytest.raises(InvalidInputError, match="a DataLoader leaves a short last one out with drop_last=True"):
+        source.microbatch(2)
+
+
+def test_items_whose_last_one_is_short_are_refused_before_a_run_that_comes_to_it() -> None:
+    rule = r"data.2.targets: must have the microbatch size 4 .* drop_last=True, got \(2,\)"
+    with pytest.raises(InvalidInputError, match=rule):
+        loader("list", microbatches=3)
+    assert len(loader("list", microbatches=2).microbatch(1)[0]) == 4
+    with pytest.raises(InvalidInputError, match=rule):  # which nobody knows before
+        loader("generator", microbatches=3).microbatch(2)
+
+
+@pytest.mark.parametrize(("name", "options"), [("whole", {}), ("batches", {}), ("map", {"drop_last": True})])
+def test_a_loader_without_a_short_batch_is_read_as_often_as_it_takes(name: str, options: dict[str, Any]) -> None:
+    source = loader(name, microbatches=99, **options)
+    assert all(len(source.microbatch(index)[0]) == 4 for index in range(9))
+
+
+def test_a_loader_of_a_fixed_batch_size_is_told_to_take_the_microbatch_size() -> None:
+    source = MicrobatchSource(
+        lambda: DataLoader(TensorDataset(torch.zeros(64, 2), torch.zeros(64)), batch_size=32),
+        microbatch_size=4,
+        name="fixed",
+    )
+    rule = r"data.0.targets: .* should take it, as microbatch_size, and make batches of that size, got \(32,\)"
+    with pytest.raises(InvalidInputError, match=rule):
+        source.microbatch(0)
 
 
 @pytest.mark.parametrize(
