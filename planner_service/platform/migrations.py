@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -96,6 +97,7 @@ def backup(database: Database, file: Path) -> None:
     """
     require(not file.exists(), "file", "must not be there yet", str(file))
     revision = revision_of(database)
+    _require_known(database, revision)
     if revision != head():
         advice = "run `pipeplan db upgrade`"
         raise ServiceError(f"the database {database.shown} is at revision {revision}, not at {head()}: {advice}")
@@ -181,6 +183,7 @@ def _to(database: Database, revision: str, *, up: bool) -> None:
             connection.execute(text("SET LOCAL lock_timeout = 0"))  # another process may need minutes
             connection.execute(select(func.pg_advisory_xact_lock(UPGRADING)))
         before = _current(connection)
+        _require_known(database, before)
         if before == revision:
             return
         from alembic import command
@@ -199,6 +202,16 @@ def _to(database: Database, revision: str, *, up: bool) -> None:
         if before not in (None, after) and inspect(connection).has_table(audit.name):
             action: Action = "database.upgrade" if up else "database.downgrade"
             record(connection, action, None, datetime.now(UTC), detail=f"{before} to {after}")
+
+
+def _require_known(database: Database, revision: str | None) -> None:
+    """Raises ServiceError for a database of a newer release, whose revision this version does not know."""
+    if revision is not None and revision not in _revisions():
+        known = f"this one, {version('pipeplan')}, knows revisions up to {head()}"
+        advice = f"run the newer release, or go back with its `pipeplan db downgrade {head()}`"
+        raise ServiceError(
+            f"the database {database.shown} is of a newer release (revision {revision}); {known}: {advice}"
+        )
 
 
 def _current(connection: Connection) -> str | None:

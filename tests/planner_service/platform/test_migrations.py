@@ -33,7 +33,7 @@ from planner_service.platform.tables import metadata
 from planner_service.runs import service as runs
 from tests.planner_service.answers import halve, halve_unplayed
 from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
-from tests.planner_service.servers import PIPEPLAN, environment
+from tests.planner_service.servers import PIPEPLAN, environment, pipeplan
 
 
 @pytest.fixture
@@ -147,12 +147,28 @@ def test_several_threads_may_upgrade_at_once(empty_database_url: str) -> None:
         assert set(pool.map(run, databases)) == {head()}
 
 
-def test_a_database_of_a_newer_version_is_refused_in_a_sentence(database: Database) -> None:
+def test_a_database_of_a_newer_version_is_refused_in_a_sentence(database: Database, tmp_path: Path) -> None:
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(ServiceError, match="9999"):
+    with pytest.raises(ServiceError, match=r"is of a newer release \(revision 9999\)"):
         upgrade(database)
+    with pytest.raises(ServiceError, match="is of a newer release"):
+        downgrade(database, "0001")
     database.close()
+    url = database.url.render_as_string(hide_password=False)
+    for command in (
+        ("serve", "--port", "0"),
+        ("db", "upgrade"),
+        ("db", "downgrade", "0001"),
+        ("db", "backup", str(tmp_path / "backup.sqlite3")),
+        ("db", "prune", "--older-than", "1d"),
+        ("token", "list"),
+        ("token", "create", "--name", "ci", "--scope", "plan"),
+    ):
+        ended = pipeplan(*command, PIPEPLAN_DATABASE_URL=url)
+        assert ended.returncode != 0, command
+        assert "is of a newer release (revision 9999)" in ended.stderr, (command, ended.stderr)
+        assert "db downgrade" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_a_file_is_durable_and_keeps_its_references(sqlite_url: str) -> None:
