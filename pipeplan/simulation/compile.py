@@ -273,7 +273,8 @@ class Compiler:
         key = (replica, instruction)
         if key not in self._exchanges:
             known_s = [each.seconds for each in self._program.tied if each.stages == members]
-            seconds = max(known_s or self._latencies_s(members))
+            ways = [(self._costs[stage], onward) for stage in members for onward in (True, False)]
+            seconds = max(known_s or [costs.arrives_after_s(onward=onward) for costs, onward in ways])
             self._exchanges[key] = Exchange(
                 number=len(self._exchanges),
                 group=(members[0], Handed.EXCHANGE),
@@ -282,10 +283,6 @@ class Compiler:
                 line=None,
             )
         return self._exchanges[key]
-
-    def _latencies_s(self, stages: Sequence[int]) -> list[float]:
-        """The latencies of these stages' boundaries, in both directions."""
-        return [self._costs[stage].arrives_after_s(onward=onward) for stage in stages for onward in (True, False)]
 
     def _among_replicas(
         self, exchanges: dict[int, Exchange], stream: Stream, index: int, begun: set[int]

@@ -171,24 +171,14 @@ class RunReport:
 
 def compare_stages(predicted: Played, measured: Played) -> tuple[StageReport, ...]:
     """Per stage, compute a batch and the peak memory in both timelines."""
-    stages = sorted({lane.stage for lane in measured.lanes})
-    return tuple(
-        StageReport(
-            stage=stage,
-            busy_s_per_batch=Compared(
-                predicted=_busy_s_per_batch(predicted, stage), measured=_busy_s_per_batch(measured, stage)
-            ),
-            peak_memory_bytes=_peaks(_lanes(predicted, stage), _lanes(measured, stage)),
-        )
-        for stage in stages
-    )
-
-
-def _peaks(predicted: Sequence[Lane | LaneSummary], measured: Sequence[Lane | LaneSummary]) -> Compared | None:
-    """The most that a worker of a stage holds; None if that is unknown of any."""
-    peaks = [[lane.peak_memory_bytes for lane in lanes] for lanes in (predicted, measured)]
-    known = [[float(peak) for peak in each if peak is not None] for each in peaks]
-    return Compared(predicted=max(known[0]), measured=max(known[1])) if known == peaks else None
+    found = []
+    for stage in sorted({lane.stage for lane in measured.lanes}):
+        peaks = [[lane.peak_memory_bytes for lane in _lanes(played, stage)] for played in (predicted, measured)]
+        known = [[float(peak) for peak in each if peak is not None] for each in peaks]
+        busy = Compared(predicted=_busy_s_per_batch(predicted, stage), measured=_busy_s_per_batch(measured, stage))
+        held = Compared(predicted=max(known[0]), measured=max(known[1])) if known == peaks else None
+        found.append(StageReport(stage=stage, busy_s_per_batch=busy, peak_memory_bytes=held))
+    return tuple(found)
 
 
 def _lanes(played: Played, stage: int) -> Sequence[Lane | LaneSummary]:

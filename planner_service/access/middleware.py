@@ -111,7 +111,7 @@ class Guard:
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         any_name = self._hosts is None or scope["path"] in self._under_any_name
-        if not any_name and not _is_this_machine(host) and _name(host) not in (self._hosts or ()):
+        if not any_name and not is_loopback(_name(host)) and _name(host) not in (self._hosts or ()):
             names = "this machine's own names, such as 127.0.0.1, and PIPEPLAN_ALLOWED_HOSTS"
             reason = f"the service answers on {names} only; asked for was {host!r}"
         elif origin is not None and not same_origin(origin, host):
@@ -125,10 +125,6 @@ class Guard:
 
 
 @lru_cache(256)
-def _is_this_machine(host: str) -> bool:
-    return is_loopback(_name(host))
-
-
 def _name(host: str) -> str:
     """The name in a Host header, without its port; empty where there is none."""
     try:

@@ -114,7 +114,9 @@ def backup(database: Database, file: Path) -> None:
             with closing(sqlite3.connect(partial)) as copied:
                 copied.execute("PRAGMA journal_mode=DELETE")
 
-        _verify(partial, revision)
+        found, kept = _examine(partial)
+        if found != ["ok"] or kept != revision:
+            raise ServiceError(f"the backup of revision {revision} is not whole ({kept}): {'; '.join(found)}")
         # The content must be on the disk before the file has its name.
         descriptor = os.open(partial, os.O_RDONLY)
         try:
@@ -127,13 +129,6 @@ def backup(database: Database, file: Path) -> None:
     finally:
         for end in ("", "-wal", "-shm", "-journal", "-turns"):
             partial.with_name(partial.name + end).unlink(missing_ok=True)
-
-
-def _verify(file: Path, revision: str | None) -> None:
-    """Raises ServiceError unless the file is a complete database, at the revision of its source."""
-    found, kept = _examine(file)
-    if found != ["ok"] or kept != revision:
-        raise ServiceError(f"the backup of revision {revision} is not whole ({kept}): {'; '.join(found)}")
 
 
 def _examine(file: Path) -> tuple[list[str], str]:

@@ -74,18 +74,14 @@ class NodeAgent:
                         self._log(f"waiting for the service: {error}")
                     waiting = True
                 if lease is None:
-                    self._pause(self._settings.poll_s)
+                    until_s = time.monotonic() + self._settings.poll_s
+                    while not self._stops and (left_s := until_s - time.monotonic()) > 0:
+                        time.sleep(min(left_s, _LOOK_S))
                 else:
                     self._work(lease)
         finally:
             port.close()
         self._spool.deliver(self._client.report, self._log)
-
-    def _pause(self, duration_s: float) -> None:
-        """Waits, unless the agent stops."""
-        deadline_s = time.monotonic() + duration_s
-        while not self._stops and (left_s := deadline_s - time.monotonic()) > 0:
-            time.sleep(min(left_s, _LOOK_S))
 
     def _urgency(self) -> Urgency:
         if not self._stops:

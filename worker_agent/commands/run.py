@@ -148,7 +148,8 @@ def run(
         if text is not None:
             typed_spec(text, field=field)
     require_count("steps", steps)  # the job's intervals follow from it
-    changed = tuple(_option_name(name) for name in change or ())
+    fields = [name.lstrip("-").replace("-", "_") for name in change or ()]
+    changed = tuple("learning_rate" if name == "lr" else name for name in fields)
     require(resume or not changed, "change", "must be given with --resume: a new run takes all options", changed)
     if resume:  # its schedule may be the user's own, which the plan names
         stored_job(RunDirectory(root=out.resolve()).job, lambda _: None)
@@ -208,12 +209,6 @@ def _chosen(plan: Path, optimizer: str | None, schedule: str | None) -> Plan:
         own = schedule_asked(schedule)
         require(own.name == chosen.schedule, "schedule", f"must be the plan's schedule, {chosen.schedule}", own.name)
     return chosen if optimizer is None else replace(chosen, optimizer=optimizer)
-
-
-def _option_name(text: str) -> str:
-    """An option's name as a field, from what a user types: `--lr`, `clip-norm` or `clip_norm`."""
-    name = text.lstrip("-").replace("-", "_")
-    return "learning_rate" if name == "lr" else name
 
 
 def _options(context: typer.Context) -> dict[str, tuple[str, Any]]:

@@ -151,7 +151,10 @@ def build_family(spec: Spec) -> Family:
     require(attention is None or attention in ATTENTION, "model.attn_implementation", rule, attention)
     content = {} if spec.path is None else read_config(Path(spec.path))
     files = weight_files(Path(spec.path), content) if spec.path and Path(spec.path).is_dir() else ()
-    found = _options_of(content)
+    labels = content.get("id2label")
+    found: dict[str, Any] = {"num_labels": len(labels)} if isinstance(labels, dict) else {}
+    left_out = (*_NOT_OPTIONS, *QUANTISED)  # keys that would make another kind of model
+    found |= {key: v for key, v in content.items() if key not in left_out and not key.startswith("_")}
     if spec.path is None:
         options.setdefault("tie_word_embeddings", False)
     name = str(found.pop("model_type", spec.name))
@@ -287,14 +290,6 @@ def _sharding(name: str, root: Any) -> Sharding | None:
         divided={key: count for key, count in found.items() if count is not None},
         experts=getattr(root.config, "num_experts", 0),
     )
-
-
-def _options_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a config that a model is made of. Keys that would make another kind of model are left out."""
-    labels = content.get("id2label")
-    counted = {"num_labels": len(labels)} if isinstance(labels, dict) else {}
-    kept = {key: v for key, v in content.items() if key not in (*_NOT_OPTIONS, *QUANTISED) and not key.startswith("_")}
-    return counted | kept
 
 
 def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str) -> nn.Module:

@@ -99,7 +99,11 @@ class BeforeLayers(nn.Module):
         reached: list[Tensor] = []
 
         def stop(*positional: Any, **named: Any) -> None:
-            reached.append(_hidden_of(first, positional, named))
+            pairs = (
+                *zip(first.positional, positional, strict=False),
+                *((first.named.get(key), named[key]) for key in named),
+            )
+            reached.append(next(value for kind, value in pairs if kind is Made.HIDDEN))
             raise ReachedError
 
         def unused(*_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -180,13 +184,6 @@ def _called(module: nn.Module, call: LayerCall, made: Mapping[Made, Any]) -> Any
     positional = (made[value] if isinstance(value, Made) else value for value in call.positional)
     named = {key: made[value] if isinstance(value, Made) else value for key, value in call.named.items()}
     return module(*positional, **named)
-
-
-def _hidden_of(call: LayerCall, positional: Sequence[Any], named: Mapping[str, Any]) -> Tensor:
-    """The hidden tensor among the arguments of a call."""
-    pairs = (*zip(call.positional, positional, strict=False), *((call.named.get(key), named[key]) for key in named))
-    found: Tensor = next(value for kind, value in pairs if kind is Made.HIDDEN)
-    return found
 
 
 def tensor_of(output: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """Losses: what the last stage minimises, a mean over the microbatch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -31,7 +31,8 @@ def build_loss(spec: str | None, *, device: torch.device | None = None, dtype: t
     found = load_factory(parsed, field="loss")
     loss = found if _is_loss(found, parsed) else _made(found, parsed)
     options = parsed.options if loss is found else {}
-    reason = _misfit(loss, options)
+    called = loss.forward if isinstance(loss, nn.Module) else loss
+    reason = misfit(called, None, None, **options) if has_signature(called) else None
     require(reason is None, "loss", f"must be callable as {parsed.target}(outputs, targets) ({reason})", spec)
     if isinstance(loss, nn.Module):
         rule = "must have no weights of its own, which nobody would train: give them to the model's last block"
@@ -71,12 +72,6 @@ def _made(factory: Callable[..., Any], spec: Spec) -> Loss:
     rule = f"must be a loss, which requires (outputs, targets), or a factory of one, but {spec.target} gave"
     require(callable(built) and not isinstance(built, type), "loss", rule, built)
     return built  # type: ignore[no-any-return]  # checked above
-
-
-def _misfit(loss: Loss, options: Mapping[str, Any]) -> str | None:
-    """Why a loss cannot be called with outputs, targets and options; None if it can, or Python cannot tell."""
-    called = loss.forward if isinstance(loss, nn.Module) else loss
-    return misfit(called, None, None, **options) if has_signature(called) else None
 
 
 def default_loss(outputs: Any, targets: Any) -> Tensor:

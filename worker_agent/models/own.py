@@ -87,7 +87,10 @@ def units_of(root: nn.Module, opaque: Iterable[nn.Module] = ()) -> dict[nn.Modul
         if module in whole:
             return False
         parts = list(module.children())
-        own = isinstance(module, CONTAINERS) and any(_is_layer(part) for part in parts)
+        layers = [
+            part for part in parts if not isinstance(part, CONTAINERS) and next(part.children(), None) is not None
+        ]
+        own = isinstance(module, CONTAINERS) and any(next(part.parameters(), None) is not None for part in layers)
         return own or any(layers_in(part) for part in parts)
 
     def visit(name: str, module: nn.Module) -> None:
@@ -100,12 +103,6 @@ def units_of(root: nn.Module, opaque: Iterable[nn.Module] = ()) -> dict[nn.Modul
 
     visit("", root)
     return found
-
-
-def _is_layer(module: nn.Module) -> bool:
-    """Whether a module has weights and parts, and is not a container."""
-    has_parts = next(module.children(), None) is not None and next(module.parameters(), None) is not None
-    return has_parts and not isinstance(module, CONTAINERS)
 
 
 def _begins(root: nn.Module, tape: Tape) -> list[Begin]:
@@ -139,7 +136,13 @@ def _asked(asked: Any, tape: Tape, calls: Sequence[tuple[int, Begin]]) -> list[B
     begins: list[Begin] = []
     place = 0
     for number, name in enumerate(asked):
-        at = next((n for n in range(place, len(calls)) if _meant(name, calls[n][1])), None)
+        module, _, number_of_call = name.partition(":")  # `name:2` is the second call of a unit
+        meant = (
+            n
+            for n, (_, (unit, earlier)) in enumerate(calls)
+            if f"{unit}.".startswith(f"{module}.") and number_of_call in ("", str(earlier + 1))
+        )
+        at = next((n for n in meant if n >= place), None)
         rule = f"must name modules in the order in which the forward calls them: {', '.join(u for _, (u, _) in calls)}"
         if at is None:
             raise InvalidInputError("model.cuts", rule, name)
@@ -148,12 +151,6 @@ def _asked(asked: Any, tape: Tape, calls: Sequence[tuple[int, Begin]]) -> list[B
         begins.append(calls[at][1])
         place = at + 1
     return begins
-
-
-def _meant(name: str, call: Begin) -> bool:
-    """Whether a call is of the named module, or of a module in it; `name:2` is the second call of a unit."""
-    module, _, number = name.partition(":")
-    return f"{call[0]}.".startswith(f"{module}.") and number in ("", str(call[1] + 1))
 
 
 def _adopt(root: nn.Module, parts: Sequence["OwnPart"]) -> None:

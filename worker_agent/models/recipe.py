@@ -116,7 +116,11 @@ class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
         tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)]
-        if _reads(func) and any(_is_empty(tensor) for tensor in tensors):
+        kinds = [str(each.type) for each in func._schema.returns]
+        reads = bool(kinds) and not any(
+            "Tensor" in kind for kind in kinds
+        )  # `item`, `equal`: numbers of the code's own
+        if reads and any(_is_empty(tensor) for tensor in tensors):
             positional, named = tree_map(self._with_contents, given)
             return func(*positional, **named)
         result = self._without_contents(func, given)
@@ -352,12 +356,6 @@ def _emptied(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
-
-
-def _reads(func: Any) -> bool:
-    """Whether an operation gives numbers of the code's own, as `item` and `equal` do, which need contents."""
-    kinds = [str(each.type) for each in func._schema.returns]
-    return bool(kinds) and not any("Tensor" in kind for kind in kinds)
 
 
 def changed(func: Any, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Tensor]:

@@ -227,13 +227,14 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
             read_bytes = _distinct_bytes(taken[1:] if skips_first else taken)
             written_bytes = _distinct_bytes(written)
             read_bytes += written_bytes if kernel in _SELECTING else 0
+            named = dict(zip([argument.name for argument in func._schema.arguments], args, strict=False))
             operation = DeviceOperation(
                 name=str(kernel).removeprefix("aten."),
                 flops=_flops(kernel, args, kwargs or {}, result),
                 dtype=str(next(t.dtype for t in (*taken, *written))).removeprefix("torch."),
                 moved_bytes=read_bytes + written_bytes,
                 sizes=_sizes(kernel, args),
-                causal=kernel in _QUERY and _is_causal(func, args, kwargs or {}),
+                causal=kernel in _QUERY and bool(named.get("is_causal", (kwargs or {}).get("is_causal", False))),
                 copied_bytes=copied_bytes(_operands(kernel, args)) if kernel in _FIRST_OPERAND else MOST_COPIED_BYTES,
             )
             self.operations.append(operation)
@@ -279,11 +280,6 @@ def copied_bytes(matrices: Sequence[Tensor]) -> int:
     narrow = [matrix for matrix in matrices if matrix.element_size() <= 2]
     strides = (stride * matrix.element_size() for matrix in narrow for stride in matrix.stride() if stride > 1)
     return gcd(MOST_COPIED_BYTES, *strides)
-
-
-def _is_causal(func: Any, args: Any, kwargs: Any) -> bool:
-    names = [argument.name for argument in func._schema.arguments]
-    return bool(dict(zip(names, args, strict=False)).get("is_causal", kwargs.get("is_causal", False)))
 
 
 def _flops(kernel: Any, args: Any, kwargs: Any, result: Any) -> int:

@@ -184,7 +184,9 @@ class StagesTogether:
                     copies.setdefault(slot.name, []).append((number, place))
 
         names = sorted(copies)
-        sums = [_sum(gradients[number][place] for number, place in copies[name]) for name in names]
+        each = [[gradients[number][place] for number, place in copies[name]] for name in names]
+        there = [[gradient for gradient in of_name if gradient is not None] for of_name in each]
+        sums = [reduce(torch.add, of_name) if of_name else None for of_name in there]
         if stages in self._groups:
             first = [copies[name][0] for name in names]
             shapes = [self._parts[number].weights.slots[place].parameter for number, place in first]
@@ -230,12 +232,6 @@ class StagesTogether:
     def _clipping(self, norm: Tensor) -> Tensor:
         most = 1.0 if self._clip_norm is None else self._clip_norm / (norm + _ALMOST_NOTHING)
         return torch.clamp(torch.as_tensor(most, dtype=norm.dtype, device=norm.device), max=1.0)
-
-
-def _sum(gradients: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of the gradients that exist; None without any."""
-    there = [gradient for gradient in gradients if gradient is not None]
-    return reduce(torch.add, there) if there else None
 
 
 def _require_finite(norm: float) -> None:

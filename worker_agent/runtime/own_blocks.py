@@ -38,7 +38,9 @@ def own_blocks(plan: Plan, chain: Chain, stages: Sequence[int]) -> tuple[OwnBloc
         blocks = chain.blocks[plan.stages[stage].start : plan.stages[stage].stop]
         earlier = {p for before in found for block in before.blocks for p in block.parameters() if p.requires_grad}
         shared = earlier.intersection(p for block in blocks for p in block.parameters())
-        copies = {weight: _copy(weight) for weight in shared}
+        copies = {weight: nn.Parameter(weight.detach().clone()) for weight in shared}
+        for weight, copy in copies.items():
+            copy.__dict__.update(weight.__dict__)
         found.append(
             OwnBlocks(
                 blocks=_with_copies(blocks, copies, modules),
@@ -48,12 +50,6 @@ def own_blocks(plan: Plan, chain: Chain, stages: Sequence[int]) -> tuple[OwnBloc
         )
         modules.update(module for block in blocks for module in block.modules())
     return tuple(found)
-
-
-def _copy(weight: nn.Parameter) -> nn.Parameter:
-    copy = nn.Parameter(weight.detach().clone())
-    copy.__dict__.update(weight.__dict__)
-    return copy
 
 
 def _with_copies(

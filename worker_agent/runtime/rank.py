@@ -210,7 +210,10 @@ class Rank:
                     if batch == last:  # it is done, but the longer run has no checkpoint after it
                         rest = (i for i in self.stream.instructions[begun:] if isinstance(i, Checkpoint))
                         rest = () if index == len(self.stream.instructions) else rest
-                    yield from self._go_on(executors, tuple(rest))
+                    rest = tuple(rest)
+                    for chunk, executor in enumerate(executors):
+                        executor.go_on_with(tuple(i for i in rest if i.chunk == chunk))
+                    yield from rest
                     return
                 begins, begun = False, index  # where the batch at hand begins
             yield instruction
@@ -224,12 +227,6 @@ class Rank:
         self.stream = self.program.streams[self.stream.rank]
         if self.stream.rank == 0:
             write_job(self.job)
-
-    def _go_on(self, executors: Sequence[Executor], rest: Sequence[Instruction]) -> Sequence[Instruction]:
-        """The rest of the stream, of which each executor takes its part."""
-        for chunk, executor in enumerate(executors):
-            executor.go_on_with(tuple(i for i in rest if i.chunk == chunk))
-        return rest
 
     def _hooks(self, status: StatusWriter, log: BatchLog, feeds: Sequence[MicrobatchFeed | None], late: Late) -> Hooks:
         """Status, losses, data, and checkpoints: everything besides the stream."""

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -72,7 +72,13 @@ def execute(
     except BaseException as error:
         reason = error
         if isinstance(error, DivergedError):
-            reason = DivergedError(f"{error}; {_last_good(job)}", rank=error.rank)
+            good = newest_finite(job.directory.checkpoints).manifest
+            words = "there is no checkpoint before it"
+            if good is not None:
+                words = (
+                    f"the last good checkpoint is step-{good.step}: --resume goes on from it (--change learning-rate)"
+                )
+            reason = DivergedError(f"{error}; {words}", rank=error.rank)
         with suppress(RunFailedError):  # whose cause may be the error's, such as a full disk
             _write_state(job, "interrupted" if isinstance(error, INTERRUPTIONS) else "failed", reason)
         raise reason from error.__cause__
@@ -116,7 +122,11 @@ def _reported(job: RunJob, results: tuple[RankResult, ...]) -> RunOutcome:
     _written(root / STEPS, partial(measured.write_steps, before=root / STEPS))
     report = replace(report, earlier_losses=losses_before(root / STEPS, first))
     recorded = measured.recorded() | {"timeline_batches": timeline.batches}
-    _write_trace(root / TRACE, {"measured": measured.ends, "predicted": predicted}, recorded, begun)
+    ends = "the first {first_batches:,} and the last {last_batches:,} of {of:,} batches were recorded"
+    notes = {"recorded": ends.format(of=begun.batches, **recorded)} if recorded["left_out"] else {}
+    most_bytes = None if begun.recorded_batches else MOST_BYTES
+    timelines = {"measured": measured.ends, "predicted": predicted}
+    _write(root / TRACE, chrome_trace(timelines, most_bytes=most_bytes, notes=notes))
     document = _document(job, "succeeded") | asdict(report) | {"recorded": recorded}
     _write(root / REPORT, dump(document))
     return RunOutcome(report=report, timeline=timeline)
@@ -150,14 +160,6 @@ def _write_state(job: RunJob, state: State, error: BaseException | None = None) 
     )
 
 
-def _last_good(job: RunJob) -> str:
-    """Which checkpoint a run that has diverged can go on from, in words."""
-    found = newest_finite(job.directory.checkpoints).manifest
-    if found is None:
-        return "there is no checkpoint before it"
-    return f"the last good checkpoint is step-{found.step}, from which --resume goes on (--change learning-rate)"
-
-
 def _write_timeline(path: Path, timeline: Timeline, *, most_bytes: int | None) -> Timeline:
     """Writes as many of a timeline's last batches as have at most so many bytes, but at least one; returns these."""
     text = dump(timeline_document(timeline), indent=None)
@@ -166,13 +168,6 @@ def _write_timeline(path: Path, timeline: Timeline, *, most_bytes: int | None) -
         text = dump(timeline_document(timeline), indent=None)
     _write(path, text)
     return timeline
-
-
-def _write_trace(path: Path, timelines: Mapping[str, Timeline], recorded: Mapping[str, int], job: RunJob) -> None:
-    """Writes a trace that says which batches were recorded. It is bounded unless the job says how many these are."""
-    ends = "the first {first_batches:,} and the last {last_batches:,} of {of:,} batches were recorded"
-    notes = {"recorded": ends.format(of=job.batches, **recorded)} if recorded["left_out"] else {}
-    _write(path, chrome_trace(timelines, most_bytes=None if job.recorded_batches else MOST_BYTES, notes=notes))
 
 
 def _predicted(job: RunJob, plan: Plan, window: int | None) -> tuple[Timeline, Summary]:

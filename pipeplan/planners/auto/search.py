@@ -105,7 +105,9 @@ class PlayedSearch:
                 self._push(most_samples_per_s(plan), replace(answer, plan=plan))
         unsplit = self._search(self.spaces)
         for _ in range(MOST_FURTHER):
-            spaces = self._further()
+            deep = (each for each in self.ranking.fitting if each.played and each.plan.depth > 1 == each.plan.chunks)
+            fastest = sorted(deep, key=Ranked.preference)[:LEADING]  # the first of them that leads to other spaces
+            spaces = next(filter(None, (self.further(each.plan) for each in fastest)), ())
             if not spaces:
                 break
             unsplit += self._search(spaces)
@@ -149,12 +151,6 @@ class PlayedSearch:
         if not every_split and self.ranking.best_rate > best:
             self._move_cuts()
         return unsplit
-
-    def _further(self) -> Sequence[Space]:
-        """The spaces that the fastest of the deep plans lead to; none if they lead to no others."""
-        deep = (each for each in self.ranking.fitting if each.played and each.plan.depth > 1 == each.plan.chunks)
-        fastest = sorted(deep, key=Ranked.preference)[:LEADING]
-        return next(filter(None, (self.further(each.plan) for each in fastest)), ())
 
     def alternatives(self) -> Iterator[Alternative]:
         """Some configurations that were not played, with the rate that they cannot exceed."""
@@ -272,7 +268,8 @@ class PlayedSearch:
             fastest, best = next(unmoved, None), self.ranking.best_rate
             if fastest is None:
                 return
-            for proposal in self._neighbours(fastest):
+            _, _, stops = self._splits.get(fastest.proposal.configuration, ("", None, ()))
+            for proposal in self._faster(fastest, moved_by_a_block(stops)):  # the highest bound first
                 self.ranking.add(proposal)
                 if self.ranking.left <= least or self.ranking.best_rate > best * (1 + ROUNDING):
                     break  # continue from there
@@ -307,11 +304,6 @@ class PlayedSearch:
                     plans -= 1
                     if most_samples_per_s(proposal.plan) > enough and self.ranking.left > least:
                         self.ranking.add(proposal)
-
-    def _neighbours(self, ranked: Ranked) -> list[Proposal]:
-        """The plan with a cut moved by a block, wherever that may be faster than the best; the highest bound first."""
-        _, _, stops = self._splits.get(ranked.proposal.configuration, ("", None, ()))
-        return self._faster(ranked, moved_by_a_block(stops))
 
     def _faster(self, ranked: Ranked, splits: Iterable[tuple[int, ...]]) -> list[Proposal]:
         """The plan with other splits that may be faster than the best; at most `MOVES`, the highest bound first."""

@@ -1,6 +1,6 @@
 """Misses: by how much nothing fits, and which options leave nothing."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, islice
 from math import inf
@@ -47,15 +47,12 @@ def left_by_options(options: Options, count: Callable[[Options], int], where: st
             left = count(replace(options, **{name: usual[name] for name in names}))
             if left:
                 asked = " and ".join(f"{name} {getattr(options, name)}" for name in names)
-                detail = f"{where} has {left:,} configurations without {asked}, and none with {_it(names)}"
+                pronoun = "it" if len(names) == 1 else "them"
+                detail = f"{where} has {left:,} configurations without {asked}, and none with {pronoun}"
                 reasons.append(Reason(rule="; ".join(dict.fromkeys(_LAWS[name] for name in names)), detail=detail))
         if reasons:
             return tuple(reasons)
     return ()
-
-
-def _it(names: Iterable[str]) -> str:
-    return "it" if len(tuple(names)) == 1 else "them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pipeplan.cli.console import EVERY_S
 from pipeplan.documents.forms import Form
 from pipeplan.errors import InvalidInputError
 from tests.worker_agent.runtime.plans import make_plan
-from worker_agent.commands.run import EVERY_S, ProgressLines, redrawn
+from worker_agent.commands.run import ProgressLines, redrawn
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.status import Status, StatusWriter, read_status
 from worker_agent.runtime.watch import LATELY_S, RunProgress, Watcher, describe
