@@ -143,7 +143,7 @@ class DeadlineError(PipeplanError):
 class EndedBySignalError(PipeplanError):
     """A signal has ended the work early. `signal` is its number."""
 
-    def __init__(self, message: str, signal: int) -> None:
+    def __init__(self, message: str, signal: int = 15) -> None:
         self.signal = signal
         super().__init__(message)
 

@@ -11,6 +11,7 @@ from pipeplan.documents.names import on_one_line
 from pipeplan.errors import (
     ConflictError,
     DeadlineError,
+    EndedBySignalError,
     ForbiddenError,
     InFlightError,
     InvalidInputError,
@@ -62,6 +63,7 @@ KINDS: dict[type[PipeplanError], ProblemKind] = {
     SolverError: ProblemKind("solver", HTTPStatus.INTERNAL_SERVER_ERROR, "The solver ended without an answer"),
     DeadlineError: ProblemKind("deadline", HTTPStatus.GATEWAY_TIMEOUT, "The planner takes longer than a request may"),
     ScheduleError: ProblemKind("schedule", HTTPStatus.INTERNAL_SERVER_ERROR, "The schedule cannot be played"),
+    EndedBySignalError: ProblemKind("ended-by-signal", HTTPStatus.INTERNAL_SERVER_ERROR, "A signal has ended the work"),
     RunFailedError: ProblemKind("run-failed", HTTPStatus.INTERNAL_SERVER_ERROR, "The run failed"),
     PipeplanError: ProblemKind("failure", HTTPStatus.INTERNAL_SERVER_ERROR, "The service failed"),
 }

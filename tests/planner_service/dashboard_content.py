@@ -72,7 +72,7 @@ def failed_run(context: Context, plan_id: str, error: str) -> str:
 def register(context: Context, name: str) -> None:
     """An agent of this name."""
     told = Registration(
-        name=name[:200],
+        name=" ".join("".join(one for one in name[:200] if one.isprintable()).split()),  # an own name hides nothing
         instance="instance-1",
         host=name[:500],
         address="10.0.0.1",

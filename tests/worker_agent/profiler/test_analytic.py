@@ -124,7 +124,7 @@ def raising_loss(*, scale: float = 1.0) -> None:
     ("data", "loss", "sentence"),
     [
         ("raising_data", None, "data: must be a factory of microbatches that can be read (KeyError: 'the file is"),
-        ("raising_data", "raising_loss", "loss: must be a loss or a factory of one (OSError: the file is not here)"),
+        ("raising_data", "raising_loss", "loss: must be a loss or a factory of one (OSError: the file is not here, in"),
     ],
 )
 def test_data_and_losses_that_raise_are_refused(data: str, loss: str | None, sentence: str) -> None:

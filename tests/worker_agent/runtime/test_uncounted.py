@@ -111,6 +111,7 @@ def test_what_cannot_be_counted_is_unknown_wherever_a_run_reports_it(tmp_path: P
     )
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("kind", ["coo", "csr", "composed_buffer"])
 def test_a_checkpoint_holds_what_is_not_dense_in_parts(kind: str, tmp_path: Path) -> None:
     plan, spec = make_plan("1f1b", CUTS[2]), f"{HERE}:model?kind={kind}&persistent=true"

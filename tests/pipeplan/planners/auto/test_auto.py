@@ -536,8 +536,8 @@ def test_what_is_too_long_to_be_played_is_no_answer_and_proves_nothing(monkeypat
     assert isinstance(whole, Plan)
     depth = whole.depth
 
-    def too_long(plan: Plan, *, instructions: int) -> Simulated | None:
-        return None if plan.depth == depth else play(plan, instructions=instructions)
+    def too_long(plan: Plan, *, instructions: int, needed: float = 0.0) -> Simulated | None:
+        return None if plan.depth == depth else play(plan, instructions=instructions, needed=needed)
 
     monkeypatch.setattr(ranking, "play", too_long)
     plan = solve("auto", problem)
