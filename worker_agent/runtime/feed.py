@@ -206,13 +206,14 @@ def open_feed(
         batch = pipeline.batch_of(number) + 1
         return batch == job.steps or batch & (batch - 1) == 0
 
-    opened = open_data(
-        job.data,
-        microbatch_size=job.plan.microbatch_size,
-        seed=job.seed,
-        form=form,
-        microbatches=job.steps * pipeline.batch_microbatches,
-    )
+    with busy.during(Activity.DATA):  # it may read the last microbatch, to see that it is whole
+        opened = open_data(
+            job.data,
+            microbatch_size=job.plan.microbatch_size,
+            seed=job.seed,
+            form=form,
+            microbatches=job.steps * pipeline.batch_microbatches,
+        )
     source: FeedSource = opened
     if last and job.loss is None:
         updates = (program.schedule.updates_a_batch(pipeline, stage) for stage in range(pipeline.depth))

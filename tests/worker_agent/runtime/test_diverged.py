@@ -90,7 +90,7 @@ def test_a_run_with_an_infinite_gradient_names_the_last_good_checkpoint_and_goes
     ended = finish([*arguments, "--max-restarts", "3"])
     assert ended.returncode == 1
     *_, last = ended.stderr.splitlines()
-    assert last.endswith("the last good checkpoint is step-2, from which --resume goes on (--change learning-rate)")
+    assert last.endswith("the last good checkpoint is step-2: --resume goes on from it (--change learning-rate)")
     assert "starting again" not in ended.stderr, "it would come to the same"
     report = json.loads((out / "run.json").read_text())
     assert (report["state"], report["checkpoint"], report["step"] in (3, 4)) == ("failed", 2, True)
