@@ -294,6 +294,23 @@ class Admission:
             )
         return identity
 
+    async def still_admits(self, request: AsgiScope) -> bool:
+        """Whether the request would be let in again, with the token or the session that it brought; counts nothing.
+
+        While nothing can be looked up, what was admitted stays so.
+        """
+        headers = Headers(scope=request)
+        given, session = headers.get("authorization"), session_text(headers)
+        try:
+            if given is not None:
+                text = given.strip().partition(" ")[2].strip()
+                return await self.identities.of_token(text, may_look=lambda: None) is not None
+            if session is not None and self.demanded:
+                return await self.identities.of_session(session, may_look=lambda: None) is not None
+        except UnavailableError:
+            pass
+        return True
+
     def _require_patience(self, request: AsgiScope) -> None:
         self.failures.require(caller_address(request), "too many tokens from this address were not valid")
 

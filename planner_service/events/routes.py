@@ -1,5 +1,6 @@
 """Events of jobs and runs, as server-sent events that can be resumed after any of them."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from http import HTTPStatus
@@ -9,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from planner_service.access.auth import scope
+from planner_service.access.auth import KNOWN_FOR_S, Admission, scope
 from planner_service.events import service as events
 from planner_service.events.feed import Feed
 from planner_service.events.store import Subject
@@ -20,7 +21,7 @@ SILENCE_S = 15.0
 """After this time without an event a comment is sent, to keep proxies from taking the connection for dead."""
 
 LONGEST_S = 900.0
-"""A stream ends after this time. Its caller reconnects with a token, which must still be valid."""
+"""A stream ends after this time, and earlier once its token or session ends. Its caller reconnects."""
 
 RETRY_MS = 1000
 LARGEST_NUMBER = 2**31 - 1
@@ -63,15 +64,27 @@ async def _stream(request: Request, context: Context, subject: Subject, after: i
         return Response(status_code=HTTPStatus.NO_CONTENT)
     feed.require_room()
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return EventSourceResponse(_sent(feed, subject, after), headers=headers)
+    return EventSourceResponse(_sent(request, feed, subject, after), headers=headers)
 
 
-async def _sent(feed: Feed, subject: Subject, after: int) -> AsyncGenerator[bytes, None]:
+async def _sent(request: Request, feed: Feed, subject: Subject, after: int) -> AsyncGenerator[bytes, None]:
+    """The stream's text. It ends with the subject, or with the token or the session of its caller."""
+    admission: Admission = request.app.state.admission
     yield format_sse_event(retry=RETRY_MS)
-    following = feed.follow(subject, after, silence_s=SILENCE_S, longest_s=LONGEST_S)
+    loop = asyncio.get_running_loop()
+    spoke_s = admitted_s = loop.time()
+    following = feed.follow(subject, after, silence_s=KNOWN_FOR_S, longest_s=LONGEST_S)
     async with aclosing(following):
         async for event in following:
-            if event is None:
+            now_s = loop.time()
+            if event is None or now_s - admitted_s >= KNOWN_FOR_S:
+                if not await admission.still_admits(request.scope):
+                    return
+                admitted_s = now_s
+            if event is not None:
+                yield format_sse_event(id=str(event.number), event=event.kind, data_str=event.model_dump_json())
+            elif now_s - spoke_s >= SILENCE_S:
                 yield format_sse_event(comment="still here")
             else:
-                yield format_sse_event(id=str(event.number), event=event.kind, data_str=event.model_dump_json())
+                continue
+            spoke_s = now_s

@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -30,6 +32,7 @@ from planner_service.platform.settings import Settings
 from tests.planner_service.answers import halve
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import ANY_WORK, PROFILE_RESULT, PROFILE_TASK, run_task, store_plan
+from tests.planner_service.servers import pipeplan, served
 
 HOUR_S = 3600.0
 
@@ -334,3 +337,30 @@ def test_a_stream_that_is_cut_off_gives_whole_events_only() -> None:
     whole = {"number": 1, "kind": "queued", "data": {}, "created_at": "2026-01-02T03:04:05Z"}
     text = f": a comment\nretry: 1000\n\nevent: queued\ndata: {json.dumps(whole)}\nid: 1\n\n"
     assert [event.number for event in events_in(_lines(text, 'event: leased\ndata: {"number": 2'))] == [1]
+
+
+def spoken(lines: Iterator[str]) -> Iterator[str]:
+    """A stream's lines; fails at the third comment of a stream that goes on in silence."""
+    comments = 0
+    for line in lines:
+        comments += line == ": still here"
+        assert comments < 3, "the stream goes on"
+        yield line
+
+
+@pytest.mark.parametrize("ends", ["revoked", "expired"])
+def test_a_stream_ends_with_its_callers_token(tmp_path: Path, ends: str) -> None:
+    """It went on for a quarter of an hour."""
+    file = tmp_path / "service.sqlite3"
+    given = ("--database", f"sqlite:///{file}", "--scope", "plan", "--name", "watcher", "--json")
+    made = pipeplan("token", "create", *given, "--expires", "5s" if ends == "expired" else "1d")
+    headers = {"Authorization": f"Bearer {json.loads(made.stdout)['token']}"}
+    with served(file, PIPEPLAN_REQUIRE_TOKENS="true") as url, httpx.Client(base_url=url, headers=headers) as client:
+        job_id = client.post("/v1/jobs", json=PROFILE_TASK.model_dump(mode="json")).json()["id"]
+        with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=60.0) as answer:
+            told = events_in(spoken(answer.iter_lines()))
+            assert next(told).kind == "queued"
+            if ends == "revoked":
+                pipeplan("token", "revoke", "watcher", "--database", f"sqlite:///{file}")
+            assert list(told) == []
+        assert client.get(f"/v1/jobs/{job_id}/events").status_code == 401
