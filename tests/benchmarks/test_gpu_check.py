@@ -24,7 +24,6 @@ def check(out: Path, *arguments: str, path: tuple[Path, ...] = ()) -> tuple[int,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([*map(str, path), root]), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=380,
     )
     return done.returncode, json.loads((out / "found.json").read_text()), done.stdout + done.stderr
 

@@ -34,7 +34,6 @@ def run_readme(folder: Path, replaced: dict[str, str]) -> None:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             capture_output=True,
             text=True,
-            timeout=300,
             check=False,
         )
         assert done.returncode == 0, (words, done.stderr)

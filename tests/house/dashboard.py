@@ -50,7 +50,7 @@ def main() -> None:
                 f"--screenshot={DOCS / 'dashboard.png'}",
             )
             command = [program, *options, *places, f"--window-size={SIZE}", f"{url}/plans/{plan_id}"]
-            subprocess.run(command, check=True, timeout=60, capture_output=True)
+            subprocess.run(command, check=True, capture_output=True)
 
 
 if __name__ == "__main__":

@@ -174,7 +174,7 @@ def run(command: str, page: str) -> None:
         return
     module = {"pipeplan": "pipeplan.cli.app", "pipeplan-agent": "worker_agent.cli"}[program]
     words = [sys.executable, "-c", f"from {module} import main; main()", *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{page}: {command}: {done.stderr}"
 
 

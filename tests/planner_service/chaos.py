@@ -25,10 +25,10 @@ from planner_service.platform.tables import jobs, profiles, runs
 from tests.planner_service.examples import profile_document, request_document, run_task
 from tests.planner_service.servers import PIPEPLAN, announced_url, environment
 from tests.processes import free_port
+from tests.waiting import PATIENCE_S
 
 CLIENTS = 8
 PAUSE_S = 0.05
-PATIENCE_S = 60.0
 MIX = ("profile", "run", "profile", "read", "run", "cancel", "profile", "read", "run", "read")
 """What a client asks for, one after the other."""
 
@@ -261,7 +261,7 @@ def _running(database_url: str, services: int) -> Iterator[list[Service]]:
 
 
 def _plan(url: str) -> str:
-    with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as http:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
         for path, document in (("/v1/profiles", PROFILE), ("/v1/clusters", CLUSTER)):
             http.post(path, content=canonical_json(document), headers=JSON).raise_for_status()
         plan_id: str = http.post("/v1/plans", json=request_document()).raise_for_status().json()["id"]

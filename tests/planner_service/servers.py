@@ -17,6 +17,7 @@ from pipeplan.cli.app import build_app
 from pipeplan.cli.console import run_app
 from tests.forked import fork_server
 from tests.pipeplan.cli import commands
+from tests.waiting import PATIENCE_S
 
 PIPEPLAN = (sys.executable, "-c", "from pipeplan.cli.app import main; main()")
 
@@ -56,7 +57,7 @@ class Fork:
             raise LookupError("it was not started")
         return self.process.pid
 
-    def terminated(self, timeout_s: float = 20.0) -> tuple[int | None, str]:
+    def terminated(self, timeout_s: float = PATIENCE_S) -> tuple[int | None, str]:
         """Its exit status after a SIGTERM (None: it goes on), and what it still wrote on standard error."""
         self.process.terminate()
         self.process.join(timeout_s)
@@ -122,6 +123,4 @@ def pipeplan(*arguments: str, **settings: str) -> subprocess.CompletedProcess[st
 
 def pipeplan_process(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end, as users start it."""
-    return subprocess.run(
-        [*PIPEPLAN, *arguments], capture_output=True, text=True, env=environment(**settings), timeout=60
-    )
+    return subprocess.run([*PIPEPLAN, *arguments], capture_output=True, text=True, env=environment(**settings))

@@ -45,7 +45,7 @@ def pipeplan(*arguments: str | Path) -> Ended:
 def pipeplan_process(*arguments: str | Path) -> Ended:
     """`pipeplan` with these arguments, as users start it."""
     command = [sys.executable, "-c", "from pipeplan.cli.app import main; main()", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 

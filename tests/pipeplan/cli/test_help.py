@@ -103,7 +103,6 @@ def test_bash_completes_names_and_files(typed: str, offered: set[str], tmp_path:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert set(done.stdout.split()) == offered, done.stderr

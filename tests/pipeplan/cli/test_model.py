@@ -61,7 +61,6 @@ class Place:
             text=True,
             check=False,
             cwd=self.work,
-            timeout=120,
         )
         lines = (line for line in done.stderr.splitlines(keepends=True) if not PROGRESS.search(line))
         return Ended(done.returncode, done.stdout, "".join(lines))

@@ -44,7 +44,7 @@ def test_a_profile_for_each_type_of_device_makes_a_plan(tmp_path: Path) -> None:
 @pytest.mark.campaign
 def test_or_tools_is_imported_by_the_planner_that_needs_it_only() -> None:
     loaded = "import sys, pipeplan.cli.app; raise SystemExit('ortools' in sys.modules or 'pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
 def test_progress_is_a_sentence() -> None:

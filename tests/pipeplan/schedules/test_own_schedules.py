@@ -40,7 +40,7 @@ def run(folder: Path, program: str, *arguments: str) -> subprocess.CompletedProc
     """One of our commands in a folder."""
     module = {"pipeplan": "pipeplan.cli.app", "pipeplan-agent": "worker_agent.cli"}[program]
     command = [sys.executable, "-c", f"from {module} import main; main()", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 from planner_service.overview.openapi import PROFILE
 from tests.planner_service.examples import PROFILE_TASK
 from tests.planner_service.servers import pipeplan, served
+from tests.waiting import PATIENCE_S
 
 NGINX, OPENSSL = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin"), shutil.which("openssl")
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "nginx.conf"
@@ -62,7 +63,7 @@ class Behind:
         transport = httpx.HTTPTransport(local_address=source, verify=self.verified)
         headers = {"Host": f"{NAME}:{self.port}"}
         url = f"https://127.0.0.1:{self.port}/pipeplan"
-        with httpx.Client(base_url=url, headers=headers, transport=transport, timeout=30) as client:
+        with httpx.Client(base_url=url, headers=headers, transport=transport, timeout=PATIENCE_S) as client:
             yield client
 
     @property

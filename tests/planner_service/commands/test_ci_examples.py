@@ -34,7 +34,7 @@ class Project:
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         settings = environment(**self.variables, PATH=path, **variables)
         command = ["bash", "-eo", "pipefail", "-c", script]
-        return subprocess.run(command, cwd=self.folder, env=settings, capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, cwd=self.folder, env=settings, capture_output=True, text=True)
 
     def github(self) -> dict[str, subprocess.CompletedProcess[str]]:
         """How every step of the example for GitHub ends that has a script, all of them run."""

@@ -12,6 +12,7 @@ import httpx
 from pipeplan.documents.files import dump
 from planner_service.overview.openapi import CLUSTER
 from tests.planner_service.servers import PIPEPLAN, announced_url, environment, forked, served
+from tests.waiting import PATIENCE_S
 
 
 def test_every_request_is_a_line_of_json_where_nobody_looks(tmp_path: Path) -> None:
@@ -43,14 +44,14 @@ def test_what_is_under_way_ends_before_the_service_does(tmp_path: Path) -> None:
     with forked(tmp_path / "service.sqlite3") as (url, service):
         host, port = url.removeprefix("http://").split(":")
         body = dump(CLUSTER).encode()
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
             head = f"POST /v1/clusters HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
             httpx.get(f"{url}/healthz")  # by now the request above has been read, too
             assert service.terminated(0.3) == (None, "")
             connection.sendall(body[10:])
             answer = connection.recv(4096)
-        service.process.join(20)
+        service.process.join()
         assert service.process.exitcode == 0
     assert answer.startswith(b"HTTP/1.1 201")
 
@@ -58,7 +59,7 @@ def test_what_is_under_way_ends_before_the_service_does(tmp_path: Path) -> None:
 def test_what_takes_longer_than_it_may_is_cut_off(tmp_path: Path) -> None:
     with forked(tmp_path / "service.sqlite3", PIPEPLAN_SHUTDOWN_S="1") as (url, service):
         host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
             head = f"POST /v1/clusters HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
             connection.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
             httpx.get(f"{url}/healthz")
@@ -80,6 +81,6 @@ def test_a_service_takes_its_settings_from_a_file(tmp_path: Path) -> None:
         url = announced_url(process)
         assert httpx.get(f"{url}/readyz").status_code == 200
         os.kill(process.pid, signal.SIGTERM)
-        process.communicate(timeout=20)
+        process.communicate()
     assert process.returncode == 0
     assert (tmp_path / "s.sqlite3").exists()

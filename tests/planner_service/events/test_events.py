@@ -33,6 +33,7 @@ from tests.planner_service.answers import halve
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import ANY_WORK, PROFILE_RESULT, PROFILE_TASK, run_task, store_plan
 from tests.planner_service.servers import pipeplan, served
+from tests.waiting import PATIENCE_S
 
 HOUR_S = 3600.0
 
@@ -357,7 +358,7 @@ def test_a_stream_ends_with_its_callers_token(tmp_path: Path, ends: str) -> None
     headers = {"Authorization": f"Bearer {json.loads(made.stdout)['token']}"}
     with served(file, PIPEPLAN_REQUIRE_TOKENS="true") as url, httpx.Client(base_url=url, headers=headers) as client:
         job_id = client.post("/v1/jobs", json=PROFILE_TASK.model_dump(mode="json")).json()["id"]
-        with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=60.0) as answer:
+        with client.stream("GET", f"/v1/jobs/{job_id}/events", timeout=PATIENCE_S) as answer:
             told = events_in(spoken(answer.iter_lines()))
             assert next(told).kind == "queued"
             if ends == "revoked":

@@ -24,6 +24,7 @@ from tests.planner_service.overview.page_scripts import (
     WORDS,
 )
 from tests.planner_service.servers import pipeplan, served
+from tests.waiting import PATIENCE_S
 
 PROGRAM = found()
 TAB = ("Tab", 9)
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installe
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A service of its own process with a plan, a long name and a run that waits."""
     database = tmp_path_factory.mktemp("service") / "service.sqlite3"
-    with served(database) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with served(database) as url, httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         _fill(client)
         yield client
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.planner_service.servers import environment, pipeplan, served
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 120.0
 PAGES = ("/", "/profiles", "/clusters", "/aliases", "/jobs", "/runs", "/agents")
 
 
@@ -23,7 +23,7 @@ PAGES = ("/", "/profiles", "/clusters", "/aliases", "/jobs", "/runs", "/agents")
 def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A new service on a port that is not the usual one."""
     database = tmp_path_factory.mktemp("service") / "service.sqlite3"
-    with served(database) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with served(database) as url, httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         yield client
 
 
@@ -41,7 +41,7 @@ def _shell(command: str, folder: Path, **changes: str) -> subprocess.Popen[str]:
 
 def _ran(command: str, folder: Path, **changes: str) -> str:
     process = _shell(command, folder, **changes)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate()
     assert process.returncode == 0, (command, out, err)
     return out
 
@@ -85,7 +85,7 @@ def test_the_agent_that_a_page_tells_to_start_serves_that_very_service(empty: ht
             time.sleep(0.2)
     finally:
         agent.terminate()
-        agent.communicate(timeout=PATIENCE_S)
+        agent.communicate()
 
 
 def test_the_commands_beside_the_form_send_a_token_where_one_is_needed(
@@ -96,7 +96,9 @@ def test_the_commands_beside_the_form_send_a_token_where_one_is_needed(
     token = made.stdout.strip()
     with (
         served(database, PIPEPLAN_REQUIRE_TOKENS="true") as url,
-        httpx.Client(base_url=url, timeout=60, trust_env=False, headers={"Authorization": f"Bearer {token}"}) as client,
+        httpx.Client(
+            base_url=url, timeout=PATIENCE_S, trust_env=False, headers={"Authorization": f"Bearer {token}"}
+        ) as client,
     ):
         (cluster,) = _snippets(client, "/clusters")
         assert json.loads(_ran(cluster, tmp_path, PIPEPLAN_TOKEN=token))["devices"] == 32

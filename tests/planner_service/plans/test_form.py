@@ -28,6 +28,7 @@ from planner_service.platform.context import Context
 from tests.planner_service.examples import store_plan
 from tests.planner_service.html_pages import Page
 from tests.planner_service.servers import environment, served
+from tests.waiting import PATIENCE_S
 
 HTML = {"Accept": "text/html"}
 OWN = {"Origin": "http://127.0.0.1", **HTML}
@@ -262,7 +263,7 @@ def test_the_first_page_makes_the_example_with_one_click(http: TestClient) -> No
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A service of its own process with a profile and a cluster."""
     database = tmp_path_factory.mktemp("service") / "service.sqlite3"
-    with served(database) as url, httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with served(database) as url, httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         client.post("/v1/profiles", json=asdict(PROFILE)).raise_for_status()
         client.post("/v1/clusters", json=asdict(CLUSTER)).raise_for_status()
         yield client
@@ -273,7 +274,7 @@ def _run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     changed = environment(PATH=scripts, NO_PROXY="*")
     return subprocess.run(
-        ["bash", "-ec", command], capture_output=True, text=True, cwd=folder, env=changed, timeout=120, check=False
+        ["bash", "-ec", command], capture_output=True, text=True, cwd=folder, env=changed, check=False
     )
 
 

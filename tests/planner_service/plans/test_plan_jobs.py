@@ -17,10 +17,9 @@ from planner_service.platform.context import Context
 from tests.planner_service.answers import halve
 from tests.planner_service.long_problem import stored_request
 from tests.planner_service.servers import forked, served, serving
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 SHORT_LEASE = {"PIPEPLAN_LEASE_S": "1"}
-PATIENCE_S = 60.0
 SHORT_S = 0.3
 """Of search, in the solver's own seconds; it takes about two until it starts."""
 
@@ -43,7 +42,7 @@ def test_a_service_that_is_killed_while_it_plans_ends_with_the_plan_after_its_st
         solvers = _solvers(fork.pid)
         fork.process.kill()
         fork.process.join()
-        wait_until(lambda: not any(_is_alive(pid) for pid in solvers), PATIENCE_S)
+        wait_until(lambda: not any(_is_alive(pid) for pid in solvers))
     with served(database_url, **SHORT_LEASE) as url, Client(url) as service:
         kinds = [event.kind for event in service.follow_job(job.id) if event.kind != "progress"]
         ended = service.job(job.id)
@@ -67,12 +66,12 @@ def test_a_cancelled_plan_ends_its_process_through_whichever_service(database_ur
     ):
         request = stored_request(service, 60.0)
         made = [_enqueue(service, request) for _ in range(2)]
-        wait_until(lambda: {service.job(job.id).state for job in made} == {"leased"}, PATIENCE_S)
+        wait_until(lambda: {service.job(job.id).state for job in made} == {"leased"})
         assert len({service.job(job.id).agent for job in made}) == 2
-        wait_until(lambda: len(_solvers(first.pid)) == len(_solvers(second.pid)) == 1, PATIENCE_S)
+        wait_until(lambda: len(_solvers(first.pid)) == len(_solvers(second.pid)) == 1)
         for job in made:
             other.cancel_job(job.id)
-        wait_until(lambda: _solvers(first.pid) == _solvers(second.pid) == [], PATIENCE_S)
+        wait_until(lambda: _solvers(first.pid) == _solvers(second.pid) == [])
         assert [event.kind for event in service.follow_job(made[0].id)][-1] == "cancelled"
 
 
@@ -83,7 +82,7 @@ def test_the_client_waits_for_a_long_plan_and_hears_how_far_it_is(sqlite_url: st
         request = stored_request(service, 2.0)  # long enough for plans to be found on the way
         with pytest.raises(DeadlineError, match="respond-async"):
             service.create_plan(request)
-        wait_until(lambda: _solvers(process.pid) == [], PATIENCE_S)
+        wait_until(lambda: _solvers(process.pid) == [])
         made = service.create_plan(request, wait_s=0, on_progress=heard.append)
     assert isinstance(made.answer, Plan)
     assert [job.state for job in heard][-1] == "succeeded"
@@ -99,7 +98,7 @@ def test_an_interrupt_of_the_client_cancels_its_plan(sqlite_url: str) -> None:
             service.create_plan(stored_request(service, 60.0), wait_s=1, on_progress=interrupt)
         (job,) = service.jobs()
         assert job.state == "cancelled"
-        wait_until(lambda: _solvers(fork.pid) == [], PATIENCE_S)
+        wait_until(lambda: _solvers(fork.pid) == [])
 
 
 @pytest.mark.campaign

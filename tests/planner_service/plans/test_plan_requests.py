@@ -23,6 +23,7 @@ from planner_service.platform.context import Solve
 from planner_service.platform.settings import Settings
 from tests.planner_service.answers import halve
 from tests.planner_service.examples import profile_document, request_document
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def test_waiting_for_a_job_gives_the_plan_if_it_is_there_in_time(database_url: s
     with _service(database_url, gate, solver_processes=2) as http:
         late = http.post("/v1/plans", json=request_document(), headers={"Prefer": "respond-async, wait=1"})
         assert late.status_code == 202
-        assert gate.asked.acquire(timeout=60)
+        assert gate.asked.acquire(timeout=PATIENCE_S)
         assert http.get(f"/v1/jobs/{late.json()['id']}").json()["state"] == "leased"
         gate.opened.set()
         there = http.post("/v1/plans", json=request_document(), headers={"Prefer": "respond-async; x=1, wait=30"})

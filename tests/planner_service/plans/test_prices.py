@@ -30,12 +30,10 @@ from tests.planner_service.answers import halve_unplayed
 from tests.planner_service.conftest import Clock
 from tests.planner_service.examples import request_document, store_plan
 from tests.planner_service.servers import served
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 ENOUGH, TOO_FEW = 100_000, 10
 """Instructions: the examples' plan has some two hundred."""
-
-PATIENCE_S = 60.0
 
 
 class PlaysHere:
@@ -293,7 +291,7 @@ def test_a_service_that_starts_plays_what_has_no_price_in_a_process(
     context: Context, unplayed: str, database_url: str
 ) -> None:
     with served(database_url) as url, Client(url) as service:
-        wait_until(lambda: service.plan(unplayed).simulated, PATIENCE_S)
+        wait_until(lambda: service.plan(unplayed).simulated)
         plan = service.plan(unplayed)
     assert plan.simulated is not None and plan.simulated.added_within == SIMULATED_INSTRUCTIONS
     assert replace(plan, simulated=None) == parse_plan(_content_without_play(context, unplayed))

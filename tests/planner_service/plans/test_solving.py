@@ -18,7 +18,7 @@ from planner_service.overview.openapi import CLUSTER, PROFILE
 from planner_service.plans.questions import Answered, PlannerQuestion, Posed
 from planner_service.plans.solver import FunctionSolver, SolverPool, SolverTicket, solver_pool, solver_process
 from planner_service.platform.processes.pool import WorkerProcess
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 PROBLEM = PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=16)
 POSED = Posed(
@@ -27,7 +27,6 @@ POSED = Posed(
     cluster=canonical_json(CLUSTER),
 )
 MEMORY_BYTES = 2**30
-PATIENCE_S = 30.0
 _Process = WorkerProcess[PlannerQuestion, SearchProgress, Answered]
 
 

@@ -25,6 +25,7 @@ from tests.planner_service.examples import PROFILE_TASK
 from tests.planner_service.guarded import ORIGIN, context_of, guarding
 from tests.planner_service.servers import PIPEPLAN, environment, pipeplan, pipeplan_process, serving
 from tests.planner_service.tokens import bearer, made
+from tests.waiting import PATIENCE_S
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LEASE_S = 40.0
@@ -190,7 +191,7 @@ def test_a_service_that_is_stopped_and_continued_lets_no_lease_run_out_at_once(t
     settings = {"PIPEPLAN_LEASE_S": str(lease_s)}
     with (
         serving(tmp_path / "frozen.sqlite3", **settings) as (url, process),
-        httpx.Client(base_url=url, timeout=30) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         time.sleep(1.5 * lease_s)  # past the grace of the start
         client.post("/v1/jobs", json=PROFILE_TASK.model_dump(mode="json")).raise_for_status()
@@ -230,7 +231,7 @@ def test_removing_all_tables_is_asked_for(tmp_path: Path) -> None:
     assert refused.returncode != 0
     assert "Remove all tables" in refused.stderr
     command = [*PIPEPLAN, "db", "downgrade", "base", "--database", f"sqlite:///{file}"]
-    denied = subprocess.run(command, input="n\n", capture_output=True, text=True, env=environment(), timeout=60)
+    denied = subprocess.run(command, input="n\n", capture_output=True, text=True, env=environment())
     assert (denied.returncode, denied.stderr.endswith(": nothing is removed\n")) == (1, True)
     assert tables() == 1
     assert pipeplan("db", "downgrade", "base", "--yes", "--database", f"sqlite:///{file}").returncode == 0

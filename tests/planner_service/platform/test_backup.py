@@ -24,7 +24,7 @@ from planner_service.platform.tables import metadata
 from planner_service.runs import service as runs
 from tests.planner_service.examples import ANY_WORK, PROFILE_TASK, run_result, run_task, store_plan
 from tests.planner_service.servers import pipeplan, served
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 WRITERS = 4
 
@@ -46,7 +46,7 @@ def _writing(url: str, plan_id: str) -> Iterator[list[str]]:
     for thread in threads:
         thread.start()
     try:
-        assert many.wait(timeout=60)
+        assert many.wait(timeout=PATIENCE_S)
         yield acknowledged
     finally:
         end.set()

@@ -22,11 +22,11 @@ from planner_service.platform.connections import (
     BoundedProtocol,
 )
 from tests.planner_service.servers import forked
+from tests.waiting import PATIENCE_S
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: here\r\nTransfer-Encoding: chunked\r\n\r\n"
 FLOOD_BYTES = 40 * 10**6
-PATIENCE_S = 30.0
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -26,6 +26,7 @@ from planner_service.platform.turns import DEADLINE_S
 from tests.planner_service.answers import halve
 from tests.planner_service.examples import profile_document
 from tests.planner_service.postgresql import running
+from tests.waiting import PATIENCE_S
 
 CLIENTS = 200
 COUNT = text("SELECT count(*) FROM profiles")
@@ -56,7 +57,7 @@ def _held(transactions: int, begin: Callable[[], AbstractContextManager[Connecti
 
     A connection may be in use for a moment, by what the service does in the background: a holder asks again.
     """
-    taken, release = threading.Barrier(transactions + 1, timeout=60), threading.Event()
+    taken, release = threading.Barrier(transactions + 1, timeout=PATIENCE_S), threading.Event()
 
     def hold() -> None:
         while not taken.broken:
@@ -223,7 +224,7 @@ def test_a_missing_driver_is_a_sentence_that_says_how_to_install_it() -> None:
         "import sys; sys.modules['psycopg'] = None; "
         "from planner_service.platform.database import Database; Database('postgresql://host/plans')"
     )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "MissingDependencyError: PostgreSQL needs its driver" in answer.stderr
     assert "pip install 'pipeplan[service]'" in answer.stderr
 
@@ -295,7 +296,7 @@ class _Load:
         """Returns when so many more answers have had this status."""
         with self._news:
             wanted = self.statuses.count(status) + times
-            assert self._news.wait_for(lambda: self.statuses.count(status) >= wanted, timeout=60)
+            assert self._news.wait_for(lambda: self.statuses.count(status) >= wanted, timeout=PATIENCE_S)
 
 
 @pytest.mark.each_case

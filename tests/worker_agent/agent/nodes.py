@@ -38,7 +38,7 @@ def working(
         yield process, log
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait()
 
 
 def store_plan(service: Client, *, stages: int = 2) -> str:

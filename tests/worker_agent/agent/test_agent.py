@@ -17,7 +17,7 @@ from pipeplan.protocol.jobs import Job, ProfileTask, Progress, RunResult
 from pipeplan.protocol.plans import PlanRequest
 from tests.planner_service.servers import served
 from tests.processes import free_port, processes_naming
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from tests.worker_agent.agent.nodes import (
     DATA,
     ENDLESS,
@@ -34,7 +34,6 @@ from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.manifest import seal, stage_files
 from worker_agent.runtime.resume import resumed
 
-TIMEOUT_S = 60.0
 PLAN = make_plan("1f1b", (0, 2, 4))
 
 
@@ -73,7 +72,7 @@ def test_an_agent_profiles_a_model_and_runs_the_plan_that_is_made_from_it(site: 
     service, told = site.service, list[Progress | None]()
     task = ProfileTask(model=MLP, data=DATA, microbatch_sizes=(2,), devices=2, warm_up_rounds=1, rounds=1, seconds=0)
     job = service.enqueue_job(task)
-    profiled = service.wait_for_job(job.id, on_progress=lambda job: told.append(job.progress), timeout_s=TIMEOUT_S)
+    profiled = service.wait_for_job(job.id, on_progress=lambda job: told.append(job.progress), timeout_s=PATIENCE_S)
     assert profiled.state == "succeeded", profiled.error
     assert told[-1] is not None and told[-1].done == told[-1].total == 4
     profile_id, cluster_id = str(profiled.profile_id), str(profiled.cluster_id)
@@ -85,7 +84,7 @@ def test_an_agent_profiles_a_model_and_runs_the_plan_that_is_made_from_it(site: 
         profile_id=profile_id, cluster_id=cluster_id, planner="pipedream-2bw", batch_size=8, options=options
     )
     job = service.enqueue_job(run_task(str(service.create_plan(request).plan_id), steps=3))
-    ran = service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+    ran = service.wait_for_job(job.id, timeout_s=PATIENCE_S)
     assert ran.state == "succeeded", ran.error
     run = service.run(str(ran.run_id))
     assert run.report is not None
@@ -112,7 +111,7 @@ def test_a_job_whose_process_is_killed_fails_in_a_sentence_and_its_ranks_end(sit
     job = site.service.enqueue_job(run_task(store_plan(site.service), model=SLEEP, steps=ENDLESS))
     wait_until(lambda: site.training(job))
     os.kill(task_process(site.folder(job)), signal.SIGKILL)
-    ended = site.service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+    ended = site.service.wait_for_job(job.id, timeout_s=PATIENCE_S)
     assert (ended.state, ended.error) == ("failed", "the job's process was killed by SIGKILL")
     wait_until(lambda: not processes_naming(site.folder(job)))
 
@@ -124,7 +123,7 @@ def test_a_job_that_fails_leaves_the_agent_to_the_next_one(site: Site) -> None:
         ("os:system", "model: must be a factory that this agent's operator allows"),
     ):
         job = site.service.enqueue_job(ProfileTask(model=model, microbatch_sizes=(1,)))
-        ended = site.service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+        ended = site.service.wait_for_job(job.id, timeout_s=PATIENCE_S)
         assert ended.state == "failed"
         assert str(ended.error).startswith(sentence)
 
@@ -138,11 +137,11 @@ def test_a_stopped_agent_leaves_its_job_to_the_next_which_goes_on_from_the_check
             checkpoint = work_dir / job.id / "out" / "checkpoints" / "step-4" / "manifest.json"
             wait_until(checkpoint.exists)
             agent.send_signal(signal.SIGTERM)
-            assert agent.wait(30) == 0, log.read_text()
+            assert agent.wait() == 0, log.read_text()
         assert not processes_naming(work_dir)
         wait_until(lambda: service.job(job.id).state == "queued")
         with working(url, work_dir, name="node-2"):
-            ended = service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+            ended = service.wait_for_job(job.id, timeout_s=PATIENCE_S)
         assert (ended.state, ended.agent, ended.attempts, ended.fence) == ("succeeded", "node-2", 1, 2), ended.error
         report = service.run(str(ended.run_id)).report
         assert report is not None
@@ -162,7 +161,7 @@ def test_an_agent_that_starts_before_the_service_waits_for_it(tmp_path: Path) ->
             Client(url) as service,
         ):
             job = service.enqueue_job(ProfileTask(model="os:system", microbatch_sizes=(1,)))
-            assert service.wait_for_job(job.id, timeout_s=TIMEOUT_S).state == "failed"
+            assert service.wait_for_job(job.id, timeout_s=PATIENCE_S).state == "failed"
             assert log.read_text().count("waiting for the service") == 1
             assert agent.poll() is None
 
@@ -177,7 +176,7 @@ def test_an_agent_that_cannot_write_its_folder_says_so_to_the_job_and_goes_on(tm
     ):
         for _ in range(2):
             job = service.enqueue_job(ProfileTask(model=MLP, microbatch_sizes=(1,), seconds=0))
-            ended = service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+            ended = service.wait_for_job(job.id, timeout_s=PATIENCE_S)
             assert ended.state == "failed"
             assert str(ended.error).startswith("the agent failed: NotADirectoryError: ")
         assert agent.poll() is None
@@ -186,7 +185,7 @@ def test_an_agent_that_cannot_write_its_folder_says_so_to_the_job_and_goes_on(tm
 def do_task(folder: Path) -> RunResult:
     """Does a folder's task as an agent has it done."""
     command = [sys.executable, "-m", "worker_agent.agent.task", str(folder), str(os.getpid())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return parse(RunResult, (folder / "result.json").read_text())
 
@@ -230,4 +229,4 @@ def test_a_process_whose_parent_died_before_it_looked_ends_all_the_same() -> Non
     orphan = f"from worker_agent.engine.processes import exit_with_parent; exit_with_parent({parent.pid}); input()"
     command = [sys.executable, "-c", orphan]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        assert process.wait(TIMEOUT_S) == 1
+        assert process.wait() == 1

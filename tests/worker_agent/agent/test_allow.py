@@ -235,7 +235,7 @@ def _served(service: TestClient, work_dir: Path, job_id: str) -> tuple[Job, list
         wait_until(lambda: _job(service, job_id).state not in ("queued", "leased"))
     finally:
         agent.stop()
-        serving.join(30)
+        serving.join()
         client.close()
     return _job(service, job_id), said
 

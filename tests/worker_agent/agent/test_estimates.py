@@ -42,7 +42,6 @@ def pipeplan(folder: Path, *arguments: str) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -14,10 +14,9 @@ from pipeplan.errors import ServiceError
 from pipeplan.protocol.jobs import Job, LinksTask
 from tests.planner_service.servers import served, serving
 from tests.processes import free_port, processes_naming
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from tests.worker_agent.agent.nodes import ENDLESS, SLEEP, run_task, store_plan, working
 
-TIMEOUT_S = 90.0
 LEASE_S = "3"
 NODES = ("node-a", "node-b")
 
@@ -77,12 +76,12 @@ def test_a_plan_of_two_stages_runs_on_two_nodes_and_a_links_job_measures_between
     ):
         links = site.service.enqueue_job(LinksTask(devices=1, nodes=2, repeats=2))
         job = site.run(3)
-        ended = site.service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+        ended = site.service.wait_for_job(job.id, timeout_s=PATIENCE_S)
         assert (ended.state, ended.agents, ended.attempts) == ("succeeded", NODES, 1), ended.error
         report = site.service.run(str(ended.run_id)).report
         assert report is not None
         assert (report.steps, len(report.losses), [rank.rank for rank in report.ranks]) == (3, 3, [0, 1])
-        measured = site.service.wait_for_job(links.id, timeout_s=TIMEOUT_S)
+        measured = site.service.wait_for_job(links.id, timeout_s=PATIENCE_S)
         assert measured.state == "succeeded", measured.error
         (level,) = site.service.cluster(str(measured.cluster_id)).levels
         assert level.size == 2
@@ -96,13 +95,13 @@ def test_a_node_that_dies_ends_the_attempt_and_the_gang_goes_on_from_the_checkpo
         two_nodes(tmp_path, url) as site,
     ):
         job = site.run(12, checkpoint_every=4)
-        wait_until((site.shared / job.id / "out" / "checkpoints" / "step-4" / "manifest.json").exists, TIMEOUT_S)
+        wait_until((site.shared / job.id / "out" / "checkpoints" / "step-4" / "manifest.json").exists)
         site.agents["node-b"].kill()
         wait_until(lambda: not processes_naming(tmp_path / "node-b"))
         wait_until(lambda: not site.processes("node-a"))
         wait_until(lambda: site.service.job(job.id).state == "queued")
         with working(url, tmp_path / "node-c", *_options(tmp_path), name="node-c"):
-            ended = site.service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+            ended = site.service.wait_for_job(job.id, timeout_s=PATIENCE_S)
         assert (ended.state, ended.attempts, ended.agents) == ("succeeded", 2, ("node-a", "node-c")), ended.error
         report = site.service.run(str(ended.run_id)).report
         assert report is not None
@@ -118,7 +117,7 @@ def test_a_gang_trains_on_while_the_service_restarts(tmp_path: Path) -> None:
         url, process = stack.enter_context(serving(database, *options, PIPEPLAN_LEASE_S=LEASE_S))
         site = stack.enter_context(two_nodes(tmp_path, url))
         job = site.run(20)
-        wait_until(lambda: site.done(job) > 0, TIMEOUT_S)
+        wait_until(lambda: site.done(job) > 0)
         process.send_signal(signal.SIGKILL)
         process.wait()
         ranks = {name: site.processes(name) for name in NODES}
@@ -126,7 +125,7 @@ def test_a_gang_trains_on_while_the_service_restarts(tmp_path: Path) -> None:
             outage.wait()
         assert {name: site.processes(name) for name in NODES} == ranks
         stack.enter_context(serving(database, *options, PIPEPLAN_LEASE_S=LEASE_S))
-        ended = site.service.wait_for_job(job.id, timeout_s=TIMEOUT_S)
+        ended = site.service.wait_for_job(job.id, timeout_s=PATIENCE_S)
         assert (ended.state, ended.attempts, ended.fence) == ("succeeded", 1, 1), ended.error
 
 
@@ -140,7 +139,7 @@ def test_nodes_that_are_cut_off_stop_before_their_job_is_given_to_others_and_beg
         two_nodes(tmp_path, url) as site,
     ):
         job = site.run(ENDLESS)
-        wait_until(lambda: site.done(job) > 0, TIMEOUT_S)
+        wait_until(lambda: site.done(job) > 0)
         process.send_signal(signal.SIGSTOP)
         try:
             wait_until(lambda: not any(site.processes(name) for name in NODES))
@@ -150,7 +149,7 @@ def test_nodes_that_are_cut_off_stop_before_their_job_is_given_to_others_and_beg
         # Where one node stops a moment before the other, the other's ranks may end first, for want of their peers.
         wait_until(lambda: any("the service was out of reach" in log.read_text() for log in logs))
         # A part that stopped is never done again under the same lease: the other one may have ended under it.
-        wait_until(lambda: site.service.job(job.id).fence > 1 and site.done(job) > 0, TIMEOUT_S)
+        wait_until(lambda: site.service.job(job.id).fence > 1 and site.done(job) > 0)
         assert site.service.job(job.id).state == "leased"
         site.service.cancel_job(job.id)
 
@@ -162,7 +161,7 @@ def test_cancelling_a_gang_ends_the_processes_on_all_of_its_nodes(tmp_path: Path
         two_nodes(tmp_path, url) as site,
     ):
         job = site.run(ENDLESS)
-        wait_until(lambda: site.done(job) > 0, TIMEOUT_S)
+        wait_until(lambda: site.done(job) > 0)
         assert all(site.processes(name) for name in NODES)
         site.service.cancel_job(job.id)
         wait_until(lambda: not any(site.processes(name) for name in NODES))

@@ -48,7 +48,7 @@ def test_gloos_threads_do_not_stop_the_thread_that_computes(tmp_path: Path) -> N
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join()
         assert process.exitcode == 0
     for rank in (0, 1):
         before, opened, after = (json.loads((tmp_path / f"{name}-{rank}").read_text()) for name in LOOKS)

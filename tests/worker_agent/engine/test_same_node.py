@@ -35,7 +35,7 @@ def start(work: Callable[[int, Path], None], folder: Path) -> Sequence[BaseProce
 
 def ended(processes: Sequence[BaseProcess]) -> list[int | None]:
     for process in processes:
-        process.join(60)
+        process.join()
     return [process.exitcode for process in processes]
 
 
@@ -103,7 +103,7 @@ def test_who_waits_for_a_process_that_ends_is_told(waits: str, tmp_path: Path) -
     """At once: not after the time for a silent one."""
     waiting = {"for a message": _wait_for_message, "for an answer": _wait_for_answer, "to write": _write}[waits]
     first, second = start(waiting, tmp_path)
-    second.join(60)
+    second.join()
     assert second.exitcode == -signal.SIGKILL
     assert ended([first]) == [0]
 

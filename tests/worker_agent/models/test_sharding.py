@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pipeplan.documents.forms import Form
 from pipeplan.errors import InvalidInputError
+from tests.waiting import PATIENCE_S
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
 from worker_agent.models.parallel import Region, VocabularyLoss
@@ -44,7 +45,7 @@ class Meeting:
 
     def __post_init__(self) -> None:
         self.values = [torch.empty(0)] * self.devices
-        self.barrier = threading.Barrier(self.devices, timeout=60)
+        self.barrier = threading.Barrier(self.devices, timeout=PATIENCE_S)
 
 
 @dataclass

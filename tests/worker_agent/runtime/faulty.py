@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.waiting import PATIENCE_S
 from worker_agent.runtime.status import ENDING, STARTING, Status, read_status
 
 
@@ -83,7 +84,7 @@ def watched_data(*, ranks: str, microbatch_size: int) -> list[tuple[Tensor, Tens
 
 def come_to(path: Path, there: Callable[[Status], bool]) -> Status:
     """A rank's status once it is as it should be. Raises TimeoutError if that does not come."""
-    deadline_s = time.monotonic() + 15.0
+    deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         status = read_status(path)
         if status is not None and there(status):

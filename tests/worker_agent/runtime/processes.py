@@ -2,6 +2,7 @@
 
 import os
 import traceback
+from multiprocessing.connection import wait
 
 import torch.distributed as dist
 
@@ -10,9 +11,6 @@ from worker_agent.engine.results import RankResult, read_result
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.rank import run_rank
 from worker_agent.runtime.status import StatusWriter
-
-ENOUGH_S = 120
-"""A run takes a second, and much longer where other work loads the machine."""
 
 
 def run_ranks(job: RunJob) -> tuple[RankResult, ...]:
@@ -29,8 +27,10 @@ def run_ranks(job: RunJob) -> tuple[RankResult, ...]:
     ]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(ENOUGH_S)
+    going = {process.sentinel: process for process in processes}
+    while going and all(process.exitcode in (None, 0) for process in processes):
+        for sentinel in wait(list(going)):
+            del going[sentinel]  # type: ignore[arg-type]
     failed = [rank for rank, process in enumerate(processes) if process.exitcode != 0]
     for process in processes:
         process.kill()

@@ -207,7 +207,7 @@ def test_a_process_that_dies_at_a_byte_of_its_write_leaves_no_checkpoint(limit_b
     save(job, 6, 0)
     process = fork_server().Process(target=_die_writing, args=(job, limit_bytes))
     process.start()
-    process.join(30)
+    process.join()
     assert process.exitcode == -signal.SIGXFSZ
     assert defects(job) == (3, ["step-6 was not finished"])
     clear(job.directory.checkpoints, after=3)

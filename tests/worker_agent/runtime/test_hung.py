@@ -130,7 +130,7 @@ def long_node(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Node:
 def test_a_rank_without_a_sign_of_life_is_ended_wherever_it_is(kind: type, node: Node) -> None:
     assert node.pass_time(SILENT_S - 1, node.place(kind), alive=False) is None
     assert node.pass_time(SILENT_S + 1, node.place(kind), alive=False) == "hung: no sign of life for 10 s"
-    assert node.processes[0].wait(10) == -signal.SIGKILL
+    assert node.processes[0].wait() == -signal.SIGKILL
     assert node.said(1) is None and node.processes[1].poll() is None
 
 
@@ -139,7 +139,7 @@ def test_a_rank_without_a_sign_of_life_is_ended_wherever_it_is(kind: type, node:
 def test_a_rank_that_stays_at_its_own_work_is_ended(kind: type, node: Node) -> None:
     assert node.pass_time(SILENT_S - 1, node.place(kind)) is None
     assert node.pass_time(SILENT_S + 1, node.place(kind)) == "hung: 10 s in one instruction"
-    assert node.processes[0].wait(10) == -signal.SIGKILL
+    assert node.processes[0].wait() == -signal.SIGKILL
 
 
 @pytest.mark.each_case

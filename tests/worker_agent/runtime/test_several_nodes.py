@@ -28,7 +28,7 @@ def together(plan: Plan, folder: Path, *arguments: str) -> list[subprocess.Compl
         )
         for rank in ("1", "0")
     ]
-    ended = [(one, *one.communicate(timeout=90)) for one in reversed(started)]
+    ended = [(one, *one.communicate()) for one in reversed(started)]
     return [subprocess.CompletedProcess(one.args, one.returncode, out, err) for one, out, err in ended]
 
 

@@ -184,7 +184,7 @@ def test_a_signal_leaves_a_checkpoint_and_a_sentence_with_the_command_that_goes_
         wait_until(lambda: measured(out, 2))
         ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate()
     assert process.returncode == status, stderr
     report = json.loads((out / "run.json").read_text())
     step = report["step"]
@@ -211,7 +211,7 @@ def test_a_second_signal_ends_a_run_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         wait_until((out / "ranks" / "stop").exists)
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=20)
+        _, stderr = process.communicate()
     assert process.returncode == 143, stderr
     assert "error: ended at once by a second signal, SIGTERM; to go on: pipeplan-agent run " in stderr
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
@@ -227,7 +227,7 @@ def test_a_signal_to_one_of_two_nodes_stops_both_after_the_same_batch(signalled:
     with started([*given, "--node-rank", "1"]) as second, started([*given, "--node-rank", "0"]) as first:
         wait_until(lambda: measured(tmp_path / "out", 2))
         os.kill((first, second)[signalled].pid, signal.SIGTERM)
-        ended = [process.communicate(timeout=60)[1] for process in (first, second)]
+        ended = [process.communicate()[1] for process in (first, second)]
     assert (first.returncode, second.returncode) == (143, 143), ended
     step = json.loads((tmp_path / "out" / "run.json").read_text())["step"]
     for node, stderr in enumerate(ended):

@@ -135,7 +135,7 @@ def test_one_folder_takes_one_run_at_a_time(tmp_path: Path) -> None:
             assert f"out: must be free, and process {process.pid} on " in second.stderr
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=30)
+        process.wait()
     assert finish(going_on(arguments, tmp_path / "out")).returncode == 0
 
 
