@@ -107,7 +107,7 @@ class JobProcess:
     def ask_to_end(self) -> None:
         """Has the process end when it can: a run after its batch, with a checkpoint."""
         if not self.ended:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGUSR1)  # and not SIGTERM, which all processes may have got already
 
     def stop(self) -> None:
         """Ends the process, which ends the ones it started, and then all remaining processes of the job."""

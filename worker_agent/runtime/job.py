@@ -49,7 +49,7 @@ from pipeplan.schedules.registry import schedule_asked, schedule_named
 from pipeplan.simulation.predict import long_program_of
 from worker_agent.engine.results import DivergedError
 from worker_agent.runtime.manifest import Manifest, commit, describe
-from worker_agent.runtime.status import status_path
+from worker_agent.runtime.status import status_path, stop_path
 
 _log = logging.getLogger(__name__)
 
@@ -264,7 +264,7 @@ class RunDirectory:
     @property
     def stop(self) -> Path:
         """The number of the signal that asks the ranks to stop."""
-        return self.ranks / "stop"
+        return stop_path(self.ranks)
 
     @property
     def job(self) -> Path:

@@ -68,6 +68,11 @@ class Activity(IntEnum):
     PEER = 3
 
 
+def stop_path(folder: Path) -> Path:
+    """The file with the number of the signal that asks the ranks to stop."""
+    return folder / "stop"
+
+
 def status_path(folder: Path, rank: int) -> Path:
     """The file of a rank."""
     return folder / f"rank-{rank}.status"

@@ -31,6 +31,8 @@ from worker_agent.engine.processes import polling
 from worker_agent.runtime.job import RunDirectory, RunJob
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ASK = signal.SIGUSR1
+"""Asks a run to stop as a first SIGTERM does, but never ends it at once: an agent may not be the only one who asks."""
 
 _LOOK_S = 0.25
 _ASKED, _READY, _STEP = "pipeplan/stop/asked", "pipeplan/stop/ready", "pipeplan/stop/step"
@@ -46,7 +48,11 @@ def heeding_signals(directory: RunDirectory, tell: Callable[[str], None]) -> Ite
 
     def heed(number: int, _frame: FrameType | None) -> None:
         nonlocal signals
-        signals += 1
+        asks = number == ASK
+        if asks and directory.stop.exists():
+            return
+        signals += not asks
+        number = signal.SIGTERM if asks else number
         name = signal.Signals(number).name
         if signals > 1:
             raise EndedBySignalError(f"ended at once by a second signal, {name}", number)
@@ -57,7 +63,7 @@ def heeding_signals(directory: RunDirectory, tell: Callable[[str], None]) -> Ite
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.signal(each, heed) for each in SIGNALS}
+    before = {each: signal.signal(each, heed) for each in (*SIGNALS, ASK)}
     try:
         yield
     finally:

@@ -174,16 +174,28 @@ def measured(out: Path, steps: int) -> bool:
 
 
 @pytest.mark.each_case
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status", "whom"),
+    [
+        (signal.SIGTERM, 143, ("launcher", "rank 0", "rank 1")),
+        (signal.SIGTERM, 143, ("launcher",)),
+        (signal.SIGTERM, 143, ("rank 1",)),
+        (signal.SIGINT, 130, ("launcher",)),
+        (signal.SIGUSR1, 143, ("launcher", "launcher")),
+    ],
+)
 def test_a_signal_leaves_a_checkpoint_and_a_sentence_with_the_command_that_goes_on(
-    number: signal.Signals, status: int, tmp_path: Path
+    number: signal.Signals, status: int, whom: tuple[str, ...], tmp_path: Path
 ) -> None:
+    """Slurm and systemd send it to all processes; an agent sends SIGUSR1."""
     plan, out = make_plan("pipedream-2bw", (0, 2, 4), optimizer="adam"), tmp_path / "out"
     arguments = command(plan, tmp_path, "--checkpoint-every", "1000", "--lr", "0.01", "-q", model=SLOW, steps=ENDLESS)
     with started(arguments) as process:
         wait_until(lambda: measured(out, 2))
         ranks = [rank_process(process.pid, rank) for rank in (0, 1)]
-        process.send_signal(number)
+        pids = {"launcher": process.pid, "rank 0": ranks[0], "rank 1": ranks[1]}
+        for each in whom:
+            os.kill(pids[each], number)
         _, stderr = process.communicate()
     assert process.returncode == status, stderr
     report = json.loads((out / "run.json").read_text())
@@ -192,7 +204,8 @@ def test_a_signal_leaves_a_checkpoint_and_a_sentence_with_the_command_that_goes_
     assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{step}"]
     assert steps_of(out) == list(range(1, step + 1))
     *_, last = stderr.splitlines()
-    how = f"error: ended by {number.name} after step {step} of {ENDLESS}, with a checkpoint; to go on: "
+    name = "SIGINT" if number == signal.SIGINT else "SIGTERM"
+    how = f"error: ended by {name} after step {step} of {ENDLESS}, with a checkpoint; to go on: "
     assert last.startswith(how)
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     _, *told = shlex.split(last.removeprefix(how))
