@@ -214,6 +214,10 @@ def run_command(command: Callable[[], object]) -> None:
         said, hint = error.format_message(), _hint(error)  # type: ignore[attr-defined]
         if hint:
             said = f"{re.split(_GUESSES, said)[0].rstrip('.')}; {hint}"
+        if said.startswith("Missing option"):  # click names the first one; it has read by now what was given
+            params, given = error.ctx.command.params, error.ctx.params  # type: ignore[attr-defined]
+            missing = [f"'{each.opts[-1]}'" for each in params if each.required and each.name not in given]
+            said = f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)}"
         sentence = rule_of(said.rstrip("."))
         if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
             sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"

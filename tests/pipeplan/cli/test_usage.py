@@ -17,7 +17,8 @@ from tests.waiting import wait_until
     ("arguments", "sentence"),
     [
         (("solve", "--bogus", "1"), "No such option: --bogus"),
-        (("solve",), "Missing option '--cluster'"),
+        (("solve",), "Missing options '--cluster', '--batch-size' ("),
+        (("solve", "--batch-size", "8"), "Missing option '--cluster' ("),
         (("nothing",), "No such command 'nothing'"),
         (("plan", "list", "--limit", "9999"), "Invalid value for '--limit'"),
     ],
