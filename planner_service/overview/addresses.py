@@ -1,11 +1,11 @@
 """Names in addresses: what stands in the place of a whole id.
 
 /v1/plans/3fa2/streams is that of the one plan whose id begins so, /v1/plans/gpt-prod/streams that of the plan at which
-the alias points. The pages have the same addresses without /v1.
+the alias points. The pages have the same addresses without /v1. Where plans are compared, the query names them so.
 """
 
 import re
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -27,6 +27,9 @@ _PLAN = re.compile(
     r"(/(?:request|streams|alternatives|timeline|timeline/columns|trace|(?:exports|charts)/[^/]+))?"
 )
 
+_COMPARED = {"/v1/plans/compare": "id", "/compare": "plan"}
+"""The parameter that names plans, by address."""
+
 
 class Names:
     """Puts the whole id into the address; a plan is looked for by id, alias and first digits, as the commands do.
@@ -47,19 +50,20 @@ class Names:
             found = _SHORT.fullmatch(scope["path"])
             if found is None and scope["method"] == "GET":
                 found = _PLAN.fullmatch(scope["path"])
-        if found is None:
-            await self._app(scope, receive, send)
-            return
-        before, noun, name, part = found.groups("")
         try:
-            place = await run_in_threadpool(self._place, noun, name, part, may(scope, ("read",)))
+            if found is not None:
+                place = await run_in_threadpool(self._place, found, may(scope, ("read",)))
+            elif may(scope, ("read",)) and scope["path"] in _COMPARED:
+                place = await run_in_threadpool(self._compared, scope)
+            else:
+                place = None
         except PipeplanError as error:
             await send_error(error, scope, receive, send)
             return
         if place is None:
             await self._app(scope, receive, send)
             return
-        scope["path"] = f"{before}{place}"
+        scope["path"] = place
         scope["raw_path"] = quote(scope["path"]).encode()
 
         async def asked_again(message: Message) -> None:
@@ -76,15 +80,22 @@ class Names:
 
         await self._app(scope, receive, asked_again)
 
-    def _place(self, noun: str, name: str, part: str, reads: bool) -> str | None:
-        """The whole id and the part of it that is asked for; None if there is none, and a route will say so.
+    def _compared(self, scope: Scope) -> None:
+        """Puts whole ids into the query, as far as its names stand for any."""
+        named, given = _COMPARED[scope["path"]], parse_qsl(scope["query_string"].decode(), keep_blank_values=True)
+        whole = [(key, (self._id("plan", name, True) or name) if key == named else name) for key, name in given]
+        scope["query_string"] = urlencode(whole).encode()
+
+    def _place(self, found: re.Match[str], reads: bool) -> str | None:
+        """The address with the whole id, and the part that is asked for; None if there is none: a route will say so.
 
         An address that ends as that of a part is one, if a plan has the rest for its name: aliases may hold slashes.
         """
+        before, noun, name, part = found.groups("")
         for head, rest in ((name, part), (name + part, "")):
             whole = self._id(noun, head, reads)
             if whole is not None:
-                return whole + rest
+                return before + whole + rest
         if "/" in name:  # no route has such a name
             raise NotFoundError(f"there is no plan {name[:200]}, nor an alias of that name")
         return None

@@ -70,6 +70,19 @@ def test_the_head_of_an_id_stands_for_it_in_addresses(http: TestClient, context:
         assert http.get(f"/v1/plans/{wrong}").status_code == 404
 
 
+def test_plans_are_compared_by_the_names_that_stand_for_them(http: TestClient, context: Context) -> None:
+    plan_id = store_plan(context)
+    assert http.put("/v1/aliases/team/gpt", json={"plan_id": plan_id}).status_code == 201
+    by_ids, by_names = (
+        http.get("/v1/plans/compare", params={"id": given}) for given in ([plan_id, plan_id], ["team/gpt", plan_id[:6]])
+    )
+    assert (by_names.status_code, by_names.content) == (200, by_ids.content)
+    page = http.get("/compare", params={"plan": ["team/gpt", plan_id[:6]]}, headers={"Accept": "text/html"})
+    assert page.status_code == 200 and plan_id in page.text
+    unknown = http.get("/v1/plans/compare", params={"id": [plan_id, "nobody"]})
+    assert (unknown.status_code, "nobody" in unknown.text) == (404, True)
+
+
 def test_a_head_of_several_ids_is_refused_with_these(http: TestClient, context: Context) -> None:
     ids = ["abcd" + f"{n:028x}" for n in range(2)]
     with context.database.write() as connection:
