@@ -58,7 +58,7 @@ def play(plan: Plan, *, instructions: int = SIMULATED_INSTRUCTIONS, needed: floa
     played, batches = _to_play(plan, instructions)
     if not batches:
         return None
-    most = instructions // sum(map(_instructions, played))
+    most = max(instructions, SIMULATED_INSTRUCTIONS) // sum(map(_instructions, played))
     plays = [_Played.of(each, batches) for each in played]
     while not all(each.steady or each.rate < needed for each in plays) and 2 * batches <= most:
         batches *= 2

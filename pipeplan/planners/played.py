@@ -14,7 +14,7 @@ from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.planner import NAME as AUTO
 from pipeplan.planners.auto.planner import fastest, played_spaces, searched_schedules, with_whole_backwards
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
-from pipeplan.planners.auto.ranking import Ranking
+from pipeplan.planners.auto.ranking import MOVES_INSTRUCTIONS, Ranking
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
@@ -49,7 +49,8 @@ def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Rank
         only_planners = options.safe_batch or options.synchronisation is not None
         return [] if only_planners else played_spaces(asked, schedules), Ranking(problem=problem)
     require(name in _SPACES, "planner", f"must be one of {AUTO}, {', '.join(_SPACES)}", name)
-    ranking = Ranking(problem=replace(problem, options=replace(options, split_backward=False)), within_batch=False)
+    whole = replace(problem, options=replace(options, split_backward=False))
+    ranking = Ranking(problem=whole, within_batch=False, for_moves=_MOVES.get(name, MOVES_INSTRUCTIONS))
     return () if options.safe_batch else _SPACES[name](problem), ranking
 
 
@@ -78,6 +79,9 @@ def _exact(problem: PlanningProblem) -> Sequence[Space]:
 
     return [PlayedShapes(problem=chain) for chain in chains(problem, blocks_at_most=MAX_BLOCKS)]
 
+
+_MOVES: Mapping[str, int] = {"pipedream": 300_000}
+"""The most instructions of plans that are moves away from others, where the search has few plans of its own."""
 
 _SPACES: Mapping[str, Callable[[PlanningProblem], Sequence[Space]]] = {
     "pipedream": lambda problem: [PlayedPartitions(problem=problem)],

@@ -16,6 +16,7 @@ the profile has a split backward, plans with a flush are played with 2BP as well
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, PipeplanError, require
@@ -88,7 +89,13 @@ def fastest(
     in_chunks = any(isinstance(space, ChunkedSpace) for space in spaces)
     if not asked.proposals and not in_chunks:
         return _infeasible(name, asked)
-    search = PlayedSearch(spaces=spaces, ranking=ranking, further=OtherOrders(spaces=spaces).better)
+    partitions = [space for space in spaces if isinstance(space, PlayedPartitions)]
+    search = PlayedSearch(
+        spaces=spaces,
+        ranking=ranking,
+        further=OtherOrders(spaces=spaces).better,
+        moved=lambda plan: chain.from_iterable(space.moved(plan) for space in partitions),
+    )
     if spaces:
         search.run(asked.proposals)
         afterwards()

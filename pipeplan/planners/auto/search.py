@@ -59,6 +59,9 @@ MOST_FURTHER = 2
 LEADING = 2
 """How many of the fastest plans are asked for them."""
 
+NEAR = 24
+"""How many moves are considered of a plan that no configuration describes."""
+
 SHOWN_UNPLAYED = 12
 """How many configurations are shown that were not played."""
 
@@ -79,12 +82,14 @@ class _Next:
 class PlayedSearch:
     """The search, and its results; `ranking` holds everything that was played.
 
-    `further` are the spaces that a fast plan leads to, which are searched after the others.
+    `further` are the spaces that a fast plan leads to, which are searched after the others. `moved` are the plans one
+    move away from a plan that no configuration describes.
     """
 
     spaces: Sequence[Space]
     ranking: Ranking
     further: Callable[[Plan], Sequence[Space]] = lambda plan: ()
+    moved: Callable[[Plan], Iterator[Plan]] = lambda plan: iter(())
     configurations: int = 0
     splits: int = 0
     without_split: int = 0
@@ -269,7 +274,12 @@ class PlayedSearch:
             if fastest is None:
                 return
             _, _, stops = self._splits.get(fastest.proposal.configuration, ("", None, ()))
-            for proposal in self._faster(fastest, moved_by_a_block(stops)):  # the highest bound first
+            near = (
+                replace(fastest.proposal, plan=plan, order=self._pushed)
+                for plan in islice(self.moved(fastest.plan), 0 if stops else NEAR)
+                if most_samples_per_s(plan) > self.ranking.enough
+            )
+            for proposal in chain(self._faster(fastest, moved_by_a_block(stops)), near):  # the highest bound first
                 self.ranking.add(proposal)
                 if self.ranking.left <= least or self.ranking.best_rate > best * (1 + ROUNDING):
                     break  # continue from there

@@ -21,6 +21,7 @@ from math import inf, prod
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import complete
+from pipeplan.planners.pipedream.near import Near
 from pipeplan.planners.pipedream.partition import least_s, partition
 from pipeplan.planners.pipedream.parts import Partition, PartitionSearch, data_parallel, fits, priced
 from pipeplan.planners.pipedream.planner import NAME, CutModel, cut_model, decided
@@ -126,6 +127,21 @@ class PlayedPartitions:
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedPartition]:
         """The closed form's own answer is not among them: its planner has given it."""
         return iter(self._partitions)
+
+    def moved(self, plan: Plan) -> Iterator[Plan]:
+        """The plans that are one move away from a plan of this space, the likely fastest first; none for others."""
+        if (
+            plan.schedule == (self.problem.options.schedule or NAME)
+            and plan.microbatch_size == self._model.microbatch_size
+        ):
+            if plan.order not in self._near:
+                self._near[plan.order] = Near.of(self.problem, plan)
+            yield from self._near[plan.order].plans(plan)
+
+    @cached_property
+    def _near(self) -> dict[tuple[int, ...] | None, Near]:
+        """The moves, by the order of a graph's blocks in which a plan has them."""
+        return {}
 
     @cached_property
     def _partitions(self) -> list[PlayedPartition]:

@@ -209,6 +209,22 @@ def cut_states(
     return replace(_line_states(sums, graph, measured, line, some), complete=False)
 
 
+def along(
+    profile: Profile, microbatch_size: int, order: Sequence[int], *, cuts: str | None = None, gradients: int = 1
+) -> CutStates:
+    """The states of a chain, or the places of an order of a graph's blocks; the options are those of `cut_states`."""
+    if profile.edges is None:
+        return cut_states(profile, microbatch_size, gradients=gradients)
+    measured = profile.at(microbatch_size)
+    graph = graph_of(len(measured), profile.edges)
+    places: Sequence[int] = range(len(graph) + 1)
+    if cuts == "single-tensor":
+        known = line_of(graph, [block.output_bytes for block in measured])
+        places = [place for place in known.single_tensor if set(order[:place]) == set(known.order[:place])]
+    line = Line(order=tuple(order), single_tensor=())
+    return _line_states(summed(profile, measured, gradients), graph, measured, line, places)
+
+
 def evenly(values: Sequence[int], count: int) -> Sequence[int]:
     """So many of the values, from the first to the last."""
     if len(values) <= count:

@@ -77,6 +77,44 @@ def mid_size_problem(seed: int) -> PlanningProblem:
     )
 
 
+def pipeline_problem(seed: int, *, blocks: int | None = None, devices: int | None = None) -> PlanningProblem:
+    """6 to 40 blocks on 4 to 16 devices and one or two levels, with slow links or long ways; straight if even."""
+    draw = random.Random(seed)
+    devices = devices or draw.choice([4, 6, 8, 12, 16])
+    blocks = blocks or draw.randint(max(6, devices), 40)
+    sigma, weights, sent = draw.choice([0.2, 0.4, 0.8]), draw.choice([1e6, 1e7, 1e8]), draw.choice([1e5, 1e6, 1e7])
+    outputs = [int(sent * draw.lognormvariate(0, sigma)) for _ in range(blocks + 1)]
+    made = []
+    for index, (before, after) in enumerate(pairwise(outputs)):
+        compute, own_weights = (draw.lognormvariate(0, sigma) for _ in range(2))
+        measured = Measurement(
+            microbatch_size=4,
+            forward_s=0.01 * compute,
+            backward_s=0.02 * compute,
+            input_bytes=before,
+            output_bytes=after,
+            activation_bytes=int(2 * sent * compute),
+        )
+        made.append(Block(name=f"block{index}", weight_bytes=int(weights * own_weights), measurements=(measured,)))
+    latency_s, device = draw.choice([0, 1e-5, 1e-3, 1e-2]), Device(name="device", memory_bytes=PLENTY)
+    levels: tuple[Level, ...] = (
+        Level(size=devices, bandwidth_bytes_per_s=draw.choice([2e8, 1e9, 1e10]), latency_s=latency_s),
+    )
+    if draw.random() < 0.5:
+        inner = draw.choice([size for size in (2, 3, 4, 8) if devices % size == 0 and size < devices])
+        slow = draw.choice([1e8, 4e8, 1.25e9])
+        levels = (
+            Level(size=inner, bandwidth_bytes_per_s=draw.choice([1e9, 1e10]), latency_s=latency_s / 10),
+            Level(size=devices // inner, bandwidth_bytes_per_s=slow, latency_s=latency_s),
+        )
+    return PlanningProblem(
+        profile=Profile(model=Model(name="pipeline"), device=device, dtype="float32", blocks=tuple(made)),
+        cluster=Cluster(device=device, levels=levels),
+        batch_size=4,
+        options=Options(straight=seed % 2 == 0),
+    )
+
+
 def on_three_levels(problem: PlanningProblem, seed: int) -> PlanningProblem:
     """The same problem on 8 to 16 devices in servers in racks, each network slower than the one inside it."""
     draw = random.Random(seed + 7)
