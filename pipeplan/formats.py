@@ -4,17 +4,21 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from datetime import datetime
+from typing import Any
 
 from pipeplan.documents.calibration import Calibration, Term
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.coordinates import GROUPS, group_of
 from pipeplan.documents.degrees import DegreeChoice
+from pipeplan.documents.files import answer_document
 from pipeplan.documents.forms import AXES
-from pipeplan.documents.plan import Alternative, Plan
+from pipeplan.documents.plan import Alternative, Answer, Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.documents.stage_memory import StageMemory
+from pipeplan.errors import InvalidInputError
 from pipeplan.planners.problem import Options
+from pipeplan.simulation.predict import updates_late
 from pipeplan.simulation.report import Compared, Missed, RankReport
 
 NONE = "–"
@@ -268,6 +272,34 @@ def proven(certificate: Certificate) -> str:
     return f"{found}, and no plan can have less than {bound:.6g} ({certificate.method})"
 
 
+def synchronous(plan: Plan) -> bool | None:
+    """Whether the plan trains as one process does; None where its schedule is not installed here."""
+    try:
+        return not updates_late(plan)
+    except InvalidInputError:
+        return None
+
+
+def training(plan: Plan) -> str:
+    """`trains as one process does`, or `updates weights with delay (gradients are up to 3 updates late)`."""
+    match synchronous(plan):
+        case None:
+            return f"whether it trains as one process does is not known: {plan.schedule} is not installed"
+        case True:
+            return "trains as one process does"
+        case False:
+            return f"updates weights with delay (gradients are up to {several(updates_late(plan), 'update')} late)"
+
+
+def spoken_document(answer: Answer) -> dict[str, Any]:
+    """An answer's document with what it says of the plan (`documents.files.SAID`); stored documents do without."""
+    document = answer_document(answer)
+    if isinstance(answer, Infeasible):
+        return document
+    proof = None if answer.certificate is None else answer.certificate.optimality
+    return document | {"synchronous": synchronous(answer), "training": training(answer), "optimality": proof}
+
+
 def layout(plan: Plan) -> str:
     """Which ranks rank 0 shares something with, by axis: `tensor 0-7; replica 0, 8, ..., 56; pipeline 0, 64`."""
     groups = ((axis, group_of(plan, 0, axis)) for axis in GROUPS)
@@ -332,6 +364,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "age": age,
     "clip": clip,
     "proven": proven,
+    "training": training,
     "in_order": in_order,
     "scheme": scheme,
 }

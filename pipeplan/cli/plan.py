@@ -16,10 +16,11 @@ from pipeplan.cli.plan_formats import GET_FORMATS, as_env, as_yaml
 from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at
 from pipeplan.cli.solve import PlannerName, takes_options, waiting
 from pipeplan.documents.cluster import Cluster
-from pipeplan.documents.files import answer_document, invalid_input, plan_document, read, write_document
+from pipeplan.documents.files import invalid_input, read, write_document
 from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require, require_one_of
+from pipeplan.formats import spoken_document
 from pipeplan.planners.problem import MAX_BATCH_SIZE, Options
 from pipeplan.protocol.estimates import ModelPlanRequest
 from pipeplan.protocol.plans import PlanQuery, PlanRequest, is_short_id
@@ -92,7 +93,7 @@ def create(
         with waiting() as on_progress:
             created = service.create_plan(request, wait_s=WAIT_S, on_progress=on_progress)
     if as_json:
-        document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
+        document = spoken_document(created.answer) | {"solve_time_s": created.solve_time_s}
         typer.echo(json.dumps(document, indent=2))
     if isinstance(created.answer, Infeasible):
         show_reasons(created.answer)  # on standard error, with --json too
@@ -138,7 +139,7 @@ def get(
             show_solution(plan)
             return
         case "json":
-            text = json.dumps(plan_document(plan), indent=2)
+            text = json.dumps(spoken_document(plan), indent=2)
         case "yaml":
             text = as_yaml(plan)
         case "env":

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import content_id, plain
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import require
+from pipeplan.formats import spoken_document
 
 GET_FORMATS = ("json", "yaml", "env", "torchrun")
 """The formats of `plan get --format`; torchrun is the service's export."""
@@ -58,7 +58,7 @@ def as_env(plan: Plan) -> str:
 
 def plain_values(plan: Plan) -> Any:
     """The plan's document, of dictionaries, lists, texts and numbers alone."""
-    return json.loads(json.dumps(plan_document(plan), default=plain))
+    return json.loads(json.dumps(spoken_document(plan), default=plain))
 
 
 def _lines(value: Any, indent: str = "") -> Iterator[str]:

@@ -15,7 +15,6 @@ from rich.console import Console
 from pipeplan.cli.console import PIPED_WIDTH, printable, table_of
 from pipeplan.costs.memory import rank_bytes, rank_host_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
-from pipeplan.documents.files import plan_document
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Simulated
 from pipeplan.formats import (
@@ -30,6 +29,8 @@ from pipeplan.formats import (
     shared_weights,
     size,
     spelled_out,
+    spoken_document,
+    training,
 )
 from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.batches import one_pipeline
@@ -114,6 +115,7 @@ def show_plan(plan: Plan) -> None:
     console.print(line, soft_wrap=True)
     microbatches = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     console.print(f"{several(plan.workers, 'worker')}, {microbatches} of {plan.microbatch_size}")
+    console.print(training(plan), soft_wrap=True)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if plan.engine != OUR_RUNTIME:
@@ -247,7 +249,7 @@ def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
     """
     fastest = max(plans, key=lambda p: (p.throughput_samples_per_s or 0.0, p.closed_form.throughput_samples_per_s))
     return {
-        "plans": [plan_document(plan) | {"speed_against_first": _speed(plan, plans[0])} for plan in plans],
+        "plans": [spoken_document(plan) | {"speed_against_first": _speed(plan, plans[0])} for plan in plans],
         "fastest": content_id(fastest),
     }
 

@@ -20,10 +20,10 @@ from pipeplan.cli.clusters import ClusterName, read_cluster, warn_of_gigabytes
 from pipeplan.cli.console import INFEASIBLE, progress_lines, show_table
 from pipeplan.cli.solve import PlannerName, takes_options
 from pipeplan.costs.memory import rank_bytes
-from pipeplan.documents.files import dump, plan_document, read
+from pipeplan.documents.files import dump, read
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError, require, require_count
-from pipeplan.formats import four_digits, size
+from pipeplan.formats import four_digits, size, spoken_document
 from pipeplan.planners.problem import Options, Planner, PlanningProblem
 from pipeplan.planners.solve import PLANNERS, solve
 from pipeplan.planners.two_bw.planner import NAME
@@ -115,7 +115,7 @@ def smallest(
         found = ask_smallest(problem, planner_named(planner), throughput, on_progress)
     wanted = f"{four_digits(found.throughput_samples_per_s)} samples/s"
     if as_json:
-        plan = plan_document(found.plan) if found.plan is not None else None
+        plan = spoken_document(found.plan) if found.plan is not None else None
         answer = dataclasses.asdict(found) | {"feasible": found.plan is not None, "plan": plan}
         typer.echo(dump(answer | {"warnings": problem.warnings}))
     elif found.plan is None:
@@ -258,7 +258,7 @@ def sweep(
             {
                 "value": row.value,
                 "feasible": row.plan is not None,
-                "plan": plan_document(row.plan) if row.plan is not None else None,
+                "plan": spoken_document(row.plan) if row.plan is not None else None,
                 "reason": row.reason,
             }
             for row in rows

@@ -22,11 +22,11 @@ from pipeplan.cli.console import INFEASIBLE, working
 from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, estimated_profiles, model_asked
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
-from pipeplan.documents.files import answer_document, dump, read, require_place, write_document
+from pipeplan.documents.files import dump, read, require_place, write_document
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require, require_one_of
-from pipeplan.formats import four_digits
+from pipeplan.formats import four_digits, spoken_document
 from pipeplan.planners.problem import (
     ACCOUNTINGS,
     CUTS,
@@ -105,6 +105,10 @@ _FLAGS: dict[str, Any] = {
     "split_backward_half_way": Annotated[
         bool, typer.Option("--two-bp-half-way", help="auto: where 2BP is used, its memory-saving variant.")
     ],
+    "synchronous": Annotated[
+        bool,
+        typer.Option("--synchronous", help="Only schedules that train as one process does: no gradient is late."),
+    ],
     "as_if": Annotated[
         bool, typer.Option("--as-if", help="Plan as if the cluster's devices were the profile's; the plan says so.")
     ],
@@ -135,8 +139,8 @@ _FLAGS: dict[str, Any] = {
 """The flag of each field of `Options`."""
 
 _GROUPS = {
-    "Pipeline": "microbatch_size schedule stages chunks safe_batch semantics straight fewer_machines split_backward "
-    "split_backward_half_way synchronisation compression_ratio as_if time_limit_s",
+    "Pipeline": "microbatch_size schedule synchronous stages chunks safe_batch semantics straight fewer_machines "
+    "split_backward split_backward_half_way synchronisation compression_ratio as_if time_limit_s",
     "Memory": "recompute recompute_unit recompute_factor memory optimizer master_weights",
     "Cuts": "cuts forced_cuts forbidden_cuts",
     "Other engines": "engine tensor sequence_parallel context expert data sharding offload",
@@ -274,7 +278,7 @@ def solve(
     started_s = time.perf_counter()
     with shown() as observe:
         answer = ask(planner, problem, observe)
-    document = dump(answer_document(answer) | {"solve_time_s": time.perf_counter() - started_s})
+    document = dump(spoken_document(answer) | {"solve_time_s": time.perf_counter() - started_s})
     if output is not None:
         write_document(output, document)
     if as_json:

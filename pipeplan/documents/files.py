@@ -36,7 +36,16 @@ DEGREES = {
 }
 """The number of ways in which a plan divides the work: `Plan.degrees`."""
 
-PLAN_EXTRAS = frozenset({"id", "feasible", "depth", "width", "solve_time_s", *PRICE, *DEGREES, "sequence_parallel"})
+SAID = {
+    "synchronous": "whether it trains as one process does; null where its schedule is not installed",
+    "training": "the same in words, with how many updates a gradient may be late",
+    "optimality": "how far it may be from the optimum; null where nothing is known",
+}
+"""What an answer says of its plan, in keys that the plan's own document does not have (`formats.spoken_document`)."""
+
+PLAN_EXTRAS = frozenset(
+    {"id", "feasible", "depth", "width", "solve_time_s", *PRICE, *DEGREES, "sequence_parallel", *SAID}
+)
 """The keys of a plan's document besides the plan: derived, or true of one answer only."""
 
 _PLAYING = "auto"

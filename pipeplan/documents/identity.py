@@ -43,6 +43,10 @@ FIRST_FIELDS: Mapping[str, str] = {
     "ModelForm": "",
     "Overheads": "update_s_per_byte version_s_per_byte instruction_s forward_without_graph recompute "
     "backward_after_forward exchange_factor",
+    "Options": "microbatch_size schedule stages chunks recompute recompute_unit synchronisation memory optimizer "
+    "recompute_factor safe_batch master_weights semantics compression_ratio straight fewer_machines cuts forced_cuts "
+    "forbidden_cuts split_backward split_backward_half_way time_limit_s as_if engine tensor sequence_parallel context "
+    "expert data sharding offload",
     "Plan": "simulated alternatives order certificate pareto master_weights split_backward split_backward_half_way "
     "chunks estimated interpolated calibration_id",
     "Profile": "overheads method edges estimated",

@@ -20,10 +20,10 @@ from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import BY_WEIGHT
 from pipeplan.planners.batches import minibatches, pace, played_batches, stands_for_all
 from pipeplan.planners.bound import least_batch_s
-from pipeplan.planners.problem import TIES_APART, CutGraph, PlanningProblem
+from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.programs.timeline import flushed_batch_s
 from pipeplan.schedules.registry import schedule_named
-from pipeplan.simulation.predict import keeps_ties_apart
+from pipeplan.simulation.predict import TIES_APART, keeps_ties_apart
 
 SIMULATED_INSTRUCTIONS = 250_000
 """The most instructions of an answer that are played for its price, in less than a second."""

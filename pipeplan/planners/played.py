@@ -20,7 +20,7 @@ from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.planners.spaces import Space
-from pipeplan.planners.two_bw.shapes import UNLESS_ASKED
+from pipeplan.planners.two_bw.shapes import unless_asked
 from pipeplan.schedules.registry import schedule_named
 
 
@@ -56,7 +56,7 @@ def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Rank
 
 def _two_bw(problem: PlanningProblem) -> Sequence[Space]:
     schedule = problem.options.schedule
-    schedules = UNLESS_ASKED if schedule is None else (schedule,)
+    schedules = unless_asked(problem.options) if schedule is None else (schedule,)
     return [PlayedSpace(problem=chain, schedules=schedules) for chain in chains(problem)]
 
 

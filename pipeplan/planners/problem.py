@@ -18,7 +18,7 @@ from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer
 from pipeplan.documents.profile import Device, Profile
 from pipeplan.errors import LEAST_AMOUNT, require, require_amount, require_count, require_one_of, require_unique, shown
-from pipeplan.programs.schedule import Schedule
+from pipeplan.programs.schedule import UPDATES_LATE, Schedule
 from pipeplan.schedules.registry import schedule_named
 
 SYNCHRONISATIONS = ("parameter-server", "all-reduce")
@@ -35,13 +35,7 @@ PRICED_THROUGH_SERVERS = (
 )
 """The warning of plans whose exchange is not the one that runs."""
 
-TIES_APART = (
-    "updates every stage by itself, but stages of this plan share weights, which must be updated together: "
-    "no run executes it"
-)
-"""After a schedule's name, why plans of models with tied weights are not answers of `auto`, and a warning of others."""
-
-ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics")
+ALWAYS_USED = ("memory", "optimizer", "master_weights", "as_if", "semantics", "synchronous")
 """Options that every planner uses."""
 
 MAX_BLOCKS, MAX_BATCH_SIZE = 10_000, 2**31 - 1
@@ -70,6 +64,7 @@ class Options:
     - `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     - `time_limit_s`: when a solver returns the best that it has found.
     - `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
+    - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
     - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
       `tensor`, `context`, `expert` and `data` are degrees, `sharding` says what of the states replicas share, `offload`
       what is in the host's memory.
@@ -106,6 +101,7 @@ class Options:
     data: int | None = None
     sharding: str | None = None
     offload: str | None = None
+    synchronous: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -114,7 +110,8 @@ class Options:
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         if self.schedule is not None:
-            schedule_named(self.schedule)
+            laws, rule = schedule_named(self.schedule), f"must be off for the schedule {self.schedule}, {UPDATES_LATE}"
+            require(not self.synchronous or laws.synchronous, "synchronous", rule, True)
         for field, names in (
             ("synchronisation", SYNCHRONISATIONS),
             ("memory", ACCOUNTINGS),

@@ -18,6 +18,8 @@ from pipeplan.planners.played import by_play
 from pipeplan.planners.problem import Observer, Planner, PlanningProblem, unobserved
 from pipeplan.planners.two_bw.planner import two_bw
 from pipeplan.planners.whole.planner import whole
+from pipeplan.programs.schedule import UPDATES_LATE
+from pipeplan.simulation.predict import updates_late
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
@@ -64,6 +66,10 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     answer = asked(problem.corrected)
     if not isinstance(answer, Plan):
         return answer
+    late = problem.options.synchronous and updates_late(answer)
+    require(
+        not late, "synchronous", f"must be off for {answer.schedule} on {answer.depth} stages, {UPDATES_LATE}", True
+    )
     simulated = play(answer) if answer.simulated is None else answer.simulated
     answer = replace(answer, planner_version=VERSIONS[planner], simulated=simulated)
     if problem.calibration is None:

@@ -16,6 +16,7 @@ from pipeplan.planners.played import searched
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.planner import remade, whole_space
 from pipeplan.schedules.registry import schedule_named, with_whole_backward
+from pipeplan.simulation.predict import updates_late
 
 _COMPUTED = (
     "dtype",
@@ -103,6 +104,7 @@ def _fixed(plan: Plan, problem: PlanningProblem) -> list[tuple[str, object, obje
         ("recomputation", again.pop() if len(again) == 1 else "of some stages", options.recompute),
         ("unit of recomputation", ", ".join(sorted(units)), options.recompute_unit if units else None),
         ("split backward", plan.split_backward, False if options.split_backward is False else None),
+        ("training as one process does", not updates_late(plan), True if options.synchronous else None),
         ("stages of one replica", max(plan.replicas) == 1, True if options.straight else None),
         ("cuts among the forced ones", starts.intersection(options.forced_cuts), set(options.forced_cuts)),
         ("cuts among the forbidden ones", starts.intersection(options.forbidden_cuts), set()),

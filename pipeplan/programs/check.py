@@ -43,7 +43,7 @@ def check(program: Program) -> None:
       every microbatch of its batch has completed; exchanges of gradients are for the version that comes next;
     - where stages meet, a rank has the gradients of all of its stages, and has updated none of them;
     - an update is made of exactly the gradients that its version stands for (`Schedule.update`), and all of them were
-      computed on one weight version;
+      computed on one weight version, with a flush the one before the update;
     - an exchange that is begun ahead is begun once, after the one before, next to the backward that completes the
       worker's own gradients, and is over before the update.
 
@@ -231,9 +231,10 @@ def _check_updates(program: Program, stream: Stream) -> None:
                     wrong = sorted(set(made_of) ^ expected)[:4]
                     law = f"it must be made of all gradients of its own microbatches and of no others: see {wrong}"
                     raise _broken(stream, instruction, law)
-                if len(set(made_of.values())) > 1:
-                    law = f"its gradients were computed on several weight versions: {sorted(set(made_of.values()))}"
-                    raise _broken(stream, instruction, law)
+                versions = set(made_of.values())
+                if len(versions) > 1 or (program.schedule.flushes and versions != {version - 1}):
+                    law = f"version {version - 1}" if program.schedule.flushes else "one weight version"
+                    raise _broken(stream, instruction, f"its gradients must be of {law}, and are of {sorted(versions)}")
             case _:
                 pass
 

@@ -11,12 +11,15 @@ from functools import lru_cache
 from typing import ClassVar, Literal
 
 from pipeplan.documents.plan import Worker
-from pipeplan.errors import require
+from pipeplan.errors import InvalidInputError, require
 from pipeplan.programs.instructions import Backward, BackwardWeight, Forward, Instruction, microbatches_of
 from pipeplan.programs.pipeline import Pipeline
 
 MOST_COUNTED = 2**14
 """The microbatches of a batch up to which what a stage keeps is counted in its stream: some milliseconds a stage."""
+
+UPDATES_LATE = "whose gradients are of older weights: it does not train as one process does"
+"""After a schedule, or a planner of such schedules, why it is no answer where `Options.synchronous` is on."""
 
 
 class Schedule(ABC):
@@ -108,6 +111,30 @@ class Schedule(ABC):
         del pipeline, stage
         return 0
 
+    def updates_late(self, pipeline: Pipeline) -> int:
+        """How many updates late a gradient is at most: of the updates before its own, its weights lack so many.
+
+        With 0 on all stages the updates are those of one process that trains on the same batches. Zero with a flush:
+        `programs.check` refuses anything else. Otherwise counted in the streams of a few batches, by the version that
+        each forward names.
+        """
+        if self.flushes:
+            return 0
+        short = min(pipeline.microbatches, MOST_COUNTED)
+        return _counted_late(self, pipeline.replicas, short, pipeline.chunks, pipeline.v_shaped)
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether no gradient is late on two stages, or two replicas of a single one: planners leave others out.
+
+        Yes where that cannot be counted; a plan is looked at again.
+        """
+        stages = 1 if self.single_stage else 2
+        try:
+            return not self.updates_late(Pipeline(replicas=(2,) * stages, microbatches=4))
+        except InvalidInputError:
+            return True
+
     def updates_a_batch(self, pipeline: Pipeline, stage: int) -> int:
         """Weight versions that a batch makes on a stage."""
         match self.update:
@@ -192,3 +219,20 @@ def _counted(schedule: Schedule, depth: int, stage: int, microbatches: int) -> i
             case _:
                 pass
     return most
+
+
+@lru_cache(maxsize=4096)
+def _counted_late(schedule: Schedule, replicas: tuple[int, ...], microbatches: int, chunks: int, v_shaped: bool) -> int:
+    """The most updates that a forward's version lacks of those before the one that its gradient is part of."""
+    batches = 2 + 2 * -(-sum(replicas) // microbatches)
+    pipeline = Pipeline(replicas=replicas, microbatches=microbatches, batches=batches, chunks=chunks, v_shaped=v_shaped)
+    late = 0
+    for first in range(pipeline.span):
+        for replica in range(replicas[first]):
+            for instruction in schedule.compute(pipeline, Worker(stage=first, replica=replica)):
+                if isinstance(instruction, Forward):
+                    batch, number = pipeline.batch_of(instruction.microbatch), instruction.microbatch - 1
+                    replicas_before = batch * replicas[first] + replica
+                    before = {"batch": batch, "minibatch": number // replicas[first], "replica": replicas_before}
+                    late = max(late, before[schedule.update] - instruction.version)
+    return late

@@ -146,6 +146,9 @@ class PlanFacts(WireModel):
     optimizer: str
     memory_accounting: str
     estimated: bool
+    synchronous: bool | None = Field(
+        default=None, description="whether it trains as one process does; null where its schedule is not installed"
+    )
     cuts: tuple[int, ...] = Field(description="the first block of every stage but the first")
     recomputing_stages: tuple[int, ...]
     throughput_samples_per_s: float | None = Field(description=PLAYED)

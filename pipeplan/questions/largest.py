@@ -87,6 +87,7 @@ def largest(
     options = problem.options
     require(options.stages is None, "stages", "is what this question varies: its depths", options.stages)
     kinds = [kind for kind in KINDS if options.schedule in (None, kind[0]) and options.recompute in (None, kind[1])]
+    kinds = [kind for kind in kinds if schedule_named(kind[0]).synchronous or not options.synchronous]
     asked = [
         (depth, *kind) for depth in depths for kind in kinds if schedule_named(kind[0]).single_stage == (depth == 1)
     ]

@@ -71,6 +71,10 @@ class DataParallelASP(Schedule):
         """The number of other replicas, whose updates may be missing."""
         return pipeline.replicas[stage] - 1
 
+    def updates_late(self, pipeline: Pipeline) -> int:
+        """Those of the other replicas."""
+        return self.versions_behind(pipeline, 0)
+
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
         """One: microbatches run one at a time."""
         del depth, stage, microbatches

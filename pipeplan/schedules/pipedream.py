@@ -43,6 +43,10 @@ class PipeDream(Schedule):
         """As many updates as the other minibatches in flight have made."""
         return pipeline.in_flight_limit(stage) - 1
 
+    def updates_late(self, pipeline: Pipeline) -> int:
+        """Those that the weights are behind: a minibatch's own update follows those of all minibatches before it."""
+        return max(self.versions_behind(pipeline, stage) for stage in range(pipeline.depth))
+
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
         """As many as there are stages from this one on (section 3.3)."""
         del microbatches

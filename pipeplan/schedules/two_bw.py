@@ -42,6 +42,11 @@ class TwoBW(Schedule):
         del pipeline, stage
         return 1
 
+    def updates_late(self, pipeline: Pipeline) -> int:
+        """One, on a single stage as well."""
+        del pipeline
+        return 1
+
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
         """As many as there are stages from this one on (PipeDream 2018, section 3.3)."""
         del microbatches

@@ -20,6 +20,12 @@ from pipeplan.schedules.registry import BUILT_IN, build, schedule_named
 from pipeplan.simulation.play import simulate
 from pipeplan.simulation.split_backward import split_backward
 
+TIES_APART = (
+    "updates every stage by itself, but stages of this plan share weights, which must be updated together: "
+    "no run executes it"
+)
+"""After a schedule's name, why plans of models with tied weights are not answers of `auto`, and a warning of others."""
+
 
 def program_of(
     plan: Plan,
@@ -55,6 +61,12 @@ def exchanging_among_stages(program: Program, plan: Plan, wanted: AmongStages | 
 def keeps_ties_apart(plan: Plan) -> bool:
     """Whether stages share weights under a schedule that does not update them together: it cannot be run."""
     return bool(plan.tied) and schedule_named(plan.schedule).update != "batch"
+
+
+def updates_late(plan: Plan) -> int:
+    """How many updates late the plan's gradients are at most; with 0 it trains as one process does."""
+    laws = schedule_named(plan.schedule)
+    return laws.updates_late(replace(pipeline_of(plan, batches=1), v_shaped=laws.v_shaped))
 
 
 def with_exchanges(program: Program, plan: Plan) -> Program:

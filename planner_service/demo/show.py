@@ -7,9 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeplan.cli.plan_tables import picture
-from pipeplan.documents.files import answer_document
 from pipeplan.documents.plan import Infeasible
-from pipeplan.formats import change, percent, seconds, why_missed
+from pipeplan.formats import change, percent, seconds, spoken_document, why_missed
 from pipeplan.simulation.report import Compared
 from planner_service.demo.main_job import DemoOutcome
 
@@ -91,7 +90,7 @@ def outcome_document(outcome: DemoOutcome, url: str) -> dict[str, Any]:
     """Everything that the demo found out, as one document."""
     chosen = outcome.chosen
     answers = [
-        answer_document(candidate.answer)
+        spoken_document(candidate.answer)
         | {"predicted_samples_per_s": candidate.throughput_samples_per_s, "solve_time_s": candidate.solve_time_s}
         for candidate in outcome.candidates
     ]
@@ -103,7 +102,7 @@ def outcome_document(outcome: DemoOutcome, url: str) -> dict[str, Any]:
         "candidates": answers,
         "feasible": chosen is not None,
         "plan_id": chosen.plan_id if chosen else None,
-        "plan": answer_document(chosen.answer) if chosen else None,
+        "plan": spoken_document(chosen.answer) if chosen else None,
         "run_id": outcome.run_id,
         "report": dataclasses.asdict(outcome.report) if outcome.report else None,
     }

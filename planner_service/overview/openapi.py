@@ -17,7 +17,7 @@ from fastapi.routing import iter_route_contexts
 from pydantic import TypeAdapter
 
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.files import DEGREES, PRICE
+from pipeplan.documents.files import DEGREES, PRICE, SAID
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Infeasible, Plan
@@ -142,6 +142,12 @@ CHROME_TRACE = {
     "required": ["traceEvents"],
 }
 
+SPOKEN = {
+    name: {"type": [kind, "null"], "description": SAID[name]}
+    for name, kind in (("synchronous", "boolean"), ("training", "string"), ("optimality", "string"))
+}
+"""What an answer says of a plan besides."""
+
 SOLVE_TIME = {"type": "number", "description": "seconds that the planner took for this answer"}
 
 ENTITY_TAG = {"description": "the version of the content", "schema": {"type": "string"}}
@@ -265,7 +271,7 @@ def _add_text_answers(schemas: dict[str, Any], paths: dict[str, Any]) -> None:
     document["properties"] |= DERIVED | {"closed_form": _reference("ClosedFormDocument")}
     document["required"] = [*document["required"], *DERIVED]
     answer = deepcopy(document)
-    answer["properties"]["solve_time_s"] = SOLVE_TIME
+    answer["properties"] |= SPOKEN | {"solve_time_s": SOLVE_TIME}
     no = deepcopy(schemas["Infeasible"])
     no["properties"] |= {"feasible": {"type": "boolean", "const": False}, "solve_time_s": SOLVE_TIME}
     schemas |= {"ClosedFormDocument": form, "PlanDocument": document, "PlanAnswer": answer, "NoPlanAnswer": no}

@@ -46,7 +46,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """The options that are one of a few names."""
 
-FIRST = ("microbatch_size", "schedule", "optimizer", "engine")
+FIRST = ("microbatch_size", "schedule", "optimizer", "engine", "synchronous")
 """The most common options."""
 
 SWITCHES = {"split_backward": ("--two-bp", "--no-two-bp"), "split_backward_half_way": ("--two-bp-half-way", "")}
@@ -78,6 +78,7 @@ LABELS = {
 HINTS = {
     "microbatch_size": "samples",
     "schedule": "the order in which ranks compute",
+    "synchronous": "only schedules that train as one process does",
     "stages": "parts of the pipeline, one a rank",
     "chunks": "stages a rank, in 1f1b-interleaved",
     "recompute": "run the forward again instead of keeping activations",

@@ -19,7 +19,7 @@ from typing import Literal
 
 from pipeplan.costs.memory import rank_bytes, stages_by_rank
 from pipeplan.documents.plan import Plan
-from pipeplan.formats import clip, percent, several
+from pipeplan.formats import clip, percent, several, synchronous
 from pipeplan.protocol.plans import Alternatives, Comparison, Difference, Factor, PlanFacts, Speed
 from pipeplan.schedules.registry import schedule_named
 from planner_service.plans import service as plans
@@ -84,6 +84,10 @@ def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
         ),
         ("optimizer", "The optimizers differ ({}): updates and memory are not the same."),
         ("memory_accounting", "Memory is accounted in different ways ({}): its sizes are not comparable."),
+        (
+            "synchronous",
+            "Some train as one process does, others update weights with delay: a sample does not train alike.",
+        ),
         ("estimated", "Some costs are estimated, others measured."),
     )
     found = []
@@ -195,6 +199,7 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         optimizer=plan.optimizer,
         memory_accounting=plan.memory_accounting,
         estimated=plan.estimated,
+        synchronous=synchronous(plan),
         cuts=tuple(stage.start for stage in plan.stages[1:]),
         recomputing_stages=tuple(index for index, stage in enumerate(plan.stages) if stage.recompute),
         throughput_samples_per_s=played,

@@ -12,7 +12,19 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import numbers
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import require
-from pipeplan.formats import NONE, all_seconds, all_sizes, count, percent, price, rate, shape, shared_weights, times
+from pipeplan.formats import (
+    NONE,
+    all_seconds,
+    all_sizes,
+    count,
+    percent,
+    price,
+    rate,
+    shape,
+    shared_weights,
+    times,
+    training,
+)
 from pipeplan.protocol.plans import PlanFacts, PlanQuery, PlanSummary
 from pipeplan.schedules.registry import schedule_names
 from planner_service.plans import comparisons
@@ -141,6 +153,7 @@ _QUANTITIES = (
     _Quantity(label="Workers", shown=lambda plan, facts: count(plan.workers), rank=lambda plan, facts: plan.workers),
     _Quantity(label="Stages × replicas", shown=lambda plan, facts: shape(plan.depth, plan.width)),
     _Quantity(label="Schedule", shown=lambda plan, facts: plan.schedule),
+    _Quantity(label="Training", shown=lambda plan, facts: training(plan)),
     _Quantity(label="Batch", shown=lambda plan, facts: count(plan.batch_size)),
     _Quantity(label="Microbatch size", shown=lambda plan, facts: count(plan.microbatch_size)),
     _Quantity(label="Microbatches a batch", shown=lambda plan, facts: count(plan.microbatches)),

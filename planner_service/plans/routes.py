@@ -18,10 +18,10 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from pipeplan.documents.files import answer_document
 from pipeplan.documents.identity import canonical_json
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import DeadlineError, UnavailableError
+from pipeplan.formats import spoken_document
 from pipeplan.programs.timeline_columns import TimelineColumns
 from pipeplan.programs.timeline_document import TimelineDocument, timeline_document
 from pipeplan.protocol.estimates import ModelPlanRequest, parse_plan_request
@@ -223,7 +223,7 @@ def _job_reply(job: Job) -> Reply:
 
 
 def _reply_of(created: plans.Created) -> Reply:
-    document = answer_document(created.answer) | {"solve_time_s": created.solve_time_s}
+    document = spoken_document(created.answer) | {"solve_time_s": created.solve_time_s}
     if created.plan_id is None:
         return Reply(status=HTTPStatus.OK, body=canonical_json(document))
     body = canonical_json(document | {"id": created.plan_id})

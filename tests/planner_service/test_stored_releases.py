@@ -76,7 +76,7 @@ def next_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("pipeplan", "planner_service", "worker_agent", "migrations", "tests"):
         shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
     given = set()
-    for path in (root / "pipeplan" / "documents").rglob("*.py"):
+    for path in (*(root / "pipeplan" / "documents").rglob("*.py"), root / "pipeplan" / "planners" / "problem.py"):
         text = path.read_text()
         for name in FIRST_FIELDS:
             pattern = rf"(\nclass {name}:.*?\n)(    __pydantic_config__|    def |    @|\n\n)"

@@ -156,8 +156,9 @@ def _require_split_backward(problem: PlanningProblem) -> None:
 
 
 def searched_schedules(options: Options) -> tuple[str, ...]:
-    """The schedules of which every shape is searched: all, or the one asked for."""
-    return tuple(name for name in (*SEARCHED, *CHUNKED) if options.schedule in (None, name))
+    """The schedules of which every shape is searched: all, those without late gradients, or the one asked for."""
+    known = [name for name in (*SEARCHED, *CHUNKED) if options.schedule in (None, name)]
+    return tuple(name for name in known if schedule_named(name).synchronous or not options.synchronous)
 
 
 def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:

@@ -107,9 +107,10 @@ def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Ite
     options = problem.options
     every = [Proposer("pipedream-2bw")]
     sizes = [size for size in problem.profile.microbatch_sizes if problem.batch_size % size == 0]
-    if options.microbatch_size is None and sizes and len(problem.profile.microbatch_sizes) > 1:
+    free = options.microbatch_size is None and not options.synchronous
+    if free and sizes and len(problem.profile.microbatch_sizes) > 1:
         every += [Proposer("pipedream", microbatch_size=size) for size in sizes[-MINIBATCHES:]]
-    else:  # the user or the profile leaves no choice
+    else:  # the user or the profile leaves no choice, or it is refused
         every += [Proposer("pipedream")]
     every += [Proposer("gpipe")]
     if options.forced_cuts or options.forbidden_cuts:

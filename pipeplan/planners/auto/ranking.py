@@ -8,10 +8,11 @@ from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.plan import Alternative, Plan, Simulated
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.complete import SIMULATED_INSTRUCTIONS, length, play
-from pipeplan.planners.problem import TIES_APART, PlanningProblem
+from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import shortfall
+from pipeplan.programs.schedule import UPDATES_LATE
 from pipeplan.schedules.registry import schedule_named, with_whole_backward
-from pipeplan.simulation.predict import keeps_ties_apart
+from pipeplan.simulation.predict import TIES_APART, keeps_ties_apart, updates_late
 
 CLOSE = 0.002
 """The search ends when nothing that is left can be faster by more than this share."""
@@ -271,6 +272,8 @@ class Ranking:
         by_minibatch = schedule_named(plan.schedule).update == "minibatch"
         if self.within_batch and by_minibatch and samples > problem.batch_size:
             over = f"a stage of {max(plan.replicas)} replicas updates after {samples} samples, more than the batch"
+        elif problem.options.synchronous and updates_late(plan):
+            over = f"{plan.schedule}, {UPDATES_LATE}"
         elif keeps_ties_apart(plan):
             over = f"{plan.schedule} {TIES_APART}"
         elif worst > 0:

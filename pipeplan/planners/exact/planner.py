@@ -42,7 +42,7 @@ from pipeplan.schedules.registry import schedule_named
 NAME = "exact"
 
 SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", "pipedream", "1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
-"""The schedules that it plans for; the first is the default."""
+"""The schedules that it plans for; the default is the first that the options allow."""
 
 USED = (
     "microbatch_size",
@@ -178,7 +178,9 @@ def _by_minibatch(options: Options) -> bool:
 
 
 def _schedule(options: Options) -> Schedule:
-    return schedule_named(options.schedule or SCHEDULES[0])
+    if options.schedule is not None:
+        return schedule_named(options.schedule)
+    return next(laws for laws in map(schedule_named, SCHEDULES) if laws.synchronous or not options.synchronous)
 
 
 def _check_chunks(problem: PlanningProblem) -> None:
@@ -197,7 +199,7 @@ def _check_chunks(problem: PlanningProblem) -> None:
 def shapes_of(problem: PlanningProblem) -> list[StageShape]:
     """Everything but the stages' cuts, in the order of preference among equals."""
     options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
-    schedule = options.schedule or SCHEDULES[0]
+    schedule = _schedule(options).name
     if _by_minibatch(options):
         size = minibatch_size(problem)
         for other in problem.other_profiles:

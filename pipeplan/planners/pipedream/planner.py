@@ -35,6 +35,7 @@ from pipeplan.planners.pipedream.terms import (
 )
 from pipeplan.planners.problem import PlanningProblem, measured_at, refuse_unused, require_schedule
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
+from pipeplan.programs.schedule import UPDATES_LATE
 from pipeplan.schedules.registry import schedule_named
 
 NAME = "pipedream"
@@ -138,6 +139,7 @@ def _check(problem: PlanningProblem) -> None:
     options = problem.options
     refuse_unused(NAME, options, USED)
     require_schedule(options, SCHEDULES, NAME)
+    require(not options.synchronous, "synchronous", f"must be off for the planner {NAME}, {UPDATES_LATE}", True)
     rule = f"must be planned straight, on all devices, for {SCHEDULES[1]}: there the versions that it holds are known"
     straight = options.straight and not options.fewer_machines
     require(straight or not synchronised(problem), "straight", rule, options.straight)

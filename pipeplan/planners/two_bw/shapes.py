@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import IntArray
-from pipeplan.planners.problem import PlanningProblem, recompute_units
+from pipeplan.planners.problem import Options, PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import MeasuredBlocks
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.programs.schedule import Schedule
@@ -21,6 +21,14 @@ TWO_BW = "pipedream-2bw"
 
 UNLESS_ASKED = ("data-parallel", "naive", TWO_BW)
 """The schedules that are searched where none is asked for: the appendix's executions."""
+
+SYNCHRONOUS = ("data-parallel", "naive", "1f1b")
+"""The same where no gradient may be late: the pipeline is flushed (2BW 2021, section 3.2)."""
+
+
+def unless_asked(options: Options) -> tuple[str, ...]:
+    """The schedules that are searched where the options name none."""
+    return SYNCHRONOUS if options.synchronous else UNLESS_ASKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +100,8 @@ class ShapeSpace:
         options = self.problem.options
         deepest = min(self.problem.cluster.devices, self.measured.blocks)
         if options.schedule is None:
-            ranges = [(name, *((1, 1) if schedule_named(name).single_stage else (2, deepest))) for name in UNLESS_ASKED]
+            names = unless_asked(options)
+            ranges = [(name, *((1, 1) if schedule_named(name).single_stage else (2, deepest))) for name in names]
         else:
             ranges = [(options.schedule, 1, 1 if schedule_named(options.schedule).single_stage else deepest)]
         if options.stages is not None:

@@ -14,7 +14,7 @@ from pipeplan.documents.files import parse, parse_plan, plan_document
 from pipeplan.documents.identity import FIRST_FIELDS, canonical_json, content_id, plain
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
-from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.problem import Options, PlanningProblem
 from planner_service.overview.openapi import CLUSTER, PROFILE
 from tests.planner_service.answers import halve
 
@@ -36,7 +36,7 @@ def classes_of(kind: Any, seen: set[type]) -> Iterator[type]:
 def test_every_class_of_a_document_has_its_first_fields_written_down() -> None:
     found = {
         kind.__name__: kind
-        for document in (Profile, Cluster, Plan, Calibration)
+        for document in (Profile, Cluster, Plan, Calibration, Options)
         for kind in classes_of(document, set())
     }
     assert found.keys() == FIRST_FIELDS.keys()

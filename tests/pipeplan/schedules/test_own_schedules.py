@@ -179,6 +179,55 @@ class Mixed(Schedule):
         return 1
 
 
+class Delayed(Schedule):
+    """A batch after the other, each on the weights before the newest."""
+
+    name = "delayed"
+    source = "a test"
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """Batch t runs on version t - 1."""
+        for batch in pipeline.batch_range():
+            for k in pipeline.microbatches_of(worker, batch):
+                yield Forward(k, max(batch - 1, 0))
+                yield Backward(k, max(batch - 1, 0))
+            yield Update(batch + 1)
+
+    def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
+        """One."""
+        del pipeline, stage
+        return 1
+
+    def weight_versions(self, held: int) -> int:
+        """The newest and the one before it."""
+        return held + 1
+
+
+class Stale(Delayed):
+    """The same, which claims a flush: it would be taken for one that trains as one process does."""
+
+    name = "stale"
+    flushes = True
+
+
+class Plain(Schedule):
+    """GPipe's order, which claims nothing."""
+
+    name = "plain"
+    source = "a test"
+
+    def compute(self, pipeline: Pipeline, worker: Worker) -> Iterator[Instruction]:
+        """All forwards, then all backwards."""
+        return schedule_named("gpipe").compute(pipeline, worker)
+
+
+@pytest.mark.parametrize(("schedule", "late"), [(Plain(), 0), (Delayed(), 1)])
+def test_how_late_gradients_are_is_counted_where_nothing_is_claimed(schedule: Schedule, late: int) -> None:
+    pipeline = Pipeline(replicas=(2, 2), microbatches=4)
+    build(schedule, replace(pipeline, batches=4))  # both keep all laws
+    assert (schedule.updates_late(pipeline), schedule.synchronous) == (late, not late)
+
+
 class Modest(Schedule):
     """GPipe's order, which claims to hold one microbatch."""
 
@@ -201,7 +250,8 @@ class Modest(Schedule):
     [
         (Late(), "rank 0 at U1: microbatches .* are in flight"),
         (Midway(), "rank 0 at U1: it must be made of all gradients of its own microbatches and of no others"),
-        (Mixed(), "rank 0 at U2: its gradients were computed on several weight versions"),
+        (Mixed(), r"rank 0 at U2: its gradients must be of one weight version, and are of \[0, 1\]"),
+        (Stale(), r"rank 0 at U2: its gradients must be of version 1, and are of \[0\]"),
         (Modest(), "schedule modest: in_flight is claimed to be 1 on stage 0, and its stream holds 4"),
     ],
     ids=lambda value: value.name if isinstance(value, Schedule) else "",

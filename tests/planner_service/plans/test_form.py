@@ -72,6 +72,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "data": ("2", 2),
     "sharding": ("optimizer", "optimizer"),
     "offload": ("optimizer", "optimizer"),
+    "synchronous": ("true", True),
 }
 """Every option of a request: what a person enters, and what that is."""
 
@@ -147,6 +148,25 @@ def test_a_sent_form_gives_the_plan_that_the_api_gives(http: TestClient, context
     same = http.post("/v1/plans", json=document)
     assert same.status_code == 200
     assert answer.headers["location"] == f"/plans/{same.json()['id']}"
+
+
+def test_the_request_and_the_form_ask_for_training_as_one_process_does(http: TestClient, context: Context) -> None:
+    store_plan(context)
+
+    def asked(planner: str, **options: object) -> Any:
+        return http.post(
+            "/v1/plans", json=PLAN_REQUEST.model_dump(mode="json") | {"planner": planner, "options": options}
+        )
+
+    same = asked("auto", synchronous=True).json()
+    assert (same["synchronous"], same["training"]) == (True, "trains as one process does")
+    assert same["training"] in http.get(f"/plans/{same['id']}", headers=HTML).text
+    sent = _sent(http, ASKED | {"planner": "auto", "synchronous": "true"})
+    assert sent.headers["location"] == f"/plans/{same['id']}"
+
+    refused = asked("auto", schedule="pipedream-2bw", synchronous=True)
+    assert refused.status_code == 422
+    assert refused.text.count("must be off for the schedule pipedream-2bw, whose gradients are of older weights") >= 1
 
 
 @pytest.mark.each_case
