@@ -166,7 +166,7 @@ def with_updates(found: Calibration, seen: Sequence[Observed], profile: Profile)
     copied: list[float] = []
     for o in seen:
         for stage, seen_update in o.seen("update"):
-            weight_bytes = sum(profile.blocks[i].weight_bytes for i in o.blocks_of(stage))
+            weight_bytes = sum(profile.blocks[i].trained_bytes for i in o.blocks_of(stage))
             if weight_bytes == 0:
                 continue
             # The forward after it is slower than the stage's others or, without others, than the corrected profile's.

@@ -8,7 +8,7 @@ from pipeplan.costs.collectives import AMONG, AllReduce, LevelRing, ParameterSer
 from pipeplan.costs.compute import recompute_s
 from pipeplan.costs.graph import Boundary, boundaries, in_order
 from pipeplan.costs.memory import fixed_copies, kept_bytes
-from pipeplan.costs.tied import copied_bytes
+from pipeplan.costs.tied import copied_bytes, untrained_bytes
 from pipeplan.costs.transfer import SharedPort, boundary_crossings, ranks_of_stages, shared_port
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.measurement import Measurement
@@ -79,7 +79,7 @@ def estimate(
 
 def update_beyond_bytes_s(profile: Profile, blocks: Iterable[int]) -> float:
     """The seconds of an update of these blocks beyond its rate for each byte of weights; 0 if nothing is trained."""
-    trained = [profile.blocks[block] for block in blocks if profile.blocks[block].weight_bytes]
+    trained = [profile.blocks[block] for block in blocks if profile.blocks[block].trained_bytes]
     return sum(block.update_s for block in trained) + (profile.overheads.update_s if trained else 0.0)
 
 
@@ -145,11 +145,14 @@ def _stage_costs(
     shares: _Shares,
 ) -> StageCosts:
     blocks = measured[stage.start : stage.stop]
-    own_bytes = [block.weight_bytes for block in profile.blocks[stage.start : stage.stop]]
+    own_blocks = profile.blocks[stage.start : stage.stop]
+    own_bytes = [block.trained_bytes for block in own_blocks]
     sizes_bytes = [
         sum(pair) for pair in zip(own_bytes, copied_bytes(profile.tied, stage.start, stage.stop), strict=True)
     ]
     weight_bytes = sum(sizes_bytes)
+    if not weight_bytes and any(block.frozen_bytes for block in own_blocks):
+        exchange = _Exchange(AllReduce(()), exchange.factor)  # all of it is frozen: nothing is exchanged
     by_block = stage.recompute_unit == "block"
     again_s = [shares.recompute * recompute_s((b,), recompute_factor) if by_block else 0.0 for b in blocks]
     backwards_s = [shares.backward * b.backward_s + own_s for b, own_s in zip(blocks, again_s, strict=True)]
@@ -181,7 +184,9 @@ def _stage_costs(
         activation_bytes=by_block_bytes if by_block else kept_bytes(blocks),
         input_bytes=boundary.input_bytes,
         version_bytes=weight_bytes,
-        fixed_bytes=weight_bytes * sum(fixed) + sum(b.cast_bytes for b in profile.blocks[stage.start : stage.stop]),
+        fixed_bytes=weight_bytes * sum(fixed)
+        + sum(block.cast_bytes for block in own_blocks)
+        + untrained_bytes(profile, stage.start, stage.stop),
         own_gradient_bytes=weight_bytes * fixed[0],
         gradient_bytes=weight_bytes,
         activation_port_devices=onward.devices,

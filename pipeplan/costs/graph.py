@@ -19,6 +19,7 @@ from pipeplan.costs.memory import passed_inputs
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Stage
 from pipeplan.documents.profile import Profile
+from pipeplan.documents.tied import TiedWeights
 
 Edges = Iterable[tuple[int, int]]
 """(source, reader) pairs."""
@@ -228,11 +229,14 @@ class Boundary:
 def in_order(profile: Profile, order: Sequence[int]) -> Profile:
     """The profile with its blocks in an order of stages, where edges no longer count."""
     places = places_of(order).tolist()
-    tied = tuple(
-        replace(each, block=places[each.block], also=tuple(places[block] for block in each.also))
-        for each in profile.tied
+
+    def placed(every: Sequence[TiedWeights]) -> tuple[TiedWeights, ...]:
+        return tuple(replace(t, block=places[t.block], also=tuple(places[block] for block in t.also)) for t in every)
+
+    blocks = tuple(profile.blocks[block] for block in order)
+    return replace(
+        profile, blocks=blocks, edges=None, tied=placed(profile.tied), tied_frozen=placed(profile.tied_frozen)
     )
-    return replace(profile, blocks=tuple(profile.blocks[block] for block in order), edges=None, tied=tied)
 
 
 def boundaries(

@@ -21,6 +21,8 @@ states: 16 / d with Adam. The device of a single stage keeps:
     megatron            6
     deepspeed           4                2                2 / d
     fsdp                                 2                0
+
+Of a frozen parameter an engine keeps the weights alone, which it shares and gathers as those of all others.
 """
 
 from dataclasses import dataclass, replace
@@ -72,8 +74,12 @@ def ledger(
     replicas: int,
     pipelined: bool = False,
     optimizer_on_host: bool = False,
+    trained: bool = True,
 ) -> Ledger:
-    """The ledger of an engine in this dtype with this optimizer, if this many replicas share the sharded states."""
+    """The ledger of an engine in this dtype with this optimizer, if this many replicas share the sharded states.
+
+    Without `trained` it is that of a frozen parameter.
+    """
     size, shards = DTYPE_BYTES[dtype], SHARDINGS.index(sharding)
     mixed = size < MASTER_BYTES
     state = MASTER_BYTES if mixed else size
@@ -96,9 +102,22 @@ def ledger(
         exchanged=gradients if engine == "megatron" else size,
         updated=share(1, shards >= 1),
     )
-    if not optimizer_on_host:
-        return kept
-    return _on_host(kept, engine, shards, gradients=gradients, state=state, states=states, whole=whole)
+    known = kept
+    if optimizer_on_host:
+        known = _on_host(kept, engine, shards, gradients=gradients, state=state, states=states, whole=whole)
+    if trained:
+        return known
+    return Ledger(
+        weights=known.weights,
+        gradients=0.0,
+        master_weights=0.0,
+        optimizer_states=0.0,
+        gathered=size,
+        exchanged=0,
+        updated=0.0,
+        host=kept.updated * state if optimizer_on_host and engine == "fsdp" else 0.0,
+        weights_up=known.weights_up,
+    )
 
 
 def _on_host(kept: Ledger, engine: str, shards: int, *, gradients: int, state: int, states: int, whole: bool) -> Ledger:

@@ -26,6 +26,14 @@ def copied_bytes(every: Sequence[TiedWeights], start: int, stop: int) -> list[in
     return copies_bytes
 
 
+def untrained_bytes(profile: Profile, start: int, stop: int) -> int:
+    """What a stage with blocks [start, stop) holds once: their frozen weights and buffers, and copies of other blocks'
+    frozen weights.
+    """
+    own_bytes = sum(block.untrained_bytes for block in profile.blocks[start:stop])
+    return own_bytes + sum(copied_bytes(profile.tied_frozen, start, stop))
+
+
 def copies_apart(every: Sequence[TiedWeights], blocks: int, depth: int) -> tuple[int, ...]:
     """By block, the bytes of the copies that its stage has for it, wherever `depth` stages of so many blocks begin.
 

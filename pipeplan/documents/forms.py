@@ -145,7 +145,8 @@ class BlockKind:
 
     `expert_parameters` are those of the device's own experts, of which there are fewer replicas than of `parameters`.
     `tied_parameters` are those of the chain's first block that this one uses as well: on a stage of its own it holds a
-    copy of them, and both stages add up what their gradients are (Narayanan et al. 2021, section 3.2).
+    copy of them, and both stages add up what their gradients are (Narayanan et al. 2021, section 3.2). Of each of the
+    three, the `frozen` ones are not trained.
     """
 
     name: str
@@ -153,14 +154,19 @@ class BlockKind:
     measurements: tuple[FormMeasurement, ...]
     expert_parameters: int = 0
     tied_parameters: int = 0
+    frozen_parameters: int = 0
+    frozen_expert_parameters: int = 0
+    frozen_tied_parameters: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require_name("name", self.name)
-        require_count("parameters", self.parameters, at_least=0)
-        require_count("expert_parameters", self.expert_parameters, at_least=0)
-        require_count("tied_parameters", self.tied_parameters, at_least=0)
+        for field in ("parameters", "expert_parameters", "tied_parameters"):
+            every, frozen = getattr(self, field), getattr(self, f"frozen_{field}")
+            require_count(field, every, at_least=0)
+            require_count(f"frozen_{field}", frozen, at_least=0)
+            require(frozen <= every, f"frozen_{field}", f"must be at most {field}, {every}", frozen)
         require(len(self.measurements) > 0, "measurements", "must hold at least one measurement", self.measurements)
         sizes = [each.microbatch_size for each in self.measurements]
         require_unique("measurements", "must not measure a microbatch size twice", sizes)

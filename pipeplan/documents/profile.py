@@ -98,7 +98,8 @@ class Block:
 
     `cast_bytes` are those of the copies of 16 bits that autocast makes of its weights, once a version: all microbatches
     share them. `update_s` is what an update of its weights takes beyond `Overheads.update_s_per_byte` of their bytes:
-    many small tensors take longer than a large one.
+    many small tensors take longer than a large one. `frozen_bytes` are those of the weights that are not trained.
+    `buffer_bytes` come beside the weights: they are those of the modules' buffers.
     """
 
     name: str
@@ -106,12 +107,18 @@ class Block:
     measurements: tuple[Measurement, ...]
     cast_bytes: int = 0
     update_s: float = 0.0
+    frozen_bytes: int = 0
+    buffer_bytes: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
         require_name("name", self.name)
         require_amount("weight_bytes", self.weight_bytes)
+        for field in ("frozen_bytes", "buffer_bytes"):
+            require_count(field, getattr(self, field), at_least=0)
+        rule = f"must be at most weight_bytes, {self.weight_bytes}, of which it is a part"
+        require(self.frozen_bytes <= self.weight_bytes, "frozen_bytes", rule, self.frozen_bytes)
         require_amount("update_s", self.update_s)
         require_count("cast_bytes", self.cast_bytes, at_least=0)
         rule = f"must be at most half of weight_bytes, {self.weight_bytes}: 16 bits for each 32"
@@ -120,6 +127,16 @@ class Block:
         require(len(self.measurements) > 0, "measurements", rule, self.measurements)
         sizes = [m.microbatch_size for m in self.measurements]
         require_unique("measurements", "must not measure a microbatch size twice", sizes)
+
+    @property
+    def trained_bytes(self) -> int:
+        """The weights that are trained: they alone have versions, gradients, optimizer states and exchanges."""
+        return self.weight_bytes - self.frozen_bytes
+
+    @property
+    def untrained_bytes(self) -> int:
+        """What a worker holds once from start to end: frozen weights and buffers."""
+        return self.frozen_bytes + self.buffer_bytes
 
     def at(self, microbatch_size: int) -> Measurement:
         """The measurement at this size; one must exist (the profile holds the same sizes for all blocks)."""
@@ -195,7 +212,7 @@ class Profile:
     `edges` are there where the model is a graph: (i, j) says that block j reads the output of block i, and i < j. None
     is a chain. `estimated` says that the measurements were computed from a datasheet, not measured. `forms` has what
     one device does where several share the blocks. `autocast` is what the blocks' float32 weights computed in. `tied`
-    are the weights that several blocks use.
+    are the trained weights that several blocks use, `tied_frozen` the frozen ones.
     """
 
     model: Model
@@ -209,6 +226,7 @@ class Profile:
     forms: tuple[ModelForm, ...] = ()
     autocast: str | None = None
     tied: tuple[TiedWeights, ...] = ()
+    tied_frozen: tuple[TiedWeights, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -236,12 +254,15 @@ class Profile:
         for i, each in enumerate(self.forms):
             rule = f"must have one entry for each of the {len(self.blocks)} blocks"
             require(len(each.blocks) == len(self.blocks), f"forms.{i}.blocks", rule, len(each.blocks))
-        for i, tied in enumerate(self.tied):
-            rule = f"must be below the number of blocks ({len(self.blocks)})"
-            require(max(tied.blocks) < len(self.blocks), f"tied.{i}", rule, max(tied.blocks))
-            rule = f"must be at most the weights of block {tied.block}"
-            most = self.blocks[tied.block].weight_bytes
-            require(tied.weight_bytes <= most, f"tied.{i}.weight_bytes", rule, tied.weight_bytes)
+        for field, weights in (("tied", "weights"), ("tied_frozen", "frozen weights")):
+            every: tuple[TiedWeights, ...] = getattr(self, field)
+            for i, tied in enumerate(every):
+                rule = f"must be below the number of blocks ({len(self.blocks)})"
+                require(max(tied.blocks) < len(self.blocks), f"{field}.{i}", rule, max(tied.blocks))
+                rule = f"must be at most the {weights} of block {tied.block}"
+                block = self.blocks[tied.block]
+                most = block.frozen_bytes if field == "tied_frozen" else block.trained_bytes
+                require(tied.weight_bytes <= most, f"{field}.{i}.weight_bytes", rule, tied.weight_bytes)
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:

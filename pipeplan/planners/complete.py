@@ -261,7 +261,7 @@ class Decision:
 
     `devices` are those of the ranks, where devices in between stay idle. `order` lists a graph's blocks in the order in
     which the stages hold them. `chunks`: the stages that a rank holds; the placement then lists their first ones.
-    `copies_bytes`: by stage, the copies of weights of other stages that its memory counts.
+    `copies_bytes`: by stage, the copies of trained and of frozen weights of other stages that its memory counts.
     """
 
     planner: str
@@ -280,7 +280,7 @@ class Decision:
     devices: tuple[int, ...] | None = None
     order: tuple[int, ...] | None = None
     chunks: int = 1
-    copies_bytes: tuple[int, ...] = ()
+    copies_bytes: tuple[tuple[int, int], ...] = ()
 
 
 def complete(problem: PlanningProblem, decision: Decision) -> Plan:
@@ -342,23 +342,30 @@ def _with_copies(problem: PlanningProblem, decision: Decision) -> tuple[Stage, .
     block, and at most the copies that any stages have (`costs.tied.copies_apart`).
     """
     profile, options = problem.profile, problem.options
-    if not profile.tied:
+    if not (profile.tied or profile.tied_frozen):
         return decision.stages
     masters = keeps_master_weights(profile.dtype, options.master_weights)
     a_set = fixed_copies(profile.dtype, options.optimizer_or_default, master_weights=masters)[0]
     profile = profile if decision.order is None else in_order(profile, decision.order)
     stages = []
-    for stage, counted in zip(decision.stages, decision.copies_bytes or (0,) * len(decision.stages), strict=True):
-        copies_bytes = sum(copied_bytes(profile.tied, stage.start, stage.stop))
-        weight_bytes = sum(block.weight_bytes for block in profile.blocks[stage.start : stage.stop])
-        if (known := stage.memory) is not None and copies_bytes != counted and weight_bytes + counted:
+    all_counted = decision.copies_bytes or ((0, 0),) * len(decision.stages)
+    for stage, (counted, frozen_counted) in zip(decision.stages, all_counted, strict=True):
+        inside = stage.start, stage.stop
+        copies_bytes, frozen_copies = (sum(copied_bytes(t, *inside)) for t in (profile.tied, profile.tied_frozen))
+        weight_bytes = sum(block.trained_bytes for block in profile.blocks[slice(*inside)])
+        if (known := stage.memory) is None:
+            stages.append(stage)
+            continue
+        once_bytes = sum(block.untrained_bytes for block in profile.blocks[slice(*inside)]) + frozen_counted
+        memory = replace(known, weights=known.weights - once_bytes)
+        if copies_bytes != counted and weight_bytes + counted:
             more = (weight_bytes + copies_bytes) / (weight_bytes + counted)
-            memory = replace(known, **{name: round(getattr(known, name) * more) for name in BY_WEIGHT})
+            memory = replace(memory, **{name: round(getattr(memory, name) * more) for name in BY_WEIGHT})
             if options.memory == "training":  # late gradients are not in proportion: those of the copies count whole
                 copied = known.gradients + (copies_bytes - counted) * a_set
                 memory = replace(memory, gradients=max(memory.gradients, copied))
-            stage = replace(stage, memory=memory, memory_bytes=stage.memory_bytes + memory.total - known.total)
-        stages.append(stage)
+        memory = replace(memory, weights=memory.weights + once_bytes + frozen_copies - frozen_counted)
+        stages.append(replace(stage, memory=memory, memory_bytes=stage.memory_bytes + memory.total - known.total))
     return tuple(stages)
 
 

@@ -181,17 +181,20 @@ def _chain(profile: Profile, order: Sequence[int], places: Sequence[int]) -> Pro
                 weight_bytes=sum(block.weight_bytes for block in inside),
                 update_s=sum(block.update_s for block in inside),
                 cast_bytes=sum(block.cast_bytes for block in inside),
+                frozen_bytes=sum(block.frozen_bytes for block in inside),
+                buffer_bytes=sum(block.buffer_bytes for block in inside),
                 measurements=measurements,
             )
         )
-    return replace(profile, blocks=tuple(blocks), edges=None, tied=_tied(profile, order, places))
+    tied, tied_frozen = (_tied(every, order, places) for every in (profile.tied, profile.tied_frozen))
+    return replace(profile, blocks=tuple(blocks), edges=None, tied=tied, tied_frozen=tied_frozen)
 
 
-def _tied(profile: Profile, order: Sequence[int], places: Sequence[int]) -> tuple[TiedWeights, ...]:
-    """The weights that several blocks of the chain use."""
+def _tied(every: Sequence[TiedWeights], order: Sequence[int], places: Sequence[int]) -> tuple[TiedWeights, ...]:
+    """The weights among these that several blocks of the chain use."""
     within = {order[at]: index for index, (start, stop) in enumerate(pairwise(places)) for at in range(start, stop)}
     found = []
-    for tied in profile.tied:
+    for tied in every:
         block = within[tied.block]
         also = tuple(sorted({within[other] for other in tied.also} - {block}))
         if also:

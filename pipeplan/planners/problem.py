@@ -212,15 +212,15 @@ class PlanningProblem:
         for other in self.other_profiles:
             rule = f"must be of the same {{}} on {other.device.name} as on {mine.device.name}"
             require(other.model == mine.model, field, rule.format("model"), other.model.name)
-            require(other.dtype == mine.dtype, field, rule.format("dtype"), other.dtype)
-            require(other.autocast == mine.autocast, field, rule.format("autocast"), other.autocast)
-            require(other.edges == mine.edges, field, rule.format("edges"), other.edges)
+            for what in ("dtype", "autocast", "edges"):
+                require(getattr(other, what) == getattr(mine, what), field, rule.format(what), getattr(other, what))
             blocks = len(other.blocks)
             require(len(mine.blocks) == blocks, field, rule.format("number of blocks"), blocks)
             for own, block in zip(mine.blocks, other.blocks, strict=True):
                 require(own.name == block.name, field, rule.format("blocks"), block.name)
-                same = own.weight_bytes == block.weight_bytes
-                require(same, field, rule.format(f"weight_bytes of block {block.name}"), block.weight_bytes)
+                for counted in ("weight_bytes", "frozen_bytes", "buffer_bytes"):
+                    here, there = getattr(own, counted), getattr(block, counted)
+                    require(here == there, field, rule.format(f"{counted} of block {block.name}"), there)
 
     @property
     def corrected(self) -> "PlanningProblem":

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Answer, Plan
 from pipeplan.documents.profile import DTYPE_BYTES, Profile
+from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.problem import Planner, PlanningProblem
 from pipeplan.questions.smallest import Progress
@@ -59,12 +60,17 @@ def repeated(profile: Profile, inner: range, times: int) -> Profile:
         for block in blocks[inner.start : inner.stop]
     ]
     places = [*range(inner.start), *(list(inner) * times), *range(inner.stop, len(blocks))]
-    tied = []
-    for each in profile.tied:
-        using = [place for place, block in enumerate(places) if block in each.blocks]
-        if len(using) > 1:
-            tied.append(replace(each, block=using[0], also=tuple(using[1:])))
-    return replace(profile, blocks=(*first, *rounds, *last), tied=tuple(tied))
+
+    def placed(every: Sequence[TiedWeights]) -> tuple[TiedWeights, ...]:
+        using = [(each, [place for place, block in enumerate(places) if block in each.blocks]) for each in every]
+        return tuple(replace(each, block=at[0], also=tuple(at[1:])) for each, at in using if len(at) > 1)
+
+    return replace(
+        profile,
+        blocks=(*first, *rounds, *last),
+        tied=placed(profile.tied),
+        tied_frozen=placed(profile.tied_frozen),
+    )
 
 
 def largest(

@@ -73,4 +73,4 @@ def _source(context: Context, plan_id: str, plan: Plan) -> ExportSource:
 
 def _of_blocks(profile: str) -> tuple[tuple[str, ...], tuple[TiedWeights, ...]]:
     parsed = parse(Profile, profile)
-    return tuple(block.name for block in parsed.blocks), parsed.tied
+    return tuple(block.name for block in parsed.blocks), (*parsed.tied, *parsed.tied_frozen)

@@ -91,7 +91,7 @@ class ChunkMemory:
     def _fitting_s(self) -> tuple[FloatArray, float]:
         """The least seconds of the blocks that may fit: by rank with whole microbatches, and by their weights alone."""
         terms, shape = self.terms, self.terms.shape
-        weights = terms.weight_copies * np.diff(terms.chain.weight_bytes)
+        weights = np.diff(terms.weights_held)
         kept, numbers = np.diff(terms.kept_sums[0]), range(shape.ranks)
         few = as_few(shape.microbatches, shape.ranks)
         held = [held_before_backwards(shape.laws, shape.ranks, shape.chunks, r, few) for r in numbers]

@@ -12,7 +12,8 @@ from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.wiring import Wiring, wiring_of
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import interpolated, profiled
+from pipeplan.planners.two_bw.chain import profiled
+from pipeplan.planners.two_bw.measured import interpolated
 from pipeplan.planners.two_bw.placements import Links, mixtures, orientations
 from pipeplan.schedules.registry import schedule_named
 

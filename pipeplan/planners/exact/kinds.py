@@ -54,8 +54,13 @@ class Intervals:
 
     @cached_property
     def weight_bytes(self) -> FloatArray:
-        """The bytes of one version of a stage's weights."""
-        return interval_sums([block.weight_bytes for block in self.profile.blocks])
+        """The bytes of one version of a stage's weights, of those that are trained."""
+        return interval_sums([block.trained_bytes for block in self.profile.blocks])
+
+    @cached_property
+    def untrained_bytes(self) -> FloatArray:
+        """What a worker holds once: frozen weights and buffers."""
+        return interval_sums([block.untrained_bytes for block in self.profile.blocks])
 
     @cached_property
     def activation_bytes(self) -> FloatArray:
@@ -65,7 +70,7 @@ class Intervals:
 
     def late_bytes(self, gradients: int) -> FloatArray:
         """What so many gradients take beyond a microbatch's activations: `costs.memory.replacing_bytes`."""
-        weights = np.asarray([block.weight_bytes for block in self.profile.blocks], dtype=np.float64)
+        weights = np.asarray([block.trained_bytes for block in self.profile.blocks], dtype=np.float64)
         return interval_sums(replacing_bytes(gradients, weights, self._measured["added_bytes"]).tolist())
 
     @cached_property
@@ -117,7 +122,7 @@ class Intervals:
 
     def memory_bytes(self, held: Copies) -> FloatArray:
         """The bytes that a worker of each stage holds."""
-        total = held.weights * self.weight_bytes + held.activations * self.activation_bytes
+        total = held.weights * self.weight_bytes + self.untrained_bytes + held.activations * self.activation_bytes
         total += (held.inputs * self.input_bytes)[:, None] + held.transients * self.workspace_bytes
         total += held.buffer_bytes(self.input_bytes[:, None], self.output_bytes, self.kept_output_bytes)
         if held.late_gradients:
@@ -136,7 +141,7 @@ class Intervals:
         kept += held.block_inputs * int(self.block_input_bytes[here])
         kept += held.blocks_again * int(self.again_bytes[here])
         return StageMemory(
-            weights=int(held.stored * weights),
+            weights=int(held.stored * weights) + int(self.untrained_bytes[here]),
             gradients=held.gradients * weights + int(self.late_bytes(held.late_gradients)[here]),
             master_weights=held.master_weights * weights,
             optimizer_states=held.optimizer_states * weights,

@@ -71,7 +71,7 @@ def _fullness(terms: ChunkedTerms) -> RankCost:
     """What a rank holds by the way that holds less, in shares of its device: `terms.rank_bytes`, by plain sums."""
     shape, chain, ranks = terms.shape, terms.chain, range(terms.shape.ranks)
     kept_until, kept_before = (sums.tolist() for sums in terms.kept_sums)
-    weights = (terms.weight_copies * chain.weight_bytes).tolist()
+    weights = terms.weights_held.tolist()
     inputs, outputs, kept_outputs = (
         sizes.tolist() for sizes in (chain.input_bytes, chain.output_bytes, chain.kept_output_bytes)
     )

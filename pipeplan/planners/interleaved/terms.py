@@ -141,7 +141,7 @@ class ChunkedTerms:
     def fixed_bytes(self, stage: int, *, recompute: bool) -> FloatArray:
         """The weights of a stage with what belongs to them, and its buffers."""
         chain, buffers = self.chain, self.buffers(stage, recompute=recompute)
-        held = self.weight_copies * (chain.weight_bytes - chain.weight_bytes[:, None])
+        held = self.weights_held - self.weights_held[:, None]
         moved = chain.input_bytes[:, None], chain.output_bytes, chain.kept_output_bytes
         return np.asarray(held + buffers.buffer_bytes(*moved))
 
@@ -206,7 +206,7 @@ class ChunkedTerms:
 
     def weights_fit(self) -> bool:
         """False where not even the weights, with what belongs to them, fit all ranks together."""
-        return self.weight_copies * float(self.chain.weight_bytes[-1]) <= self.shape.ranks * self.device_bytes
+        return float(self.weights_held[-1]) <= self.shape.ranks * self.device_bytes
 
     def may_fit(self) -> bool:
         """False where no stages fit, by all ranks together.
@@ -219,7 +219,7 @@ class ChunkedTerms:
         by_block = (True, "block") in self.ways
         activations = self.chain.least_kept if by_block else float(self.kept_sums[0][-1])
         shape, least_input = self.shape, float(self.chain.input_bytes[:-1].min())
-        weights = self.weight_copies * float(self.chain.weight_bytes[-1])
+        weights = float(self.weights_held[-1])
         most_bytes, most_kept = 0.0, 0.0
         for rank in range(shape.ranks):
             counts, besides = [], []
@@ -283,7 +283,8 @@ class ChunkedTerms:
             largest = chunk == int(np.argmax(workspaces))  # one block runs at a time
             items.append(
                 StageMemory(
-                    weights=int((1 + self._casts) * weights),
+                    weights=int((1 + self._casts) * weights)
+                    + int(chain.untrained_bytes[stop] - chain.untrained_bytes[start]),
                     gradients=gradients * weights,
                     master_weights=masters * weights,
                     optimizer_states=states * weights,
@@ -309,7 +310,7 @@ class ChunkedTerms:
             self.buffers(stage, recompute=recompute).buffer_bytes(*sizes)
             for stage, sizes in zip(stages, moved, strict=True)
         ]
-        fixed = self.weight_copies * (chain.weight_bytes[stops] - chain.weight_bytes[starts]) + np.stack(buffers)
+        fixed = self.weights_held[stops] - self.weights_held[starts] + np.stack(buffers)
         until, before = self.kept_sums
         moments, amounts = self.held(rank, recompute=recompute).moments, list[FloatArray]()
         for unit in (unit for mode, unit in self.ways if mode == recompute):
@@ -369,6 +370,11 @@ class ChunkedTerms:
         the copies that autocast makes of the version.
         """
         return 1 + sum(self._fixed) + self._casts
+
+    @cached_property
+    def weights_held(self) -> FloatArray:
+        """Sums of `weight_copies` of the trained weights, and of what a rank holds once."""
+        return self.chain.weights_held(self.weight_copies)
 
     @property
     def _casts(self) -> float:

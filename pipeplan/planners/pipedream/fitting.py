@@ -59,6 +59,7 @@ class Memory:
     input_bytes: FloatArray
     transient_bytes: FloatArray | None
     late_bytes: FloatArray | None
+    untrained_bytes: FloatArray | None
     boundary_bytes: FloatArray
     kept_output_bytes: FloatArray
 
@@ -71,16 +72,23 @@ class Memory:
 
     def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
         """The bytes of a worker of the stages from each row to each column, with so many minibatches in flight."""
-        fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
+        fixed, each = self.fixed_and_each(rows, columns)
         return np.asarray(fixed + held * each)
 
     def most_in_flight(self, rows: IntArray, columns: IntArray) -> FloatArray:
         """How many minibatches may be in flight; infinite if they take nothing, below 1 if nothing fits."""
-        fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
+        fixed, each = self.fixed_and_each(rows, columns)
         left = self.law.limit_bytes - fixed
         with np.errstate(divide="ignore", invalid="ignore"):
             most = np.floor(left / each)
         return np.where(each > 0, most, np.where(left >= 0, np.inf, -1.0))
+
+    def fixed_and_each(self, rows: IntArray, columns: IntArray) -> tuple[FloatArray, FloatArray]:
+        """The bytes that do not depend on the minibatches in flight, and those of each of them."""
+        fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
+        if self.untrained_bytes is not None:
+            fixed = fixed + (self.untrained_bytes[columns] - self.untrained_bytes[rows, None])
+        return fixed, each
 
     def weighted(self, factors: Factors, rows: IntArray, columns: IntArray) -> FloatArray:
         weights, activations, inputs, transients, late = factors
@@ -108,6 +116,7 @@ def memory_of(states: States, space: PartitionSpace, law: Law) -> Memory:
         input_bytes=np.asarray(states.input_bytes, dtype=np.float64)[order],
         transient_bytes=None if transients is None else transients[np.ix_(order, order)],
         late_bytes=None if states.late_bytes is None else states.late_bytes[order],
+        untrained_bytes=None if states.untrained_bytes is None else states.untrained_bytes[order],
         boundary_bytes=space.boundary_bytes,
         kept_output_bytes=np.zeros(len(space)) if states.kept_output_bytes is None else states.kept_output_bytes[order],
     )
@@ -255,7 +264,7 @@ class DevicesNeeded:
     def __init__(self, memory: Memory, space: PartitionSpace, devices: int) -> None:
         self._space, self._devices = space, devices
         every = np.arange(len(space))
-        self._fixed, self._each = (memory.weighted(law, every, every) for law in (memory.law.fixed, memory.law.each))
+        self._fixed, self._each = memory.fixed_and_each(every, every)
         self._counts = space.before is None and devices <= FEW_DEVICES
         # by minibatches in flight and state, the last state that a stage reaches at least, and at most
         shape = (devices if self._counts else 0, len(space))

@@ -112,7 +112,7 @@ def _blocks(problem: PlanningProblem, microbatch_size: int) -> Blocks:
     return Blocks(
         graph=graph_of(len(measured), profile.edges or ()),
         compute_s=exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
-        weight_bytes=np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64),
+        weight_bytes=np.asarray([block.trained_bytes for block in profile.blocks], dtype=np.float64),
         activation_bytes=np.asarray([block.activation_bytes for block in measured], dtype=np.float64),
         output_bytes=np.asarray([block.output_bytes for block in measured], dtype=np.float64),
     )

@@ -49,7 +49,7 @@ class States:
     """Forward and backward of a minibatch, over all blocks before the state."""
 
     weight_bytes: FloatArray
-    """Over all blocks before the state."""
+    """Of trained weights, over all blocks before the state."""
 
     added_bytes: FloatArray
     """Over all blocks before the state: a stage keeps of a minibatch this where it ends, less `kept_before` where
@@ -73,6 +73,9 @@ class States:
     """What gradients take beyond activations (`costs.memory.replacing_bytes`), over all blocks before the state; None
     if none are counted.
     """
+
+    untrained_bytes: FloatArray | None = None
+    """What a worker holds once, frozen weights and buffers, over all blocks before the state; None if none."""
 
     before: BoolArray | None = None
     """before[a, b]: a stage may reach from a to b; None for a chain, where any a < b may."""
@@ -99,11 +102,12 @@ def chain_states(profile: Profile, microbatch_size: int, *, gradients: int = 1) 
     activations = np.asarray([block.activation_bytes for block in blocks], dtype=np.float64)
     shared = np.asarray([block.shared_bytes or 0 for block in blocks], dtype=np.float64)
     added_bytes, kept_before = kept_sums(activations, shared)
-    weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
+    weights = np.asarray([block.trained_bytes for block in profile.blocks], dtype=np.float64)
     return States(
         compute_s=_sums([block.compute_s for block in blocks]),
         weight_bytes=_sums(weights),
         late_bytes=_sums(replacing_bytes(gradients, weights, np.diff(added_bytes))),
+        untrained_bytes=_sums([block.untrained_bytes for block in profile.blocks]),
         added_bytes=added_bytes,
         kept_before=kept_before,
         boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
@@ -162,6 +166,7 @@ class CutStates:
             boundary_bytes=states.boundary_bytes[index],
             input_bytes=states.input_bytes[index],
             late_bytes=None if states.late_bytes is None else states.late_bytes[index],
+            untrained_bytes=None if states.untrained_bytes is None else states.untrained_bytes[index],
             before=None if states.before is None else states.before[table],
             transient_bytes=None if states.transient_bytes is None else states.transient_bytes[table],
         )
@@ -253,6 +258,7 @@ def _line_states(
             added_bytes=sums[2],
             kept_before=sums[2],
             late_bytes=sums[3],
+            untrained_bytes=sums[4],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
             transient_bytes=transient_bytes,
@@ -292,6 +298,7 @@ def states_of(
             added_bytes=sums[2],
             kept_before=sums[2],
             late_bytes=sums[3],
+            untrained_bytes=sums[4],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
             before=_within_others(inside),
@@ -322,14 +329,17 @@ def _within_others(inside: FloatArray) -> BoolArray:
 
 
 def summed(profile: Profile, measured: Sequence[Measurement], gradients: int) -> tuple[FloatArray, ...]:
-    """By block, the terms that a stage adds up: seconds, weights, activations, and gradients beyond these."""
-    weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
+    """By block, the terms that a stage adds up: seconds, trained weights, activations, gradients beyond these, and
+    what is held once.
+    """
+    weights = np.asarray([block.trained_bytes for block in profile.blocks], dtype=np.float64)
     activations = np.asarray([block.activation_bytes for block in measured], dtype=np.float64)
     return (
         exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
         weights,
         activations,
         replacing_bytes(gradients, weights, activations),
+        np.asarray([block.untrained_bytes for block in profile.blocks], dtype=np.float64),
     )
 
 
@@ -355,7 +365,8 @@ def _costing_nothing(profile: Profile, graph: Graph, measured: Sequence[Measurem
     """Blocks that take no time and no bytes, and read only such blocks."""
     free: set[int] = set()
     for block, (own, reads) in enumerate(zip(measured, graph.reads, strict=True)):
-        held = profile.blocks[block].weight_bytes + own.activation_bytes + own.output_bytes + own.workspace_bytes
+        weights = profile.blocks[block].weight_bytes + profile.blocks[block].buffer_bytes
+        held = weights + own.activation_bytes + own.output_bytes + own.workspace_bytes
         if own.compute_s == 0 and held == 0 and free.issuperset(reads):
             free.add(block)
     return frozenset(free)

@@ -124,9 +124,12 @@ def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int
     late_bytes = 0
     if count.late_gradients and states.late_bytes is not None:
         late_bytes = int(states.late_bytes[b] - states.late_bytes[a])
+    untrained_bytes = 0
+    if states.untrained_bytes is not None:
+        untrained_bytes = int(states.untrained_bytes[b] - states.untrained_bytes[a])
     transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
     memory = StageMemory(
-        weights=int(count.stored * weight_bytes),
+        weights=int(count.stored * weight_bytes) + untrained_bytes,
         gradients=count.gradients * weight_bytes + late_bytes,
         master_weights=count.master_weights * weight_bytes,
         optimizer_states=count.optimizer_states * weight_bytes,

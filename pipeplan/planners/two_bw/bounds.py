@@ -16,7 +16,7 @@ from pipeplan.costs.collectives import all_reduce
 from pipeplan.costs.memory import copies
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
 from pipeplan.planners.problem import PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.chain import MeasuredBlocks
+from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution, ShapeRows
 from pipeplan.planners.two_bw.split import ROUNDING
 from pipeplan.planners.two_bw.terms import PipelineShape, is_flushed
@@ -146,6 +146,7 @@ class RateBounds:
         recomputes = self.execution.recompute is not False
         copies_of_weights = np.where(found.filled, self._weights(filled=True), self._weights(filled=False))
         weights, activations = self.measured.weight_bytes, self.measured.added_bytes
+        untrained = self.measured.untrained_bytes
 
         # Over the stages: the most copies of activations, and the sum of 1 / (copies of activations).
         depth = found.depth.astype(np.float64)
@@ -165,7 +166,7 @@ class RateBounds:
 
         by_block = recomputes and "block" in recompute_units(self.problem, self.execution.laws)
         kept = self.measured.least_kept if by_block else activations
-        together = kept.sum(axis=1)[found.size] + copies_of_weights * weights.sum() / most
+        together = kept.sum(axis=1)[found.size] + (copies_of_weights * weights.sum() + untrained.sum()) / most
         if recomputes:
             inner = self.measured.input_bytes[:, 1:], self.measured.output_bytes[:, :-1]
             message = np.minimum(*(moved.min(axis=1, initial=np.inf) for moved in inner))
@@ -174,7 +175,8 @@ class RateBounds:
             output = message if self.execution.recompute else np.minimum(message, rest.min(axis=1, initial=np.inf))
             sent, others = self._messages(found)
             together = together + sent * output[found.size] + others * message[found.size]
-        blocks = np.stack([(self._weights(filled=f) * weights + activations).max(axis=1) for f in (False, True)])
+        copies_of_filled = [self._weights(filled=filled) for filled in (False, True)]
+        blocks = np.stack([(each * weights + untrained + activations).max(axis=1) for each in copies_of_filled])
         block = blocks[found.filled.astype(np.int64), found.size]
         return np.asarray(np.maximum(together / shares, block) * (1 - ROUNDING))
 

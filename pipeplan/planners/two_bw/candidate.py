@@ -15,9 +15,10 @@ from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
 from pipeplan.planners.two_bw.capacity import StageCapacity
-from pipeplan.planners.two_bw.chain import MeasuredBlocks, ProfileChain
+from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.chosen import chosen
 from pipeplan.planners.two_bw.fewest import FewestStages
+from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links, orientations
 from pipeplan.planners.two_bw.split import ROUNDING, Found, even_min_sum, least_sum
@@ -58,7 +59,7 @@ class Evaluator:
 
     problem: PlanningProblem
     measured: MeasuredBlocks
-    _chains: dict[tuple[int, tuple[int, ...]], ProfileChain] = field(default_factory=dict)
+    _chains: dict[tuple[int, tuple[int, ...], tuple[int, ...]], ProfileChain] = field(default_factory=dict)
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, int, bool, int, int], tuple[MemoryCounts, ...]] = field(default_factory=dict)
     _fewest: dict[tuple[str, bool | None, int, int], FewestStages] = field(default_factory=dict)
@@ -72,15 +73,19 @@ class Evaluator:
 
     def chain(self, microbatch_size: int, depth: int = 1) -> ProfileChain:
         """The profile at this size, with the copies of shared weights that so many stages have at least."""
-        tied = self.problem.profile.tied
-        copies_bytes = copies_apart(tied, self.measured.blocks, depth) if tied else ()
-        key = microbatch_size, copies_bytes
+        profile = self.problem.profile
+        copies_bytes, frozen_copies_bytes = (
+            copies_apart(every, self.measured.blocks, depth) if every else ()
+            for every in (profile.tied, profile.tied_frozen)
+        )
+        key = microbatch_size, copies_bytes, frozen_copies_bytes
         if key not in self._chains:
             self._chains[key] = ProfileChain(
                 row=self.measured.sizes.index(microbatch_size),
                 source=self.measured,
                 recompute_factor=self.problem.options.recompute_factor,
                 copies_bytes=copies_bytes,
+                frozen_copies_bytes=frozen_copies_bytes,
             )
         return self._chains[key]
 
@@ -284,7 +289,7 @@ def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: 
         kept += held.block_inputs * int(inputs_until[stop] - inputs_before[start])
         kept += held.blocks_again * int(chain.again_bytes(*place)[0, 0])
     return StageMemory(
-        weights=int(held.stored * weights),
+        weights=int(held.stored * weights) + int(chain.untrained_bytes[stop] - chain.untrained_bytes[start]),
         gradients=held.gradients * weights + int(late[stop] - late[start]),
         master_weights=held.master_weights * weights,
         optimizer_states=held.optimizer_states * weights,

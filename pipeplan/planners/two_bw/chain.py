@@ -17,13 +17,12 @@ from math import frexp
 
 import numpy as np
 
-from pipeplan.arrays import BoolArray, FloatArray, IntArray
+from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.costs.transfer import boundary_bytes
-from pipeplan.documents.measurement import KNOWN_BYTES
-from pipeplan.documents.profile import Profile
 from pipeplan.errors import LARGEST_AMOUNT, LEAST_AMOUNT, InvalidInputError, require
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.two_bw.measured import MeasuredBlocks, measured
 
 MAX_INTERPOLATED = 32
 """How many sizes between the measured ones are considered; if there are more, those in the most equal ratios."""
@@ -33,95 +32,6 @@ MAX_ROWS = 2**21
 
 _MAX_BETWEEN = 2**20
 """Other sizes are at most this far above the smallest measured one."""
-
-_TIMES = ("forward_s", "backward_s")
-_BYTES = (*KNOWN_BYTES, "shared_bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MeasuredBlocks:
-    """A profile's measurements, a row a microbatch size and a column a block.
-
-    `counts_input`: whether the block's input is known to be among its activations.
-    """
-
-    sizes: tuple[int, ...]
-    weight_bytes: FloatArray
-    forward_s: FloatArray
-    backward_s: FloatArray
-    input_bytes: FloatArray
-    output_bytes: FloatArray
-    activation_bytes: FloatArray
-    workspace_bytes: FloatArray
-    shared_bytes: FloatArray
-    kept_output_bytes: FloatArray
-    passed_bytes: FloatArray
-    counts_input: BoolArray
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks."""
-        return len(self.weight_bytes)
-
-    def at(self, sizes: Sequence[int]) -> "MeasuredBlocks":
-        """The rows of these sizes, interpolated where they were not measured, as in `documents.measurement`."""
-        return MeasuredBlocks(
-            sizes=tuple(sizes),
-            weight_bytes=self.weight_bytes,
-            **{name: interpolated(getattr(self, name), self.sizes, sizes) for name in _TIMES},
-            **{name: np.rint(interpolated(getattr(self, name), self.sizes, sizes)) for name in _BYTES},
-            counts_input=interpolated(self.counts_input.astype(np.float64), self.sizes, sizes) > 0,
-        )
-
-    @property
-    def added_bytes(self) -> FloatArray:
-        """The least that a microbatch keeps of every block, whatever its stage: `Measurement.added_bytes`."""
-        return self.activation_bytes - self.shared_bytes
-
-    @property
-    def least_kept(self) -> FloatArray:
-        """The same if stages may recompute by block."""
-        return np.minimum(self.added_bytes, self.input_bytes - self.passed_inputs)
-
-    @property
-    def passed_inputs(self) -> FloatArray:
-        """What of every block's input the block before it has only passed on (`costs.memory.passed_inputs`)."""
-        return np.pad(np.minimum(self.passed_bytes[:, :-1], self.input_bytes[:, 1:]), ((0, 0), (1, 0)))
-
-    @property
-    def again_bytes(self) -> FloatArray:
-        """What every block holds when it has run again: `Measurement.again_bytes`."""
-        known = self.counts_input * self.input_bytes + np.maximum(self.kept_output_bytes - self.passed_bytes, 0.0)
-        return np.asarray(self.output_bytes - self.passed_bytes + np.maximum(self.activation_bytes - known, 0.0))
-
-    def recomputed_s(self, recompute_factor: float | None) -> FloatArray:
-        """Forward and backward with recomputation, of every block (`costs.compute.compute_s`)."""
-        if recompute_factor is None:
-            return self.forward_s + self.backward_s + self.forward_s
-        return (self.forward_s + self.backward_s) * recompute_factor
-
-
-def interpolated(rows: FloatArray, measured: Sequence[int], sizes: Sequence[int]) -> FloatArray:
-    """[size, block]: rows of the measured sizes, ascending, at other sizes between them: linear in the size."""
-    known, wanted = np.asarray(measured), np.asarray(sizes)
-    above = np.searchsorted(known, wanted)
-    below = np.where(known[above] == wanted, above, above - 1)
-    width = np.maximum(known[above] - known[below], 1)
-    share = (wanted - known[below]) / width
-    return np.asarray(rows[below] + share[:, None] * (rows[above] - rows[below]))
-
-
-def measured(profile: Profile) -> MeasuredBlocks:
-    """The profile's own sizes."""
-    sizes = profile.microbatch_sizes
-    rows = [sorted(block.measurements, key=lambda m: m.microbatch_size) for block in profile.blocks]
-    columns = {
-        name: np.asarray([[getattr(m, name) or 0 for m in row] for row in rows], dtype=np.float64).T
-        for name in (*_TIMES, *_BYTES)
-    }
-    weights = np.asarray([block.weight_bytes for block in profile.blocks], dtype=np.float64)
-    counts_input = np.asarray([[m.shared_bytes is not None for m in row] for row in rows]).T
-    return MeasuredBlocks(sizes=sizes, weight_bytes=weights, counts_input=counts_input, **columns)
 
 
 def profiled(problem: PlanningProblem) -> MeasuredBlocks:
@@ -173,13 +83,15 @@ class ProfileChain:
     `kept_output_bytes` the part of it that the stage before keeps anyway. `input_bytes`: what a stage that begins there
     takes in. `kept_sums` are those of activations (`costs.memory`), `added_bytes` the first of both. `input_sums` are
     those of the inputs of all blocks, where what a block only passes on is kept once. `shared_bytes` is by block.
-    `weight_bytes` counts `copies_bytes`, by block, those of weights that another stage has as well (`costs.tied`).
+    `weight_bytes` counts `copies_bytes`, by block, those of weights that another stage has as well (`costs.tied`), and
+    `untrained_bytes` counts `frozen_copies_bytes`.
     """
 
     row: int
     source: MeasuredBlocks
     recompute_factor: float | None = None
     copies_bytes: tuple[int, ...] = ()
+    frozen_copies_bytes: tuple[int, ...] = ()
     _lists: dict[bool, list[float]] = field(default_factory=dict)
     _late: dict[int, FloatArray] = field(default_factory=dict)
     _held: dict[tuple[float, float, float, int], FloatArray] = field(default_factory=dict)
@@ -207,12 +119,27 @@ class ProfileChain:
 
     @cached_property
     def weight_bytes(self) -> FloatArray:
+        """Sums of the trained weights."""
         own_bytes = self.source.weight_bytes
         return self._sums(own_bytes + np.asarray(self.copies_bytes) if self.copies_bytes else own_bytes)
 
-    def copies_of(self, stops: Sequence[int]) -> tuple[int, ...]:
-        """By stage, the bytes of the copies that `weight_bytes` counts."""
-        return tuple(sum(self.copies_bytes[start:stop]) for start, stop in zip((0, *stops[:-1]), stops, strict=True))
+    @cached_property
+    def untrained_bytes(self) -> FloatArray:
+        """Sums of what a worker holds once: frozen weights and buffers."""
+        own_bytes = self.source.untrained_bytes
+        return self._sums(own_bytes + np.asarray(self.frozen_copies_bytes) if self.frozen_copies_bytes else own_bytes)
+
+    def weights_held(self, copies: float) -> FloatArray:
+        """Sums of so many copies of the trained weights, and of what is held once."""
+        return np.asarray(copies * self.weight_bytes + self.untrained_bytes)
+
+    def copies_of(self, stops: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """By stage, the bytes of the copies that `weight_bytes` and that `untrained_bytes` count."""
+        starts = (0, *stops[:-1])
+        return tuple(
+            (sum(self.copies_bytes[start:stop]), sum(self.frozen_copies_bytes[start:stop]))
+            for start, stop in zip(starts, stops, strict=True)
+        )
 
     @cached_property
     def kept_sums(self) -> tuple[FloatArray, FloatArray]:
@@ -265,13 +192,14 @@ class ProfileChain:
         return self._late[gradients]
 
     def held(self, weights: float, activations: float, inputs: float = 0.0, late_gradients: int = 0) -> FloatArray:
-        """The sums of so many copies of the weights, of the activations, of all blocks' inputs and of late gradients.
+        """The sums of so many copies of the weights, of the activations, of all blocks' inputs and of late gradients,
+        and of what is held once.
 
         Differences are what a stage holds at least: its first block may keep `shared_bytes` more.
         """
         key = (weights, activations, inputs, late_gradients)
         if key not in self._held:
-            sums = weights * self.weight_bytes + activations * self.added_bytes
+            sums = self.weights_held(weights) + activations * self.added_bytes
             sums = sums + inputs * self.input_sums[0] if inputs else sums
             self._held[key] = sums + self.late_bytes(late_gradients) if late_gradients else sums
         return self._held[key]

@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeplan.arrays import IntArray
 from pipeplan.planners.problem import Options, PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.chain import MeasuredBlocks
+from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named

@@ -152,6 +152,8 @@ class PipelineTerms:
         kept_until, kept_before = chain.kept_sums
         until = weights * at.stops(chain.weight_bytes) + activations * at.stops(kept_until)
         before = weights * at.starts(chain.weight_bytes) + activations * at.starts(kept_before)
+        until += at.stops(chain.untrained_bytes)
+        before += at.starts(chain.untrained_bytes)
         by_block, inputs, outputs = map(at.of_stages, (counts.block_inputs, counts.inputs, counts.outputs))
         if by_block.any():
             inputs_until, inputs_before = chain.input_sums
@@ -264,7 +266,7 @@ class PipelineTerms:
         stage may recompute by block, the smaller of activations and input of every block counts, once.
         """
         ways = [counts for mode in self.shape.modes for counts in self.counts[mode]]
-        weights = min(float(counts.weights.min()) for counts in ways) * float(self.chain.weight_bytes[-1])
+        weights = float(self.chain.weights_held(min(float(counts.weights.min()) for counts in ways))[-1])
         if any(counts.block_inputs.any() for counts in ways):
             return (self.chain.least_kept + weights) / self.shape.depth
         activations: list[float] = np.minimum.reduce([counts.activations for counts in ways]).tolist()
@@ -321,6 +323,7 @@ class PipelineTerms:
         mode, chain = self.shape.modes[0], self.chain
         counts = self.counts[mode][0]
         weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
+        weights += chain.untrained_bytes[highs] - chain.untrained_bytes[lows]
         added, shared = chain.added_bytes, chain.shared_bytes.max()
         activations = counts.activations * (added[highs] - added[lows] + shared)
         until, before = chain.input_sums

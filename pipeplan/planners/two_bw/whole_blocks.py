@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.problem import PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.chain import MeasuredBlocks
+from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution
 from pipeplan.planners.two_bw.split import ROUNDING
 
@@ -108,7 +108,8 @@ class WholeBlocks:
 
     def _limit(self, held: FloatArray, kept: FloatArray) -> IntArray:
         """[size, h]: the blocks that a device holds with so many microbatches in flight, which keep so much of each."""
-        weights = self.weights * self._runs(self.measured.weight_bytes[None, :])
+        held_once = self.measured.untrained_bytes
+        weights = self._runs((self.weights * self.measured.weight_bytes + held_once)[None, :])
         device_bytes = self.problem.cluster.device.usable_bytes * (1 + ROUNDING)
         rows = [(weights + held[:, None] * row <= device_bytes).sum(axis=1) for row in self._runs(kept)]
         return self._unlimited(np.stack(rows))

@@ -41,7 +41,7 @@ def profile_of_groups(terms: ReplicaTerms) -> Profile:
     """The profile of a group of devices: the seconds of one device, and the outputs of all together.
 
     A block's weights are the bytes that its replicas exchange, after the devices that share sequences have summed
-    theirs. Its backward includes recomputation: an exchange can run beside both.
+    theirs, and those that are not trained. Its backward includes recomputation: an exchange can run beside both.
     """
     own, profile = terms.terms, terms.terms.problem.profile
     together, holding = own.recipe.form.devices, own.recipe.form.tensor
@@ -49,12 +49,14 @@ def profile_of_groups(terms: ReplicaTerms) -> Profile:
     first = own.model.kinds[own.model.blocks[0]].at(own.recipe.microbatch_size)
     before = [first.input_bytes, *own.edge_bytes[1:-1].tolist()]
     exchanged = [int(after - start) for start, after in pairwise(terms.exchanged_bytes.tolist())]
+    frozen = [int(after - start) for start, after in pairwise(terms.frozen_bytes.tolist())]
     forward = [after - start for start, after in pairwise(terms.forward_s.tolist())]
     backward = [after - start for start, after in pairwise((terms.backward_s + terms.again_s).tolist())]
     blocks = tuple(
         Block(
             name=name,
-            weight_bytes=holding * exchanged[index],
+            weight_bytes=holding * exchanged[index] + frozen[index],
+            frozen_bytes=frozen[index],
             measurements=(
                 Measurement(
                     microbatch_size=own.recipe.microbatch_size,
@@ -68,7 +70,7 @@ def profile_of_groups(terms: ReplicaTerms) -> Profile:
         )
         for index, name in enumerate(names)
     )
-    return replace(profile, blocks=blocks, forms=(), edges=None, tied=())  # `_own_exchange_s` has these
+    return replace(profile, blocks=blocks, forms=(), edges=None, tied=(), tied_frozen=())  # `_own_exchange_s` has these
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,10 +156,11 @@ class PlanMaker:
         stages = []
         for number, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
             states = float(fixed[stop] - fixed[start])
-            share = states / kept_of.kept if kept_of.kept else 0.0
+            frozen = float(terms.frozen_bytes[stop] - terms.frozen_bytes[start])
+            share = (states - frozen) / kept_of.kept if kept_of.kept else 0.0
             activations = in_flight(degrees, number % degrees.pipeline) * float(kept[stop] - kept[start])
             memory = StageMemory(
-                weights=int(share * kept_of.weights),
+                weights=int(share * kept_of.weights) + int(frozen),
                 gradients=int(share * kept_of.gradients),
                 master_weights=int(share * kept_of.master_weights),
                 optimizer_states=int(share * kept_of.optimizer_states),

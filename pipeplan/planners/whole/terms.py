@@ -10,7 +10,7 @@ gradients, and the next batch for its weights.
 Only the layers are recomputed: neither the first nor the last block, if these are of kinds of their own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,6 +26,7 @@ from pipeplan.documents.forms import AXES, Collective, Form, FormMeasurement, Mo
 from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
+from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block
 
 _ROUNDING = 1e-12
 
@@ -111,17 +112,12 @@ class RecipeTerms:
     @cached_property
     def parameters(self) -> FloatArray:
         """Every block's parameters, without its experts'."""
-        return self._by_block([kind.parameters for kind in self.model.kinds])
+        return by_block(self.model, lambda kind: kind.parameters)
 
     @cached_property
-    def tied_parameters(self) -> FloatArray:
-        """By block, the parameters of the first block of which it holds a copy in a pipeline."""
-        return self._by_block([kind.tied_parameters for kind in self.model.kinds])
-
-    @cached_property
-    def expert_parameters(self) -> FloatArray:
-        """The parameters of every block's experts."""
-        return self._by_block([kind.expert_parameters for kind in self.model.kinds])
+    def trained_tied_parameters(self) -> FloatArray:
+        """By block, the trained parameters of the first block of which it holds a copy in a pipeline."""
+        return by_block(self.model, lambda kind: kind.tied_parameters - kind.frozen_tied_parameters)
 
     @cached_property
     def edge_bytes(self) -> FloatArray:
@@ -172,7 +168,7 @@ class RecipeTerms:
         links = self.links["tensor"]
         return links.seconds("all-gather", float(self.edge_bytes[cut]) * self._senders) if self._senders > 1 else 0.0
 
-    def ledger(self, data: int, *, pipelined: bool) -> Ledger:
+    def ledger(self, data: int, *, pipelined: bool, trained: bool = True) -> Ledger:
         """The ledger of a parameter with so many replicas of the form; devices that share sequences hold it too."""
         return ledger(
             self.engine.name,
@@ -182,6 +178,7 @@ class RecipeTerms:
             replicas=max(data, 1) * self.recipe.form.context,
             pipelined=pipelined,
             optimizer_on_host=offloads_optimizer(self.recipe.offload),
+            trained=trained,
         )
 
     def at(self, data: int, *, pipelined: bool) -> "ReplicaTerms":
@@ -227,10 +224,21 @@ class ReplicaTerms:
     pipelined: bool
     _slowest_s: dict[int, float] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def ledger(self) -> Ledger:
-        """The ledger of parameters outside experts."""
-        return self.terms.ledger(self.data, pipelined=self.pipelined)
+        """The ledger of trained parameters outside experts."""
+        return self._parameters[0].ledger
+
+    @cached_property
+    def _parameters(self) -> tuple[BlockParameters, BlockParameters]:
+        """Every block's trained parameters, and its frozen ones."""
+        replicas = self.data, self.data // self.terms.recipe.form.expert
+
+        def ledgers(trained: bool) -> tuple[Ledger, Ledger]:
+            one, other = (self.terms.ledger(n, pipelined=self.pipelined, trained=trained) for n in replicas)
+            return one, other
+
+        return BlockParameters.of(self.terms.model, ledgers, pipelined=self.pipelined)
 
     def _shares(self, what: str) -> bool:
         return SHARDINGS.index(self.terms.recipe.sharding) >= SHARDINGS.index(what)
@@ -258,7 +266,8 @@ class ReplicaTerms:
     def _moved_s(self, kind: str) -> FloatArray:
         terms, form = self.terms, self.terms.recipe.form
         links = links_among(terms.problem.cluster, self.data * form.context, form.stride("context"))
-        whole = terms.parameters + terms.expert_parameters / form.expert
+        moved = self._parameters if kind == "all-gather" else self._parameters[:1]  # gradients are of trained ones
+        whole = np.sum([each.outside + each.experts / form.expert for each in moved], axis=0)
         return np.asarray([links.seconds(kind, each * self.ledger.gathered) for each in whole.tolist()])
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
@@ -328,16 +337,10 @@ class ReplicaTerms:
         host = self.terms.problem.cluster.host
         return np.asarray(size_bytes / host.bandwidth_bytes_per_s if host else np.zeros_like(size_bytes))
 
-    @cached_property
-    def _parameters(self) -> FloatArray:
-        """Every block's parameters, with its copies of another stage's, without its experts'."""
-        return self.terms.parameters + (self.terms.tied_parameters if self.pipelined else 0.0)
-
-    def _of_parameters(self, entry: Callable[[Ledger], float]) -> FloatArray:
-        """An entry of the ledger for all parameters of every block. Experts have fewer replicas."""
-        terms = self.terms
-        experts = terms.ledger(self.data // terms.recipe.form.expert, pipelined=self.pipelined)
-        return self._parameters * entry(self.ledger) + terms.expert_parameters * entry(experts)
+    def _of_parameters(self, entry: Entry) -> FloatArray:
+        """An entry of the ledger for all parameters of every block."""
+        trained, frozen = self._parameters
+        return trained.amount(entry) + frozen.amount(entry)
 
     def no_slower(self, other: "ReplicaTerms") -> bool:
         """Whether no block's forward, backward or update takes longer than with the other terms."""
@@ -352,6 +355,11 @@ class ReplicaTerms:
     def fixed_bytes(self) -> FloatArray:
         """Sums of the states' bytes."""
         return sums(self._of_parameters(lambda each: each.kept))
+
+    @cached_property
+    def frozen_bytes(self) -> FloatArray:
+        """Sums of the bytes of weights that are not trained."""
+        return sums(self._parameters[1].amount(lambda each: each.kept))
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
@@ -371,31 +379,33 @@ class ReplicaTerms:
     @cached_property
     def transient_bytes(self) -> FloatArray:
         """The bytes that every block holds on top while it runs, with the whole weights that are gathered for it."""
-        terms, one = self.terms, not self.pipelined
-        whole = self.ledger.gathered * (terms.parameters + terms.expert_parameters)
+        one = not self.pipelined
+        trained, frozen = (self.ledger.gathered * each.every for each in self._parameters)
         gathered = GATHERED_BLOCKS * (one and self._shares("weights"))
         scattered = one and self._shares("gradients")
-        return np.asarray(terms.transient_bytes + (gathered + scattered) * whole)
+        return np.asarray(self.terms.transient_bytes + gathered * (trained + frozen) + scattered * trained)
 
     @cached_property
     def exchanged_bytes(self) -> FloatArray:
         """Sums of the bytes that a device exchanges once a batch, as of an all-reduce.
 
         An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-2
-        gathers the weights after their update; other shares need theirs for every microbatch.
+        gathers the weights after their update; other shares need theirs for every microbatch. Frozen weights are
+        gathered alone, where they are shared.
         """
-        ledger, terms = self.ledger, self.terms
+        ledger, (trained, frozen) = self.ledger, self._parameters
         exchanged = ledger.exchanged if not self._shares("gradients") else 0.0
         if self._shares("gradients") and self.pipelined:
             exchanged = ledger.gathered
         elif self._shares("gradients") and not self._gathers_for_forward:
             exchanged = ledger.gathered / 2
-        return sums(exchanged * (self._parameters + terms.expert_parameters))
+        gathered = ledger.gathered / 2 if self.pipelined and self._gathers_for_forward else 0.0
+        return sums(exchanged * trained.every + gathered * frozen.every)
 
     @cached_property
     def tied_bytes(self) -> FloatArray:
         """Sums of the bytes of gradients whose weights the first stage holds as well."""
-        return sums(self.ledger.exchanged * self.terms.tied_parameters)
+        return sums(self.ledger.exchanged * self.terms.trained_tied_parameters)
 
     @cached_property
     def update_s(self) -> FloatArray:
@@ -406,4 +416,4 @@ class ReplicaTerms:
             link_s = self._copied_s(self._of_parameters(lambda each: each.update_link))
             return sums(link_s + self._of_parameters(lambda each: each.update_host) / host.update_bytes_per_s)
         seconds = profile.overheads.update_s_per_byte * DTYPE_BYTES[profile.dtype] * self.ledger.updated
-        return sums(seconds * (self._parameters + terms.expert_parameters))
+        return sums(seconds * self._parameters[0].every)

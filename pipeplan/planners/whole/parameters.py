@@ -1,0 +1,67 @@
+"""Parameters: what an engine keeps and exchanges of every block's parameters on a device, trained and frozen ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.costs.ledger import Ledger
+from pipeplan.documents.forms import BlockKind, ModelForm
+
+Entry = Callable[[Ledger], float]
+"""Reads one of a ledger's fields."""
+
+
+def by_block(model: ModelForm, count: Callable[[BlockKind], float]) -> FloatArray:
+    """A figure of every block, from its kind's."""
+    return np.asarray([count(kind) for kind in model.kinds], dtype=np.float64)[list(model.blocks)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BlockParameters:
+    """Every block's parameters, trained or frozen: those outside experts, and its experts', each with their ledger.
+
+    Experts have fewer replicas. With `pipelined` those outside experts count copies of another stage's.
+    """
+
+    outside: FloatArray
+    experts: FloatArray
+    ledger: Ledger
+    expert_ledger: Ledger
+
+    @staticmethod
+    def of(
+        model: ModelForm, ledgers: Callable[[bool], tuple[Ledger, Ledger]], *, pipelined: bool
+    ) -> "tuple[BlockParameters, BlockParameters]":
+        """The trained ones and the frozen ones; `ledgers` gives both ledgers of either."""
+
+        def counted(*, trained: bool) -> BlockParameters:
+            def outside(kind: BlockKind) -> float:
+                own, tied = kind.frozen_parameters, kind.frozen_tied_parameters
+                if trained:
+                    own, tied = kind.parameters - own, kind.tied_parameters - tied
+                return own + (tied if pipelined else 0)
+
+            def experts(kind: BlockKind) -> float:
+                frozen = kind.frozen_expert_parameters
+                return kind.expert_parameters - frozen if trained else frozen
+
+            ledger, expert_ledger = ledgers(trained)
+            return BlockParameters(
+                outside=by_block(model, outside),
+                experts=by_block(model, experts),
+                ledger=ledger,
+                expert_ledger=expert_ledger,
+            )
+
+        return counted(trained=True), counted(trained=False)
+
+    @property
+    def every(self) -> FloatArray:
+        """All of them."""
+        return np.asarray(self.outside + self.experts)
+
+    def amount(self, entry: Entry) -> FloatArray:
+        """An entry of the ledgers for all of them."""
+        return np.asarray(self.outside * entry(self.ledger) + self.experts * entry(self.expert_ledger))
