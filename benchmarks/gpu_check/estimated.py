@@ -24,7 +24,10 @@ def estimated_profile(trial: Trial, sheet: Datasheet, microbatch_size: int) -> P
         dtype=trial.dtype,
         block_names=chain.block_names,
         weight_bytes=chain.weight_bytes(),
+        frozen_bytes=chain.frozen_bytes(),
+        buffer_bytes=chain.buffer_bytes(),
         tied=chain.tied_weights(),
+        tied_frozen=chain.tied_weights(trained=False),
         sizes=(microbatch_size,),
         blocks=(count_blocks(fake, chain.blocks, build_loss(None), microbatch, floating=dtype, gpu=True),),
     )

@@ -79,29 +79,42 @@ class Chain:
 
     def weight_bytes(self) -> tuple[int, ...]:
         """Every block's bytes of parameters; one that several blocks share counts in the first."""
-        seen: set[nn.Parameter] = set()
-        sizes = []
-        for block in self.blocks:
-            own = set(block.parameters()) - seen
-            seen |= own
-            sizes.append(sum(map(bytes_of, own)))
-        return tuple(sizes)
+        return _own_bytes(block.parameters() for block in self.blocks)
 
-    def tied_weights(self) -> tuple[TiedWeights, ...]:
-        """The trained parameters that several blocks share, those of the same blocks together."""
+    def frozen_bytes(self) -> tuple[int, ...]:
+        """Of `weight_bytes`, those of parameters that are not trained."""
+        return _own_bytes((p for p in block.parameters() if not p.requires_grad) for block in self.blocks)
+
+    def buffer_bytes(self) -> tuple[int, ...]:
+        """Every block's bytes of buffers, counted as `weight_bytes`."""
+        return _own_bytes(block.buffers() for block in self.blocks)
+
+    def tied_weights(self, *, trained: bool = True) -> tuple[TiedWeights, ...]:
+        """The trained parameters, or the frozen ones, that several blocks share, those of the same blocks together."""
         users: dict[nn.Parameter, list[int]] = {}
         for number, block in enumerate(self.blocks):
             for parameter in block.parameters():
-                if parameter.requires_grad:
+                if parameter.requires_grad is trained:
                     users.setdefault(parameter, []).append(number)
         sizes_bytes: dict[tuple[int, ...], int] = {}
         for parameter, blocks in users.items():
             if len(blocks) > 1:
-                sizes_bytes[tuple(blocks)] = sizes_bytes.get(tuple(blocks), 0) + parameter.nbytes
+                sizes_bytes[tuple(blocks)] = sizes_bytes.get(tuple(blocks), 0) + bytes_of(parameter)
         return tuple(
             TiedWeights(block=first, also=tuple(others), weight_bytes=size_bytes)
             for (first, *others), size_bytes in sorted(sizes_bytes.items())
         )
+
+
+def _own_bytes(tensors_of_blocks: Iterable[Iterable[Tensor]]) -> tuple[int, ...]:
+    """The bytes of every block's tensors; one that several blocks share counts in the first."""
+    seen: set[Tensor] = set()
+    sizes = []
+    for tensors in tensors_of_blocks:
+        own = set(tensors) - seen
+        seen |= own
+        sizes.append(sum(map(bytes_of, own)))
+    return tuple(sizes)
 
 
 def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, empty: bool = False) -> Chain:

@@ -1,6 +1,6 @@
 """Values: what blocks and stages pass on, one tensor or a tuple of several."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +95,14 @@ def _parts_of_all(tensors: Iterable[Tensor]) -> tuple[Tensor, ...] | None:
 def carries_gradient(tensor: Tensor) -> bool:
     """Whether autograd can give the tensor a gradient: real and complex numbers, and no others."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def first_trained(blocks: Sequence[nn.Module]) -> int:
+    """The first block with a trained parameter: no gradient goes back beyond it. 0 for a model without frozen ones."""
+    graded = [[p.requires_grad for p in block.parameters()] for block in blocks]
+    if all(map(all, graded)):
+        return 0
+    return next((number for number, each in enumerate(graded) if any(each)), len(blocks))
 
 
 def nodes_of(tensors: Iterable[Tensor]) -> tuple[Any, ...]:

@@ -51,7 +51,10 @@ class ModelCounts:
     dtype: str
     block_names: tuple[str, ...]
     weight_bytes: tuple[int, ...]
+    frozen_bytes: tuple[int, ...]
+    buffer_bytes: tuple[int, ...]
     tied: tuple[TiedWeights, ...]
+    tied_frozen: tuple[TiedWeights, ...]
     sizes: tuple[int, ...]
     blocks: tuple[tuple[BlockCounts, ...], ...]
 
@@ -95,7 +98,10 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
         dtype=task.dtype,
         block_names=chain.block_names,
         weight_bytes=chain.weight_bytes(),
+        frozen_bytes=chain.frozen_bytes(),
+        buffer_bytes=chain.buffer_bytes(),
         tied=chain.tied_weights(),
+        tied_frozen=chain.tied_weights(trained=False),
         sizes=task.microbatch_sizes,
         blocks=tuple(blocks),
     )
@@ -105,7 +111,8 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
     """The profile of the counts, by the datasheet. Raises InvalidInputError for a dtype that the datasheet does not
     name.
     """
-    blocks = zip(counts.block_names, counts.weight_bytes, zip(*counts.blocks, strict=True), strict=True)
+    sizes_bytes = zip(counts.weight_bytes, counts.frozen_bytes, counts.buffer_bytes, strict=True)
+    blocks = zip(counts.block_names, sizes_bytes, zip(*counts.blocks, strict=True), strict=True)
     return Profile(
         model=counts.model,
         device=sheet.device(),
@@ -114,11 +121,13 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
             Block(
                 name=name,
                 weight_bytes=weight_bytes,
+                frozen_bytes=frozen_bytes,
+                buffer_bytes=buffer_bytes,
                 measurements=tuple(
                     _measurement(size, block, sheet) for size, block in zip(counts.sizes, by_size, strict=True)
                 ),
             )
-            for name, weight_bytes, by_size in blocks
+            for name, (weight_bytes, frozen_bytes, buffer_bytes), by_size in blocks
         ),
         overheads=Overheads(
             update_s_per_byte=update_s_per_byte(optimizer, counts.dtype, sheet),
@@ -127,6 +136,7 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
         method=Method(warm_up_rounds=0, rounds=0, clock=CLOCK, torch_version=torch.__version__),
         estimated=True,
         tied=counts.tied,
+        tied_frozen=counts.tied_frozen,
     )
 
 

@@ -20,7 +20,7 @@ from worker_agent.models.data import Microbatch
 from worker_agent.models.fused import unfused_attention
 from worker_agent.models.losses import Loss
 from worker_agent.models.parallel import Region
-from worker_agent.models.values import as_values, carries_gradient, matching_dtype
+from worker_agent.models.values import as_values, carries_gradient, first_trained, matching_dtype
 from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
 from worker_agent.profiler.operations import (
     DeviceOperation,
@@ -93,13 +93,14 @@ def count_blocks(
             tuple(torch.empty(t.shape, dtype=matching_dtype(t, floating)) for t in as_values(value))
             for value in microbatch
         )
+        first = first_trained(blocks)
         for index, block in enumerate(blocks):
             end = (loss, targets) if index == len(blocks) - 1 else None
-            key = (signature(block), tuple(map(_shape, values)), index == 0, end is None)
+            key = (signature(block), tuple(map(_shape, values)), index > first, end is None)
             if key not in known:
                 rule = f"must have blocks that run on tensors without contents to be estimated; block {index} does not"
                 with foreign_code("model", rule, type(block).__name__):
-                    known[key] = BlockRun(block=block, inputs=values, first=index == 0, end=end, gpu=gpu).count()
+                    known[key] = BlockRun(block=block, inputs=values, graded=index > first, end=end, gpu=gpu).count()
             found, values = known[key]
             counts.append(found)
     return tuple(counts)
@@ -114,13 +115,14 @@ def recorded_region(form: Form) -> Region[RecordedPeers]:
 class BlockRun:
     """One block's passes: one that is counted, and one without gradients of weights, for the split backward.
 
-    `end` is the loss and its targets where the block is the last one. In a `region` the block's exchanges are noted by
-    the region's peers. `unfused` attention runs as fused.unfused_attention does, on a GPU alone.
+    With `graded` its inputs get a gradient. `end` is the loss and its targets where the block is the last one. In a
+    `region` the block's exchanges are noted by the region's peers. `unfused` attention runs as fused.unfused_attention
+    does, on a GPU alone.
     """
 
     block: nn.Module
     inputs: tuple[Tensor, ...]
-    first: bool
+    graded: bool
     end: tuple[Loss, tuple[Tensor, ...]] | None
     gpu: bool
     region: Region[RecordedPeers] = field(default_factory=lambda: recorded_region(Form()))
@@ -191,7 +193,7 @@ class BlockRun:
         return recorder.take()
 
     def _leaves(self) -> tuple[Tensor, ...]:
-        if self.first:
+        if not self.graded:
             return self.inputs
         return tuple(t.detach().requires_grad_(carries_gradient(t)) for t in self.inputs)
 

@@ -53,6 +53,9 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
                 parameters=kind.parameters,
                 expert_parameters=kind.expert_parameters,
                 tied_parameters=kind.tied_parameters,
+                frozen_parameters=kind.frozen_parameters,
+                frozen_expert_parameters=kind.frozen_expert_parameters,
+                frozen_tied_parameters=kind.frozen_tied_parameters,
                 measurements=tuple(_measurement(size, block, sheet) for size, block in sorted(kind.by_size.items())),
             )
             for kind in counts.kinds

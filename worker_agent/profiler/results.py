@@ -84,6 +84,9 @@ class RankFigures:
     clock: str
     torch_version: str
     model_spec: str | None = None
+    frozen_bytes: tuple[int, ...] = ()
+    buffer_bytes: tuple[int, ...] = ()
+    tied_frozen: tuple[TiedWeights, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -108,7 +111,10 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
     """
     first = ranks[0]
     updates_s = [median(figures.updates_s[index] for figures in ranks) for index in range(len(first.block_names))]
-    update_s_per_byte = least_s_per_byte(updates_s, first.weight_bytes)
+    nothing = (0,) * len(first.block_names)
+    frozen_bytes, buffer_bytes = first.frozen_bytes or nothing, first.buffer_bytes or nothing
+    trained_bytes = [every - frozen for every, frozen in zip(first.weight_bytes, frozen_bytes, strict=True)]
+    update_s_per_byte = least_s_per_byte(updates_s, trained_bytes)
     instruction_s, message_s_per_byte = _handing_over_s(ranks)
     passes = [rounds_s(size) for figures in ranks for size in figures.sizes]
     errors = [error for error in map(standard_error, passes) if error is not None]
@@ -121,7 +127,9 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             Block(
                 name=first.block_names[index],
                 weight_bytes=first.weight_bytes[index],
-                update_s=max(updates_s[index] - update_s_per_byte * first.weight_bytes[index], 0.0),
+                frozen_bytes=frozen_bytes[index],
+                buffer_bytes=buffer_bytes[index],
+                update_s=max(updates_s[index] - update_s_per_byte * trained_bytes[index], 0.0),
                 cast_bytes=max(size[index].cast_bytes for figures in ranks for size in figures.sizes),
                 measurements=tuple(
                     _measurement(size, [figures.sizes[position][index] for figures in ranks])
@@ -147,6 +155,7 @@ def profile_of(job: ProfileJob, ranks: Sequence[RankFigures]) -> Profile:
             torch_version=first.torch_version,
         ),
         tied=first.tied,
+        tied_frozen=first.tied_frozen,
     )
     return _with_exchange(profile, ranks)
 
@@ -164,9 +173,9 @@ def _handing_over_s(ranks: Sequence[RankFigures]) -> tuple[float, float]:
     return fmean(few_s), added_s / size_bytes if size_bytes else 0.0
 
 
-def least_s_per_byte(updates_s: Sequence[float], weight_bytes: Sequence[int]) -> float:
-    """The update's seconds for every byte of weights: the least of any block."""
-    return min((seconds / size for seconds, size in zip(updates_s, weight_bytes, strict=True) if size), default=0.0)
+def least_s_per_byte(updates_s: Sequence[float], trained_bytes: Sequence[int]) -> float:
+    """The update's seconds for every byte of trained weights: the least of any block."""
+    return min((seconds / size for seconds, size in zip(updates_s, trained_bytes, strict=True) if size), default=0.0)
 
 
 def _with_exchange(profile: Profile, ranks: Sequence[RankFigures]) -> Profile:
@@ -176,8 +185,8 @@ def _with_exchange(profile: Profile, ranks: Sequence[RankFigures]) -> Profile:
         return profile
     cluster, stage = cluster_of(ranks), Stage(start=0, stop=len(profile.blocks), replicas=len(ranks))
     pairs = zip(profile.blocks, measured[0].bytes_by_block, strict=True)
-    sizes = tuple(replace(block, weight_bytes=size) for block, size in pairs)
-    exchanged = replace(profile, blocks=sizes, tied=())  # one stage has no copies
+    sizes = tuple(replace(block, weight_bytes=size, frozen_bytes=0, cast_bytes=0) for block, size in pairs)
+    exchanged = replace(profile, blocks=sizes, tied=(), tied_frozen=())  # one stage has no copies
 
     def with_factor(profile: Profile, factor: float) -> Profile:
         return replace(profile, overheads=replace(profile.overheads, exchange_factor=factor))

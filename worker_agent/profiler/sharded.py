@@ -19,6 +19,7 @@ from worker_agent.models.data import default_feed, in_blocks
 from worker_agent.models.losses import Loss, default_loss
 from worker_agent.models.parallel import BalancedExperts, Region, VocabularyLoss
 from worker_agent.models.sharding import module_styles, require_possible, shard
+from worker_agent.models.values import first_trained
 from worker_agent.profiler.counts import BlockCounts, BlockRun, recorded_region, signature
 from worker_agent.profiler.operations import foreign_code
 from worker_agent.profiler.peers import RecordedPeers
@@ -31,13 +32,17 @@ ATTENTION = ("flash", "unfused")
 class KindCounts:
     """Blocks that do the same: the name of the first, what one device holds, and its counts by microbatch size.
 
-    A parameter that several blocks share counts in the first of them. `tied_parameters` are an earlier block's.
+    A parameter that several blocks share counts in the first of them. `tied_parameters` are an earlier block's. Of each
+    of the three, the `frozen` ones are not trained.
     """
 
     name: str
     parameters: int
     expert_parameters: int
     tied_parameters: int
+    frozen_parameters: int
+    frozen_expert_parameters: int
+    frozen_tied_parameters: int
     by_size: dict[int, BlockCounts]
 
 
@@ -137,9 +142,7 @@ def count_form(
         kinds=tuple(
             KindCounts(
                 name=model.chain.block_names[number],
-                parameters=held[kind][0],
-                expert_parameters=held[kind][1],
-                tied_parameters=held[kind][2],
+                **held[kind],
                 by_size={size: counts[kind] for size, (counts, _) in found.items()},
             )
             for kind, number in enumerate(kinds)
@@ -148,12 +151,17 @@ def count_form(
     )
 
 
-def _parameters(block: nn.Module, later_names: frozenset[str]) -> tuple[int, int, int]:
-    """The parameters that are no expert's and no earlier block's, those of the experts, and an earlier block's."""
+def _parameters(block: nn.Module, later_names: frozenset[str]) -> dict[str, int]:
+    """By field of `KindCounts`, the parameters that are no expert's and no earlier block's, those of the experts, and
+    an earlier block's; of each also the frozen ones.
+    """
     experts = {p for part in block.modules() if isinstance(part, BalancedExperts) for p in part.parameters()}
     tied = {p for name, p in block.named_parameters() if name in later_names}
     others = set(block.parameters()) - experts - tied
-    return sum(p.numel() for p in others), sum(p.numel() for p in experts), sum(p.numel() for p in tied)
+    groups = {"parameters": others, "expert_parameters": experts, "tied_parameters": tied}
+    every = {name: sum(p.numel() for p in group) for name, group in groups.items()}
+    frozen = {name: sum(p.numel() for p in group if not p.requires_grad) for name, group in groups.items()}
+    return every | {f"frozen_{name}": count for name, count in frozen.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,17 +179,18 @@ class _Walk:
         require_count("microbatch_size", microbatch_size)
         tokens = torch.empty((microbatch_size, length), dtype=torch.int64)
         known: dict[Hashable, tuple[int, tuple[Tensor, ...]]] = {}
+        first = first_trained(self.model.chain.blocks)
         values: tuple[Tensor, ...] = (tokens,)
         found: list[BlockCounts] = []
         numbers = []
         for number, alike in enumerate(self.model.alike):
-            key = (alike, tuple((tuple(t.shape), t.dtype) for t in values))
+            key = (alike, number > first, tuple((tuple(t.shape), t.dtype) for t in values))
             if key not in known:
                 block = self.shares[alike]
                 run = BlockRun(
                     block=block,
                     inputs=values,
-                    first=number == 0,
+                    graded=number > first,
                     end=(self.loss, (tokens,)) if number == len(self.model.alike) - 1 else None,
                     gpu=True,
                     region=self.region,

@@ -29,7 +29,7 @@ from worker_agent.engine.graphs import calls_bytes
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.models.spec import user_code
-from worker_agent.models.values import Value, as_values, carries_gradient, parts_of
+from worker_agent.models.values import Value, as_values, carries_gradient, first_trained, parts_of
 from worker_agent.profiler.autocast import Autocast, entering
 
 T = TypeVar("T", bound=Tensor)
@@ -64,11 +64,16 @@ def pass_forward(
     around: Around,
     autocast: Autocast | None = None,
 ) -> list[BlockCrossing]:
-    """Runs every block on the outputs of the one before it. The loss belongs to the last block."""
+    """Runs every block on the outputs of the one before it. The loss belongs to the last block.
+
+    Inputs get a gradient downstream of the first trained block. As in a run, no gradient goes back beyond that one.
+    """
     crossings: list[BlockCrossing] = []
-    values = as_values(inputs)
+    values, first = as_values(inputs), first_trained(blocks)
     for index, block in enumerate(blocks):
-        leaves = values if index == 0 else tuple(t.detach().requires_grad_(carries_gradient(t)) for t in values)
+        leaves = values
+        if index > 0:
+            leaves = tuple(t.detach().requires_grad_(index > first and carries_gradient(t)) for t in values)
         last = index == len(blocks) - 1
         with (
             user_code(f"block {index} ({type(block).__name__})"),

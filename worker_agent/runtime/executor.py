@@ -60,7 +60,8 @@ class Executor:
 
     The first stage has `inputs`, the last one `targets`, a stage with several replicas `replicas`, and a stream with
     exchanges among stages `among_stages`. `update_microbatches` is the number of microbatches whose mean gradient makes
-    an update on this worker.
+    an update on this worker. Without `input_gradients` no block before the stage is trained: it returns no gradients.
+    `untrained_bytes` are those of its frozen weights and buffers, None where not all can be counted.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Executor:
         targets: Feed | None,
         update_microbatches: int,
         among_stages: StagesTogether | None = None,
+        input_gradients: bool = True,
+        untrained_bytes: int | None = 0,
     ) -> None:
         self._instructions = stream.instructions
         self._stage = stage
@@ -95,6 +98,8 @@ class Executor:
         self._targets = targets
         self._update_microbatches = update_microbatches
         self._among_stages = among_stages
+        self._input_gradients = input_gradients
+        self._untrained_bytes = untrained_bytes
         self._received: dict[int, Tensors] = {}
         self._gradients: dict[int, Tensors] = {}
         self._outgoing: dict[int, Tensors] = {}
@@ -171,7 +176,8 @@ class Executor:
 
     def _forward(self, k: int) -> None:
         if self._inputs is None:
-            inputs = tuple(t.detach().requires_grad_(carries_gradient(t)) for t in self._received.pop(k))
+            graded = self._input_gradients
+            inputs = tuple(t.detach().requires_grad_(graded and carries_gradient(t)) for t in self._received.pop(k))
         else:
             fed = self._inputs(k)
             inputs = fed if isinstance(fed, tuple) else (fed,)
@@ -253,7 +259,8 @@ class Executor:
         return torch.stack(losses).mean() if losses else None
 
     def held_bytes(self) -> int | None:
-        """Bytes of weight versions, gradients and optimizer states, and of the tensors that microbatches keep.
+        """Bytes of weight versions, gradients and optimizer states, of frozen weights and buffers, and of the tensors
+        that microbatches keep.
 
         A microbatch keeps everything, only its input, or the tensors for p2. None where not all can be counted.
 
@@ -270,7 +277,7 @@ class Executor:
         own_bytes = self._made_by_p1_bytes() if self._early else weights.gradient_bytes
         gradients = min(sets, 1) * own_bytes + further * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
-        return total_known((fixed, weights.live_bytes, self._stage.memory.held_bytes()))
+        return total_known((fixed, weights.live_bytes, self._untrained_bytes, self._stage.memory.held_bytes()))
 
     def _made_by_p1_bytes(self) -> int:
         """The bytes of the gradients that p1 has made, while p2 has made none. They are counted once."""

@@ -44,14 +44,16 @@ def require_match(job: RunJob, chain: Chain) -> None:
     require(trained, "model", "must have a weight that is trained: all are frozen", job.model)
     named = {text.partition("?")[0] for text in (job.model, chain.spec)}
     profiled = (job.plan.model.spec or "").partition("?")[0] in named
-    sizes, copies = chain.weight_bytes(), chain.tied_weights() if job.plan.tied else ()  # not every profile has them
+    every, frozen = chain.weight_bytes(), chain.frozen_bytes()
+    copies = chain.tied_weights() if job.plan.tied else ()  # not every profile has them
     for index, (stage, costs) in enumerate(zip(job.plan.stages, job.plan.costs, strict=True)):
         copied = sum(copied_bytes(copies, stage.start, stage.stop))
-        own, planned = sum(sizes[stage.start : stage.stop]) + copied, costs.version_bytes
+        whole = sum(every[stage.start : stage.stop]) + copied  # a profile of an earlier version counts frozen weights
+        own, planned = whole - sum(frozen[stage.start : stage.stop]), costs.version_bytes
         rule = (
             f"must have the plan's {planned} bytes of weights in stage {index}; the plan is for {job.plan.model.spec}"
         )
-        require(not profiled or planned in (0, own), "model", rule, own)
+        require(not profiled or planned in (0, own, whole), "model", rule, own)
 
 
 def require_same_start(copies: Sequence[Copy], replicas: dist.ProcessGroup | None, tied: TiedGroups) -> None:

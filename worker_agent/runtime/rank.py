@@ -51,6 +51,7 @@ from worker_agent.runtime.model_checks import require_match, require_same_data, 
 from worker_agent.runtime.own_blocks import own_blocks
 from worker_agent.runtime.rank_part import RankPart
 from worker_agent.runtime.recorder import Recorder
+from worker_agent.runtime.stage_memory import untrained_bytes
 from worker_agent.runtime.status import ENDING, MEETING, STARTING, Activity, StatusWriter, activity_of, read_status
 from worker_agent.runtime.stop import StopWatch, closes_batch
 
@@ -186,8 +187,12 @@ class Rank:
                 targets=feed.targets if feed and part.last else None,
                 update_microbatches=self.job.plan.microbatches,
                 among_stages=among_stages,
+                input_gradients=part.input_gradients,
+                untrained_bytes=held_once,
             )
-            for part, mail, feed in zip(self.parts, mails, feeds, strict=True)
+            for part, held_once, mail, feed in zip(
+                self.parts, untrained_bytes(part.blocks for part in self.parts), mails, feeds, strict=True
+            )
         ]
         by_stage = {part.stream.stage: executor for part, executor in zip(self.parts, executors, strict=True)}
         for stage, executor in by_stage.items():

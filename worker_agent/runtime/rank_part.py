@@ -13,6 +13,7 @@ from worker_agent.engine.optimizers import Optimizer
 from worker_agent.engine.weights import Weights, find_slots
 from worker_agent.models.chain import Chain
 from worker_agent.models.losses import build_loss
+from worker_agent.models.values import first_trained
 from worker_agent.runtime import checkpoint
 from worker_agent.runtime.among_stages import Part
 from worker_agent.runtime.job import LossScale, RunJob
@@ -47,6 +48,7 @@ class RankPart:
         instructions = shortened(stream.instructions)
         self.blocks = [block.to(device) for block in own.blocks]
         self.takes = chain.batches
+        self.input_gradients = plan_stage.start > first_trained(chain.blocks)
         self.first, self.last = stream.stage == 0, stream.stage == job.plan.depth - 1
         whole = partial(
             StageBlocks,

@@ -338,7 +338,9 @@ def required(inputs: Iterable[Tensor], found: Iterable[Tensor | None]) -> Tensor
 
 
 def _reached(kept: Kept, gradients: Sequence[Tensor | None]) -> list[tuple[Any, Tensor]]:
-    """The graph's roots that have a gradient, each with its own."""
+    """The graph's roots that have a gradient, each with its own. Without `gradients` the next stage has sent none."""
+    if not gradients:
+        return []
     pairs = zip(kept.roots, gradients, strict=True)
     return [(root, gradient) for root, gradient in pairs if root is not None and gradient is not None]
 

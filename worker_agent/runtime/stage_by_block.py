@@ -107,12 +107,12 @@ class StageByBlock:
         asked = [True] * len(gradients)
         with self._gathering_apart():
             for place in reversed(range(len(self._parts))):
-                self._run_again(place, microbatch, changes[place], asked)
-                part, kept = self._parts[place], self._parts[place].kept[microbatch]
-                self.memory.note_backward(microbatch, place)
-                asked = [t.requires_grad for t in kept.inputs if carries_gradient(t)]
-                del kept  # its inputs are not needed while the block before runs
-                found = part.backward_where_reached(microbatch, found)
+                part = self._parts[place]
+                if gradients:  # else the next stage has sent none, and no block runs again
+                    self._run_again(place, microbatch, changes[place], asked)
+                    self.memory.note_backward(microbatch, place)
+                    asked = [t.requires_grad for t in part.kept[microbatch].inputs if carries_gradient(t)]
+                found = part.backward_where_reached(microbatch, found if gradients else ())
         self.memory.release(microbatch)
         return required(inputs, found)
 

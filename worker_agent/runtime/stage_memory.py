@@ -17,7 +17,7 @@ from worker_agent.engine.casts import Casts
 from worker_agent.engine.graphs import calls_bytes, graph_bytes, refuses_hooks
 from worker_agent.engine.notice import Layouts, layouts_of
 from worker_agent.models.spec import UserCodeError
-from worker_agent.models.values import carries_gradient, parts_of
+from worker_agent.models.values import carries_gradient, kind_of, parts_of
 from worker_agent.runtime.module_state import Before, MinibatchStatistics
 
 Tensors = tuple[Tensor, ...]
@@ -26,6 +26,8 @@ _Kept = tuple[int | None, int]
 """The bytes of the tensors that a microbatch keeps, and of its graph (`engine.graphs`)."""
 
 _log = logging.getLogger(__name__)
+
+UNKNOWN = "the bytes that this rank holds are unknown"
 
 
 def total_known(sizes: Iterable[int | None]) -> int | None:
@@ -46,6 +48,21 @@ def most_known(sizes: Iterable[int | None]) -> int | None:
             return None
         known.append(size)
     return max(known)
+
+
+def untrained_bytes(stages: Iterable[Iterable[nn.Module]]) -> list[int | None]:
+    """By stage of a rank, the bytes of its blocks' frozen parameters and buffers, of all stages each once."""
+    seen: set[int] = set()
+    sizes: list[int | None] = []
+    for blocks in stages:
+        tensors = (t for block in blocks for t in (*block.parameters(), *block.buffers()))
+        own = {id(t): t for t in tensors if not (isinstance(t, nn.Parameter) and t.requires_grad) and id(t) not in seen}
+        seen |= own.keys()
+        parts = [(tensor, parts_of(tensor)) for tensor in own.values()]
+        sizes.append(total_known(None if of is None else sum(part.nbytes for part in of) for _, of in parts))
+        for kind in {kind_of(tensor) for tensor, of in parts if of is None}:
+            _log.warning("%s: a weight or buffer is %s", UNKNOWN, kind)
+    return sizes
 
 
 class MicrobatchMemory:
@@ -177,7 +194,7 @@ class MicrobatchMemory:
     def _warn(self, why: str) -> None:
         if why not in self._warned:
             self._warned.add(why)
-            _log.warning("the bytes that this rank holds are unknown: %s", why)
+            _log.warning("%s: %s", UNKNOWN, why)
 
 
 def _storages(parts: Iterable[Tensor]) -> dict[int, int]:

@@ -209,3 +209,21 @@ def test_a_config_file_gives_the_profile_of_its_family(tmp_path: Path) -> None:
     assert (tied.tied, untied.tied) == ((TiedWeights(block=0, also=(4,), weight_bytes=50 * 32 * 4),), ())
     assert untied.blocks[4].weight_bytes - tied.blocks[4].weight_bytes == 50 * 32 * 4
     assert len(estimate(f"hf:{path}?n_layer=1").blocks) == 3
+
+
+def test_frozen_weights_and_buffers_are_in_a_profile_and_the_first_backward_is_the_first_trained_blocks() -> None:
+    spec, data = "tests.worker_agent.runtime.awkward:{}", "preset:regression?width=64"
+    adapted = estimate(spec.format("adapters"), 2, data=data)
+    layer, low_rank = 4 * (64 * 64 + 64), 4 * 2 * 2 * 64
+    assert {(b.weight_bytes, b.frozen_bytes, b.buffer_bytes) for b in adapted.blocks} == {(layer + low_rank, layer, 0)}
+    extracting = estimate(spec.format("extractor?trained=2"), 2, data=data)
+    assert [block.trained_bytes for block in extracting.blocks] == [*[0] * 6, layer, layer]
+    assert {block.untrained_bytes - block.frozen_bytes for block in extracting.blocks} == {4 * 64 * 64}
+    backward_s = [block.at(2).backward_s for block in extracting.blocks]
+    assert backward_s[:6] == [0.0] * 6 and 0 < backward_s[6] < backward_s[7]  # the first needs no gradient of its input
+    embedded = estimate(
+        spec.format("frozen_embedding"),
+        2,
+        data="worker_agent.models.text:random_tokens?vocab_size=256&sequence_length=8",
+    )
+    assert embedded.tied_frozen == (TiedWeights(block=0, also=(5,), weight_bytes=4 * 256 * 32),) and not embedded.tied

@@ -1,10 +1,12 @@
 """A pass block by block computes what the whole chain does."""
 
+import pytest
 import torch
 from torch import Tensor
 
 from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.losses import default_loss
+from worker_agent.models.values import first_trained
 from worker_agent.profiler.times import nothing_around, pass_backward, pass_forward
 
 
@@ -33,3 +35,13 @@ def test_several_tensors_and_whole_numbers_pass_between_blocks() -> None:
     weight = chain.root.get_parameter("0.weight")
     assert weight.grad is not None
     assert torch.equal(weight.grad, torch.tensor([0.0, 25.0, 0.0, 9.0]))  # d/dw of the mean of (5 w1)^2 and (3 w3)^2
+
+
+@pytest.mark.parametrize(("trained", "graded"), [(1, []), (6, [3, 4, 5, 6, 7])])
+def test_no_gradient_goes_back_beyond_the_first_trained_block(trained: int, graded: list[int]) -> None:
+    """As in a run: a frozen block that no trained one precedes makes no graph and has no backward."""
+    chain = build_model(f"tests.worker_agent.runtime.awkward:extractor?width=4&trained={trained}", seed=0)
+    crossings = pass_forward(chain.blocks, default_loss, torch.randn(5, 4), torch.randn(5, 4), nothing_around)
+    assert first_trained(chain.blocks) == 8 - trained
+    assert [n for n, c in enumerate(crossings) if any(t.requires_grad for t in c.inputs)] == graded
+    assert [n for n, c in enumerate(crossings) if any(t.requires_grad for t in c.roots)] == [*range(8 - trained, 8)]

@@ -228,3 +228,12 @@ def test_the_deferred_share_is_that_of_p2_and_a_block_that_defers_nothing_has_no
     (found,) = profile_of(JOB, still).blocks[0].measurements
     assert (found.deferred_share, found.backward_weight_s) == (0.0, 0.0)
     assert found.backward_input_s is not None
+
+
+def test_updates_are_priced_by_the_bytes_that_are_trained() -> None:
+    ranks = [figures(forward_s=(1.0,), memory_bytes=100, bandwidth=1e9)]
+    frozen = [dataclasses.replace(ranks[0], frozen_bytes=(30,), buffer_bytes=(5,))]
+    (plain,), (block,) = profile_of(JOB, ranks).blocks, profile_of(JOB, frozen).blocks
+    assert (block.trained_bytes, block.untrained_bytes) == (10, 35) and block.weight_bytes == plain.weight_bytes
+    rates = [profile_of(JOB, each).overheads.update_s_per_byte for each in (ranks, frozen)]
+    assert rates == pytest.approx([40e-9 / 40, 40e-9 / 10])

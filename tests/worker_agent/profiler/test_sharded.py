@@ -310,3 +310,22 @@ def test_what_is_not_possible_is_named(options: dict[str, Any], sentence: str) -
 def test_a_model_that_is_no_language_model_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="model: must be a language model to be shared among devices"):
         shape_model("preset:mlp", "float32")
+
+
+def test_frozen_parameters_are_counted_apart() -> None:
+    shaped = shape_model("tests.worker_agent.profiler.factories:mostly_frozen_transformer", "bfloat16")
+    whole, half = (counts_of(shaped, Form(tensor=degree), s=16) for degree in (1, 2))
+    every, frozen, tied = (
+        shaped.chain.weight_bytes(),
+        shaped.chain.frozen_bytes(),
+        shaped.chain.tied_weights(trained=False),
+    )
+    kinds = [whole.kinds[kind] for kind in whole.blocks]
+    assert tuple(2 * kind.parameters for kind in kinds) == every
+    assert tuple(2 * kind.frozen_parameters for kind in kinds) == frozen
+    assert kinds[0].frozen_parameters == kinds[0].parameters
+    assert kinds[-1].tied_parameters == kinds[-1].frozen_tied_parameters == tied[0].weight_bytes // 2
+    assert kinds[1] != kinds[2] and 0 < kinds[2].frozen_parameters < kinds[2].parameters
+    assert not kinds[1].by_size[2].backward  # nothing before the last layer is trained
+    assert kinds[2].by_size[2].backward
+    assert half.kinds[0].frozen_parameters < whole.kinds[0].frozen_parameters

@@ -130,6 +130,61 @@ def frozen(*, width: int = 8) -> list[nn.Module]:
     return list(blocks)
 
 
+class Adapter(nn.Module):
+    """A frozen layer with a trained one of low rank beside it (Hu et al. 2021, "LoRA")."""
+
+    def __init__(self, width: int, rank: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        self.down, self.up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.base(x) + self.up(self.down(x)))
+
+
+def adapters(*, width: int = 64, rank: int = 2, blocks: int = 8) -> list[nn.Module]:
+    """Blocks (B, width) -> (B, width) of which only the adapters are trained."""
+    return [Adapter(width, rank) for _ in range(blocks)]
+
+
+def extractor(*, width: int = 64, trained: int = 1) -> list[nn.Module]:
+    """Eight blocks (B, width) -> (B, width), of which the last ones are trained; each has a buffer."""
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(8)]
+    for number, block in enumerate(blocks):
+        block.requires_grad_(number >= 8 - trained)
+        block.register_buffer("mask", torch.ones(width, width))
+    return list(blocks)
+
+
+class FrozenEmbedding(nn.Module):
+    """Numbers (B, T) -> (B, T, width)."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width).requires_grad_(False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return torch.as_tensor(self.embedding(numbers))
+
+
+class FrozenHead(nn.Module):
+    """A trained norm, and the embedding's weights again: (B, T, width) -> (B, T, vocabulary)."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding, self.norm = embedding, nn.LayerNorm(embedding.embedding_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.norm(x), self.embedding.weight)
+
+
+def frozen_embedding(*, vocabulary: int = 256, width: int = 32) -> list[nn.Module]:
+    """Six blocks; the first and the last have the same frozen weights."""
+    first = FrozenEmbedding(vocabulary, width)
+    inner = [nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4)]
+    return [first, *inner, FrozenHead(first.embedding)]
+
+
 def batch_norms(*, width: int = 8) -> list[nn.Module]:
     """Four blocks (B, width) -> (B, width), two with batch norm: one with momentum, one that averages all."""
     return [

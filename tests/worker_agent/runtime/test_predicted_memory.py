@@ -49,6 +49,15 @@ MODELS: dict[str, tuple[str, str, tuple[int, ...]]] = {
         (0, 5, 9),
     ),
 }
+AWKWARD = "tests.worker_agent.runtime.awkward"
+FROZEN: dict[str, tuple[str, str, tuple[int, ...]]] = {
+    "adapters": (f"{AWKWARD}:adapters?width=256", "preset:regression?width=256", (0, 4, 8)),
+    "extractor": (f"{AWKWARD}:extractor", "preset:regression?width=64", (0, 4, 8)),
+    "two trained": (f"{AWKWARD}:extractor?trained=6", "preset:regression?width=64", (0, 4, 8)),
+    "embedding": (f"{AWKWARD}:frozen_embedding", f"{TOKENS}&vocab_size=256", (0, 3, 6)),
+}
+"""Models of which most is frozen."""
+
 CASES: dict[str, dict[str, Any]] = {
     "1f1b": {"schedule": "1f1b"},
     "gpipe": {"schedule": "gpipe"},
@@ -62,13 +71,14 @@ CASES: dict[str, dict[str, Any]] = {
 def profile_of(model: str, data: str, autocast: str | None = None) -> Profile:
     """The model with the bytes that the profiler measures; its times are of no matter."""
     chain = build_model(model, seed=0)
-    microbatch = open_data(data, microbatch_size=SIZE, seed=0).microbatch(0)
+    microbatch = open_data(data, microbatch_size=SIZE, seed=0, form=chain.batches).microbatch(0)
     under = None if autocast is None else Autocast(chain.blocks, CPU, getattr(torch, autocast))
     memories = measure_memory(chain.blocks, default_loss, microbatch, CPU, under)
     split = measure_split_memory(chain.blocks, default_loss, microbatch, CPU, under)
     times = measure_split(
         chain.blocks, default_loss, lambda _: microbatch, rounds=1, make_clock=HostClock, autocast=under
     )
+    sizes = chain.weight_bytes(), chain.frozen_bytes(), chain.buffer_bytes()
     return Profile(
         model=Model(name="test"),
         device=Device(name="device", memory_bytes=PLENTY),
@@ -78,6 +88,8 @@ def profile_of(model: str, data: str, autocast: str | None = None) -> Profile:
             Block(
                 name=f"block{number}",
                 weight_bytes=weight_bytes,
+                frozen_bytes=frozen_bytes,
+                buffer_bytes=buffer_bytes,
                 cast_bytes=memory.cast_bytes,
                 measurements=(
                     replace(
@@ -90,10 +102,12 @@ def profile_of(model: str, data: str, autocast: str | None = None) -> Profile:
                     ),
                 ),
             )
-            for number, (memory, two, time, weight_bytes) in enumerate(
-                zip(memories, split, times, chain.weight_bytes(), strict=True)
+            for number, (memory, two, time, weight_bytes, frozen_bytes, buffer_bytes) in enumerate(
+                zip(memories, split, times, *sizes, strict=True)
             )
         ),
+        tied=chain.tied_weights(),
+        tied_frozen=chain.tied_weights(trained=False),
     )
 
 
@@ -113,7 +127,7 @@ def plan_of(profile: Profile, cuts: tuple[int, ...], **case: Any) -> Plan:
 
 def peaks_of(name: str, out: Path, *, autocast: str | None = None, **case: Any) -> list[tuple[int, int]]:
     """By rank, the peak of a run and of what is predicted for it."""
-    model, data, cuts = MODELS[name]
+    model, data, cuts = (MODELS | FROZEN)[name]
     plan = plan_of(profile_of(model, data, autocast), cuts, **case)
     job = RunJob(plan=plan, model=model, data=data, steps=BATCHES, learning_rate=1e-3, out=str(out), device="cpu")
     ran = [result.lane.lane().peak_memory_bytes for result in run_ranks(job)]
@@ -129,8 +143,16 @@ def test_a_rank_holds_what_is_predicted_within_three_percent_and_no_more(name: s
 
 
 @pytest.mark.each_case
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", FROZEN)
+def test_frozen_weights_and_buffers_are_held_once_and_reported(name: str, case: str, tmp_path: Path) -> None:
+    for ran_bytes, said_bytes in peaks_of(name, tmp_path, **CASES[case]):
+        assert ran_bytes <= said_bytes <= ran_bytes * (1 + WITHIN)
+
+
+@pytest.mark.each_case
 @pytest.mark.parametrize("case", ["1f1b", "recomputing"])
-@pytest.mark.parametrize("name", ["gpt2", "resnet", "lstm"])
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "lstm", "adapters"])
 def test_under_autocast_too_with_each_weights_copy_once(name: str, case: str, tmp_path: Path) -> None:
     """What autocast keeps in 16 bits is half as large, and the copies of weights are all microbatches'."""
     for ran_bytes, said_bytes in peaks_of(name, tmp_path, autocast="bfloat16", **CASES[case]):
@@ -138,7 +160,7 @@ def test_under_autocast_too_with_each_weights_copy_once(name: str, case: str, tm
 
 
 @pytest.mark.each_case
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS | FROZEN)
 def test_by_block_no_rank_holds_more_than_is_predicted(name: str, tmp_path: Path) -> None:
     """Inputs whose gradients have taken their place are predicted, and not among what the runtime counts."""
     for ran_bytes, said_bytes in peaks_of(name, tmp_path, schedule="1f1b", recompute=True, recompute_unit="block"):

@@ -23,6 +23,7 @@ from worker_agent.models.values import parts_of
 from worker_agent.profiler.block_memory import measure_memory, measure_split_memory
 from worker_agent.runtime.stage import StageBlocks
 from worker_agent.runtime.stage_by_block import StageByBlock
+from worker_agent.runtime.stage_memory import untrained_bytes
 
 HERE = "tests.worker_agent.runtime.uncounted"
 CPU = torch.device("cpu")
@@ -145,3 +146,12 @@ def test_a_profile_measures_what_it_cannot_count(kind: str) -> None:
     stage = StageBlocks(blocks[1:2], first_block=1, criterion=None, recompute=False, seed=0, device=CPU)
     stage.forward(1, (torch.ones(4, WIDTH, requires_grad=True),))
     assert stage.memory.tensors_bytes(1) == (held[1] if kind in COUNTED else None)
+
+
+def test_frozen_weights_and_buffers_count_once_in_their_parts_or_are_unknown() -> None:
+    layer = nn.Linear(4, 4).requires_grad_(False)
+    layer.register_buffer("sparse", torch.eye(4).to_sparse())
+    parts_bytes = 2 * 4 * 8 + 4 * 4  # the places, and the numbers
+    assert untrained_bytes([[layer, layer], [layer, nn.Linear(4, 4)]]) == [4 * (16 + 4) + parts_bytes, 0]
+    layer.register_buffer("elsewhere", torch.eye(4).to_mkldnn())
+    assert untrained_bytes([[nn.Linear(4, 4)], [layer]]) == [0, None]
