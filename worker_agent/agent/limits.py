@@ -78,12 +78,18 @@ def hide_from_jobs() -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """The disk space of the files in a folder; files that vanish in the meantime do not count."""
-    total = 0
+    """The disk space of the files in a folder; files that vanish in the meantime do not count.
+
+    A file with several names in it counts once.
+    """
+    total, linked = 0, set[tuple[int, int]]()
     for root, _, names in os.walk(folder):
         for name in names:
             try:
-                total += (Path(root) / name).lstat().st_blocks * 512
+                found = (Path(root) / name).lstat()
             except OSError:
                 continue
+            if found.st_nlink == 1 or (found.st_dev, found.st_ino) not in linked:
+                total += found.st_blocks * 512
+            linked.add((found.st_dev, found.st_ino))
     return total

@@ -1,14 +1,19 @@
 """Checkpoints: every stage writes its own files, without coordination (PipeDream 2018, section 4).
 
 checkpoints/step-20/
-    stage-0.safetensors          the stage's weights, frozen ones and buffers by their names in the whole model; of one
-                                 that is not dense the parts, as name/0, name/1, ...
+    stage-0.safetensors          the stage's weights and buffers by their names in the whole model; of one that is not
+                                 dense the parts, as name/0, name/1, ...
+    stage-0.frozen.safetensors   the same of its frozen weights, if it has any
     stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
     stage-0.json, manifest.json  which of these files are whole (`manifest`)
+
+Frozen weights are stored once. The file of a later checkpoint is a hard link to that of an earlier one, as long as the
+weights are the same to the last bit. Each folder thus has all files of its checkpoint, and any other may be removed.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -28,10 +33,12 @@ from worker_agent.runtime.manifest import (
     Manifest,
     Newest,
     commit,
+    frozen_file,
     newest,
     seal,
     stage_files,
     step_directory,
+    steps_in,
 )
 
 Buffers = Mapping[str, Tensor]
@@ -39,17 +46,23 @@ Buffers = Mapping[str, Tensor]
 FINITE = "finite"
 """The key of a file's metadata that says that its weights and states were found finite. Older files do not have it."""
 
+FROZEN = "frozen"
+"""The key of a weight file's metadata that says that the stage's frozen weights are in a file of their own."""
+
 
 class Untrained(Mapping[str, Tensor]):
     """The persistent buffers and the frozen parameters of some blocks, by their names in the whole model.
 
-    Every look-up returns the present tensor, because a module may replace a buffer by another tensor.
+    Every look-up returns the present tensor, because a module may replace a buffer by another tensor. `frozen` are the
+    names of the parameters.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> None:
         self._places: dict[str, tuple[dict[str, Any], str]] = {}
+        self.frozen: set[str] = set()
         for module in dict.fromkeys(module for block in blocks for module in block.modules()):
             frozen = {key: p for key, p in module._parameters.items() if p is not None and not p.requires_grad}
+            self.frozen |= {names[parameter] for parameter in frozen.values() if parameter in names}
             for held, chosen in ((module._parameters, frozen), (module._buffers, module._buffers)):
                 for key, tensor in chosen.items():
                     if tensor is not None and tensor in names:
@@ -81,10 +94,12 @@ def save_stage(
     buffers: Buffers,
     versions: Sequence[int],
     loss_scale: LossScale | None = None,
+    frozen: Set[str] = frozenset(),
 ) -> None:
-    """Writes one stage's part: `versions` are its weight versions, the newest last.
+    """Writes one stage's part: `versions` are its weight versions, the newest last, and `frozen` names the buffers that
+    are frozen weights.
 
-    Raises DivergedError, and writes nothing, if a weight or a state is not finite: the checkpoint is then never whole.
+    Raises DivergedError if a weight or a state is not finite: the checkpoint is then never whole.
     Raises RunFailedError if it cannot be written.
     """
     directory = step_directory(root, manifest.step)
@@ -97,12 +112,16 @@ def save_stage(
         raise DivergedError(f"{name} is not finite after step {manifest.step}: try a lower learning rate")
     state |= {f"loss_scale/{key}": t for key, t in loss_scale.tensors().items()} if loss_scale else {}
     metadata = {"newest": str(latest), "older": json.dumps(list(older)), "plan_id": manifest.plan_id, FINITE: "yes"}
+    metadata |= {FROZEN: "yes"} if frozen else {}
     weight_file, state_file = stage_files(stage)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _save(directory / state_file, state, metadata)
-        _save(directory / weight_file, trained | _parts(buffers), metadata)
-        seal(directory, manifest, stage)
+        others = {name: tensor for name, tensor in buffers.items() if name not in frozen}
+        _save(directory / weight_file, trained | _parts(others), metadata)
+        if frozen:
+            _save_frozen(root, manifest.step, stage, _parts({name: buffers[name] for name in sorted(frozen)}))
+        seal(directory, manifest, stage, frozen=bool(frozen))
     except (OSError, SafetensorError) as error:
         raise RunFailedError(f"cannot write the checkpoint {directory}, earlier ones are kept: {error}") from error
 
@@ -115,6 +134,8 @@ def load_stage(
     weight_file, state_file = stage_files(stage)
     try:
         saved, metadata = _load(directory / weight_file)
+        if FROZEN in metadata:
+            saved |= _load(directory / frozen_file(stage))[0]
         state, _ = _load(directory / state_file)
     except (OSError, SafetensorError) as error:
         raise InvalidInputError("resume", f"must have readable checkpoint files ({error})", str(directory)) from error
@@ -157,7 +178,7 @@ def defect_of(root: Path, manifest: Manifest) -> Defect | None:
     A checkpoint of this release was looked at before it was written, and is not read.
     """
     for stage in range(manifest.stages):
-        for file_name in stage_files(stage):
+        for file_name in sorted(manifest.files.keys() & {*stage_files(stage), frozen_file(stage)}):
             with suppress(SafetensorError):  # `load_stage` says what is wrong with such a file
                 name = _not_finite_in(step_directory(root, manifest.step) / file_name)
                 if name is not None:
@@ -169,8 +190,12 @@ def _not_finite_in(path: Path) -> str | None:
     with safe_open(path, framework="pt") as file:
         if FINITE in (file.metadata() or {}):
             return None
-        tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-        return next((name for name, t in tensors if not_finite({name: t}) and not _is_mask(t)), None)
+        return _not_finite_of((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+
+
+def _not_finite_of(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+    """The name of the first tensor, of those that may be masks, with a value that is not finite."""
+    return next((name for name, t in tensors if not_finite({name: t}) and not _is_mask(t)), None)
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -205,10 +230,50 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
+def _save_frozen(root: Path, step: int, stage: int, tensors: Buffers) -> None:
+    """Gives the newest other checkpoint's file a second name if it has the same tensors, or else writes a file."""
+    files = [step_directory(root, other) / frozen_file(stage) for other in steps_in(root) if other != step]
+    latest = next((path for path in reversed(files) if path.exists()), None)
+    path = step_directory(root, step) / frozen_file(stage)
+    if latest is not None and holds(latest, tensors):
+        with suppress(OSError):  # the file system may have no hard links, and the other checkpoint may go meanwhile
+            _commit(path, lambda aside: os.link(latest, aside))
+            return
+    name = _not_finite_of(tensors.items())
+    if name is not None:
+        raise DivergedError(f"{name}, which is frozen, is not finite after step {step}: give the model other weights")
+    _save(path, tensors, {FINITE: "yes"})
+
+
+def holds(path: Path, tensors: Buffers) -> bool:
+    """Whether a file has these tensors and no others, to the last bit."""
+
+    def bits(tensor: Tensor) -> Tensor:
+        return tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            if set(file.keys()) != tensors.keys():
+                return False
+            pairs = ((file.get_tensor(name), tensor) for name, tensor in tensors.items())
+            return all(
+                (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(bits(one), bits(other))
+                for one, other in pairs
+            )
+    except (OSError, SafetensorError):
+        return False
+
+
 def _save(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    on_host = {name: t.detach().contiguous().cpu() for name, t in tensors.items()}
+    _commit(path, lambda aside: save_file(on_host, aside, metadata=metadata))
+
+
+def _commit(path: Path, write: Callable[[Path], None]) -> None:
+    """Makes a file aside, then gives it its name."""
     aside = path.with_name(path.name + ".part")
     try:
-        save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, aside, metadata=metadata)
+        write(aside)
         commit(aside, path)
     finally:
         with suppress(OSError):

@@ -22,7 +22,7 @@ from worker_agent.models.folders import WEIGHTS, files_beside, read_config
 from worker_agent.models.materialise import Contents
 from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.checkpoint import defect_of, newest_finite
-from worker_agent.runtime.manifest import Manifest, inspect, stage_files, step_directory, steps_in
+from worker_agent.runtime.manifest import Manifest, frozen_file, inspect, stage_files, step_directory, steps_in
 
 
 def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -> int:
@@ -39,9 +39,10 @@ def export_checkpoint(checkpoints: Path, to: Path, *, step: int | None = None) -
         try:
             saved: dict[str, Tensor] = {}
             for stage in range(manifest.stages):
-                path = step_directory(checkpoints, manifest.step) / stage_files(stage)[0]
-                file = stack.enter_context(safe_open(path, framework="pt"))
-                saved |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                for name in {stage_files(stage)[0], frozen_file(stage)} & manifest.files.keys():
+                    path = step_directory(checkpoints, manifest.step) / name
+                    file = stack.enter_context(safe_open(path, framework="pt"))
+                    saved |= {tensor: file.get_tensor(tensor) for tensor in file.keys()}  # noqa: SIM118
             take_saved(chain, saved)
             place = to if to.exists() else to.absolute().parent
             place.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@ bit.
 
     checkpoints/step-20/
         stage-0.safetensors  stage-0.state  ...     the files of the stages (`checkpoint`)
+        stage-0.frozen.safetensors                  its frozen weights, if it has any
         stage-0.json         sizes and SHA-256 of a stage's files, once they are whole
         manifest.json        the same for all stages, and a description of the run; the last stage to finish writes it
 
@@ -113,6 +114,11 @@ def stage_files(stage: int) -> tuple[str, str]:
     return f"stage-{stage}.safetensors", f"stage-{stage}.state"
 
 
+def frozen_file(stage: int) -> str:
+    """The name of the file with a stage's frozen weights, which only stages with such weights have."""
+    return f"stage-{stage}.frozen.safetensors"
+
+
 def step_directory(root: Path, step: int) -> Path:
     """The folder of the checkpoint after this many steps."""
     return root / f"step-{step}"
@@ -125,9 +131,13 @@ def commit(aside: Path, path: Path) -> None:
     _flush(path.parent)
 
 
-def seal(directory: Path, manifest: Manifest, stage: int) -> None:
-    """Records that a stage's files are whole and, once those of all stages are, that the checkpoint is."""
-    contents = {name: asdict(content_of(directory / name)) for name in stage_files(stage)}
+def seal(directory: Path, manifest: Manifest, stage: int, *, frozen: bool = False) -> None:
+    """Records that a stage's files are whole and, once those of all stages are, that the checkpoint is.
+
+    `frozen`: the stage has a file of frozen weights.
+    """
+    names = (*stage_files(stage), frozen_file(stage)) if frozen else stage_files(stage)
+    contents = {name: asdict(content_of(directory / name)) for name in names}
     _write(directory, f"stage-{stage}.json", _readable(contents), stage)
     sums = [directory / f"stage-{s}.json" for s in range(manifest.stages)]
     if not all(path.exists() for path in sums):
@@ -172,7 +182,8 @@ def inspect(root: Path, step: int) -> Manifest | Defect:
     except InvalidInputError as error:
         return Defect(step=step, reason=f"is damaged ({MANIFEST}: {error})")
     due = {name for stage in range(manifest.stages) for name in stage_files(stage)}
-    if manifest.sha256 != manifest.sum() or manifest.step != step or manifest.files.keys() != due:
+    others = manifest.files.keys() - {frozen_file(stage) for stage in range(manifest.stages)}
+    if manifest.sha256 != manifest.sum() or manifest.step != step or others != due:
         return Defect(step=step, reason=f"is damaged ({MANIFEST} is not as it was written)")
     with ThreadPoolExecutor(max_workers=4) as pool:
         wrong = [why for why in pool.map(lambda item: _difference(directory, *item), manifest.files.items()) if why]

@@ -268,6 +268,7 @@ class Rank:
                 stage=part.stream.stage,
                 weights=part.weights,
                 buffers=part.noted.take(batches),
+                frozen=part.frozen,
                 loss_scale=self.loss_scale,
                 versions=range(instruction.oldest, instruction.version + 1),
             )

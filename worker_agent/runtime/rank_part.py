@@ -77,8 +77,10 @@ class RankPart:
         homes = [own.homes[slot.parameter] for slot in self.weights.slots]
         counted = [stream.replica == 0 and stages[0] == stream.stage for stages in homes]
         self.among_stages = Part(weights=self.weights, homes=homes, counted=counted)
+        live = checkpoint.Untrained(self.blocks, own.names)
+        self.frozen = live.frozen
         self.noted = Noted(
-            checkpoint.Untrained(self.blocks, own.names),
+            live,
             job.first_step,
             lambda batches: (
                 stream.replica == 0 and ends_with_checkpoint(program.pipeline, batches, job.checkpoint_every)

@@ -52,7 +52,7 @@ def job_of(plan: Plan, out: Path, *, steps: int) -> RunJob:
 
 def checkpoint_weights(out: Path, step: int) -> Weights:
     """All stages' weights in a checkpoint, by their names in the whole model."""
-    files = sorted((out / "checkpoints" / f"step-{step}").glob("stage-?.safetensors"))
+    files = sorted((out / "checkpoints" / f"step-{step}").glob("stage-*.safetensors"))
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
