@@ -1,8 +1,10 @@
 """Rank part: one stage of a rank, with its blocks and weights."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+from torch import nn
 
 from pipeplan.programs.footprint import first_versions
 from pipeplan.programs.instructions import BackwardInput
@@ -44,29 +46,12 @@ class RankPart:
         self.stream = stream
         plan_stage = job.plan.stages[stream.stage]
         updates = program.schedule.updates_a_batch(program.pipeline, stream.stage)
-        dtype: torch.dtype = getattr(torch, job.plan.dtype)
         instructions = shortened(stream.instructions)
         self.blocks = [block.to(device) for block in own.blocks]
         self.takes = chain.batches
         self.input_gradients = plan_stage.start > first_trained(chain.blocks)
         self.first, self.last = stream.stage == 0, stream.stage == job.plan.depth - 1
-        whole = partial(
-            StageBlocks,
-            recompute=plan_stage.recompute,
-            split_backward=any(isinstance(i, BackwardInput) for i in instructions),
-            concatenate=job.concatenate,
-        )
-        self.stage = (StageByBlock if plan_stage.recompute_unit == "block" else whole)(
-            self.blocks,
-            first_block=plan_stage.start,
-            criterion=build_loss(job.loss, device=device, dtype=dtype) if self.last else None,
-            seed=job.seed,
-            device=device,
-            minibatch_statistics=job.minibatch_statistics,
-            autocast=getattr(torch, job.computes_in) if job.computes_in else None,
-            block_names=chain.block_names[plan_stage.start : plan_stage.stop],
-            own_weights=OwnWeights(self.blocks, dict(chain.root.named_parameters())),
-        )
+        self.stage = build_stage(job, chain, stream, self.blocks, device)
         self.weights = Weights(
             find_slots(self.blocks, own.names),
             Optimizer(job.plan.optimizer, job.largest_learning_rate),
@@ -96,3 +81,28 @@ class RankPart:
                 buffers=self.noted.live,
                 loss_scale=None if anew else loss_scale,
             )
+
+
+def build_stage(
+    job: RunJob, chain: Chain, stream: Stream, blocks: Sequence[nn.Module], device: torch.device
+) -> StageBlocks | StageByBlock:
+    """What runs a stage's blocks: as a whole, or one by one where they are recomputed so."""
+    plan_stage, last = job.plan.stages[stream.stage], stream.stage == job.plan.depth - 1
+    dtype: torch.dtype = getattr(torch, job.plan.dtype)
+    whole = partial(
+        StageBlocks,
+        recompute=plan_stage.recompute,
+        split_backward=any(isinstance(i, BackwardInput) for i in shortened(stream.instructions)),
+        concatenate=job.concatenate,
+    )
+    return (StageByBlock if plan_stage.recompute_unit == "block" else whole)(
+        blocks,
+        first_block=plan_stage.start,
+        criterion=build_loss(job.loss, device=device, dtype=dtype) if last else None,
+        seed=job.seed,
+        device=device,
+        minibatch_statistics=job.minibatch_statistics,
+        autocast=getattr(torch, job.computes_in) if job.computes_in else None,
+        block_names=chain.block_names[plan_stage.start : plan_stage.stop],
+        own_weights=OwnWeights(blocks, dict(chain.root.named_parameters())),
+    )
