@@ -216,8 +216,8 @@ def run_command(command: Callable[[], object]) -> None:
             said = f"{re.split(_GUESSES, said)[0].rstrip('.')}; {hint}"
         if said.startswith("Missing option"):  # click names the first one; it has read by now what was given
             params, given = error.ctx.command.params, error.ctx.params  # type: ignore[attr-defined]
-            missing = [f"'{each.opts[-1]}'" for each in params if each.required and each.name not in given]
-            said = f"Missing option{'s' * (len(missing) > 1)} {', '.join(missing)}"
+            lacks = [f"'{each.opts[-1]}'" for each in params if each.required and each.name not in given]
+            said = f"Missing option{'s' * (len(lacks) > 1)} {', '.join(lacks)}"
         sentence = rule_of(said.rstrip("."))
         if isinstance(error.__cause__, ValidationError):  # typer's parser leaves the value out
             sentence += f", got {shown(error.__cause__.errors()[0]['input'])}"
