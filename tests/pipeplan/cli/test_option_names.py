@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--no-recompute": ("--planner", "pipedream"),
     "--recompute-unit": ("layer",),
     "--synchronisation": ("never",),
+    "--synchronous": ("--schedule", "pipedream"),
     "--memory": ("magic",),
     "--optimizer": ("adma",),
     "--recompute-factor": ("nan",),
