@@ -4,24 +4,24 @@ B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B,
 pixels. Layers are the library's own modules: a chain computes what the whole model does, and has its parameter names.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from pipeplan.documents.names import FAMILIES, MAX_LENGTH, Spec, query_of
-from pipeplan.errors import InvalidInputError, MissingDependencyError, not_one_of, require
+from pipeplan.documents.names import FAMILIES, Spec
+from pipeplan.errors import InvalidInputError, not_one_of, require
 from worker_agent.models.batches import KNOWN, BatchForm, probes
+from worker_agent.models.configs import TASKS, config_of, kinds, known_keys, language_model, library, without_path
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless
-from worker_agent.models.folders import QUANTISED, read_config, weight_files
+from worker_agent.models.folders import read_config, weight_files
 from worker_agent.models.layers import Cuts
 from worker_agent.models.materialise import build_empty
 from worker_agent.models.segments import Flows, part_names, segments
@@ -35,18 +35,6 @@ MOST_POSITIONS = 2**31 - 1
 IMAGE_SIZE = 224
 """The size of images if a model takes any."""
 
-_TASKS: dict[str, Literal["next", "same", "class"]] = {
-    "Seq2SeqLM": "same",
-    "SpeechSeq2Seq": "same",
-    "MaskedLM": "same",
-    "CausalLM": "next",
-    "ImageClassification": "class",
-}
-"""What a family's model is for: the first of these that it has; and where its labels are (`BatchForm`).
-
-Models of masked language can decode as well, and so can parts of those with an encoder.
-"""
-
 _UNSHIFTED = frozenset({"cpmant", "trocr", "xlnet"})
 """Families for the next token whose own loss takes labels as they are, each of the same place."""
 
@@ -55,26 +43,6 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """Sizes that libraries and models divide by, or loop over: their own errors do not name them."""
-
-_NOT_OPTIONS = frozenset(
-    {
-        "add_cross_attention",
-        "architectures",
-        "attn_implementation",
-        "dtype",
-        "id2label",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "output_hidden_states",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
-"""Keys of a config that would make another kind of model, or that are set by other means."""
-
 
 LIBRARY_ERRORS = (
     *(ValueError, TypeError, RuntimeError, LookupError),
@@ -119,6 +87,7 @@ class Family:
     sharding: Sharding | None
     make: Callable[[], nn.Module]
     files: tuple[Path, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 class Gpt2Embedding(nn.Module):
@@ -152,12 +121,11 @@ def build_family(spec: Spec) -> Family:
     content = {} if spec.path is None else read_config(Path(spec.path))
     files = weight_files(Path(spec.path), content) if spec.path and Path(spec.path).is_dir() else ()
     labels = content.get("id2label")
-    found: dict[str, Any] = {"num_labels": len(labels)} if isinstance(labels, dict) else {}
-    left_out = (*_NOT_OPTIONS, *QUANTISED)  # keys that would make another kind of model
-    found |= {key: v for key, v in content.items() if key not in left_out and not key.startswith("_")}
+    library()
     if spec.path is None:
         options.setdefault("tie_word_embeddings", False)
-    name = str(found.pop("model_type", spec.name))
+    name, found, left_out = language_model(str(content.pop("model_type", spec.name)), content)
+    found |= {"num_labels": len(labels)} if isinstance(labels, dict) else {}
     make = partial(_build, name, found, options, attention, spec.text)
     root = build_empty(make)
     config: Any = root.config
@@ -186,7 +154,7 @@ def build_family(spec: Spec) -> Family:
     takes_tokens = form.inputs[0] == "input_ids" and not form.decodes
     return Family(
         name=name,
-        spec=spec.text if files else _without_path(spec, name, found),
+        spec=spec.text if files else without_path(spec, name, found),
         root=root,
         blocks=segmented,
         block_names=part_names(flows.of(frozenset(form.required))),
@@ -197,6 +165,7 @@ def build_family(spec: Spec) -> Family:
         sharding=_sharding(name, root) if quick and config._attn_implementation == "sdpa" else None,
         make=make,
         files=files,
+        left_out=left_out,
     )
 
 
@@ -225,14 +194,14 @@ def _batch_form(name: str, root: Any) -> BatchForm:
     positions = MOST_POSITIONS if positions is None or positions < 1 else positions  # XLNet's is -1
     if decodes and main != "input_ids":
         positions = getattr(config, "max_target_positions", None) or positions
-    task = next((task for task in _TASKS if type(root) in _kinds(task, type(config))), None)
+    task = next((task for task in TASKS if type(root) in kinds(task, type(config))), None)
     if task is None:
         raise InvalidInputError("model", f"must be a model of one part, {FACTORY}", type(root).__name__)
     return BatchForm(
         model=name,
         inputs=(main, *(key for key in KNOWN if key in signature(root.forward).parameters)),
         required=(main, "decoder_input_ids") if decodes else (main,),
-        labels="same" if name in _UNSHIFTED else _TASKS[task],
+        labels="same" if name in _UNSHIFTED else TASKS[task],
         positions=positions,
         start=getattr(config, "decoder_start_token_id", None),
         pad=getattr(config, "pad_token_id", None),
@@ -294,34 +263,28 @@ def _sharding(name: str, root: Any) -> Sharding | None:
 
 def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str) -> nn.Module:
     """The model of a family, from a file's config and the SPEC's own options, which take precedence."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        import transformers
-        from huggingface_hub.errors import StrictDataclassError
-    except ImportError as error:
-        raise MissingDependencyError("hf: models need transformers: pip install 'pipeplan[worker]'") from error
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     if name not in transformers.CONFIG_MAPPING:
         field = "model" if text.startswith(f"hf:{name}") else "model.model_type"
         raise not_one_of(FAMILIES, field, name, f", or another one of transformers {transformers.__version__}")
     tied = (found | options).get("tie_word_embeddings", False)
     try:
-        known = _known(transformers.AutoConfig.for_model(name))
+        known = known_keys(transformers.AutoConfig.for_model(name))
         for key, value in options.items():
             require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
         require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
-        config = _config(name, found, options)
+        config = config_of(name, found, options)
         for size in _SIZES:
             key = config.attribute_map.get(size, size)
             value = (found | options).get(key, 1)
             rule = "must be at least 1"
             require(not isinstance(value, int) or value >= 1, f"model.{key}", rule, value)
-        kinds = [(kind, task) for task in _TASKS for kind in _kinds(task, type(config))]
-        require(bool(kinds), "model", f"must be a model for one of {', '.join(_TASKS)}, {FACTORY}", name)
-        kind: Any = kinds[0][0]
-        _require_our_loss(config, classes=_TASKS[kinds[0][1]] == "class")
+        models = [(kind, task) for task in TASKS for kind in kinds(task, type(config))]
+        require(bool(models), "model", f"must be a model for one of {', '.join(TASKS)}, {FACTORY}", name)
+        kind: Any = models[0][0]
+        _require_our_loss(config, classes=TASKS[models[0][1]] == "class")
         usual = "sdpa" if kind._supports_sdpa else "eager"
         return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
     except InvalidInputError:
@@ -329,44 +292,6 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
     except (StrictDataclassError, *LIBRARY_ERRORS) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
-
-
-def _kinds(task: str, config: type) -> tuple[type, ...]:
-    """The library's models of a config for a task: none, or several of which the first is meant."""
-    import transformers
-
-    found = getattr(transformers, f"AutoModelFor{task}")._model_mapping
-    kinds: Any = found.get(config, ())
-    return kinds if isinstance(kinds, tuple) else (kinds,)
-
-
-def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
-    """A family's config from a file's keys and the SPEC's own options, which take precedence."""
-    import transformers
-
-    return transformers.AutoConfig.for_model(name, **found | options | {"use_cache": False})
-
-
-def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
-    """A SPEC of the same model that names no file, if there is one: other nodes then need no copy of the file."""
-    if spec.path is None or "num_labels" in found:
-        return spec.text
-    options = dict(spec.options)
-    attention = {key: options.pop(key) for key in ("attn_implementation",) if key in options}
-    usual, whole = _config(name, {}, {"tie_word_embeddings": False}), _config(name, found, options).to_dict()
-    known, default = _known(usual), usual.to_dict()
-    asked = found.keys() | spec.options.keys()
-    keys = {k: v for k, v in whole.items() if k in known and (k in asked or k not in default or v != default[k])}
-    # as asked: T5's config is tied whatever it says
-    tied = (found | options).get("tie_word_embeddings", whole.get("tie_word_embeddings"))
-    if tied or "tie_word_embeddings" in asked:
-        keys["tie_word_embeddings"] = tied
-    try:
-        text = f"hf:{name}?{query_of(keys | attention)}"
-    except InvalidInputError:
-        return spec.text
-    same = _config(name, keys, {"tie_word_embeddings": False} | keys).to_dict()
-    return text if len(text) <= MAX_LENGTH and all(whole[key] == same[key] for key in same) else spec.text
 
 
 def _require_our_loss(config: Any, *, classes: bool) -> None:
@@ -385,11 +310,3 @@ def _require_our_loss(config: Any, *, classes: bool) -> None:
     for key, (values, rule) in rules.items():
         found = getattr(config, key, None)
         require(found in values, f"model.{key}", rule, found)
-
-
-def _known(config: Any) -> set[str]:
-    """The keys of a family's config that a SPEC can set."""
-    others = {"num_labels", "tie_word_embeddings"}
-    if getattr(config, "is_encoder_decoder", False):
-        others |= {"decoder_start_token_id"}
-    return (set(config.to_dict()) | set(config.attribute_map) | others) - _NOT_OPTIONS
