@@ -4,6 +4,7 @@ B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B,
 pixels. Layers are the library's own modules: a chain computes what the whole model does, and has its parameter names.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +23,12 @@ from worker_agent.models.configs import TASKS, config_of, kinds, known_keys, lan
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless
 from worker_agent.models.folders import read_config, weight_files
+from worker_agent.models.fused import WINDOWED, windowed_attention
 from worker_agent.models.layers import Cuts
 from worker_agent.models.materialise import build_empty
 from worker_agent.models.segments import Flows, part_names, segments
 from worker_agent.models.sharding import Sharding
+from worker_agent.models.tensor_plan import tensor_plan
 
 ATTENTION = ("sdpa", "eager")
 
@@ -49,15 +52,6 @@ LIBRARY_ERRORS = (
     *(ArithmeticError, AttributeError, ImportError, AssertionError),
 )
 """What the library raises for a config of which it cannot make a model."""
-
-_GPT2_PLAN = {
-    "h.*.attn": "divided split_size",
-    "h.*.attn.c_attn": "packed 3",
-    "h.*.attn.c_proj": "rowwise",
-    "h.*.mlp.c_fc": "colwise",
-    "h.*.mlp.c_proj": "rowwise",
-}
-"""GPT-2's layers: its config brings no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +99,15 @@ class Gpt2Embedding(nn.Module):
         return self.dropout(self.tokens(tokens) + self.positions(positions))  # type: ignore[no-any-return]
 
 
-def build_family(spec: Spec) -> Family:
+def build_family(spec: Spec, *, fused: bool = False) -> Family:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
     Keys are the family's config keys. `attn_implementation` is "sdpa" (default, where the family has it) or "eager".
     Weights are those of a folder that has some, and random otherwise. Input and output embeddings are tied as a file or
     folder says, which means the family's own default where it says nothing; those of a family without a file only if
-    the SPEC says so. Raises InvalidInputError for a family, file, key or value that is not possible, and for a model
-    that cannot be cut.
+    the SPEC says so. With `fused` attention is `windowed_attention` where the SPEC leaves it open and the model lets it
+    be chosen: for counting. Raises InvalidInputError for a family, file, key or value that is not possible, and for a
+    model that cannot be cut.
     """
     options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", None)
@@ -126,7 +121,7 @@ def build_family(spec: Spec) -> Family:
         options.setdefault("tie_word_embeddings", False)
     name, found, left_out = language_model(str(content.pop("model_type", spec.name)), content)
     found |= {"num_labels": len(labels)} if isinstance(labels, dict) else {}
-    make = partial(_build, name, found, options, attention, spec.text)
+    make = partial(_build, name, found, options, attention, spec.text, fused=fused and attention is None)
     root = build_empty(make)
     config: Any = root.config
     form = _batch_form(name, root)
@@ -151,6 +146,7 @@ def build_family(spec: Spec) -> Family:
     refuse_unless(
         modules == list(root.modules()), "have the same modules for every length of its input", type(root).__name__
     )
+    shareable = config._attn_implementation in ("sdpa", WINDOWED)
     takes_tokens = form.inputs[0] == "input_ids" and not form.decodes
     return Family(
         name=name,
@@ -162,7 +158,7 @@ def build_family(spec: Spec) -> Family:
         if takes_tokens
         else None,
         batches=form,
-        sharding=_sharding(name, root) if quick and config._attn_implementation == "sdpa" else None,
+        sharding=tensor_plan(name, root) if quick and takes_tokens and shareable else None,
         make=make,
         files=files,
         left_out=left_out,
@@ -172,7 +168,7 @@ def build_family(spec: Spec) -> Family:
 def _quick(root: Any, form: BatchForm) -> Cuts | None:
     """Blocks that make masks and positions themselves, if only one tensor is to cross a cut."""
     keys = root.config.to_dict()  # an attribute may be an error: a layer's own
-    for key in _WINDOWS:
+    for key in _WINDOWS if root.config._attn_implementation != WINDOWED else ():
         window = keys.get(key)
         if isinstance(window, int) and window and window < form.positions:
             return None
@@ -245,23 +241,9 @@ def _without_drops(root: Any) -> dict[str, float]:
     return drops
 
 
-def _sharding(name: str, root: Any) -> Sharding | None:
-    """The family's own plan, or the one that the library's config has; the embeddings are shared by vocabulary."""
-    layers = _GPT2_PLAN if name == "gpt2" else root.config.base_model_tp_plan
-    if not layers:
-        return None
-    styles = {f"{root.base_model_prefix}.{pattern}": style for pattern, style in layers.items()}
-    styles |= dict.fromkeys(("lm_head", "model.embed_tokens", "transformer.wte"), "vocabulary")
-    counts = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "n_inner")
-    found = {key: getattr(root.config, key, None) for key in counts}
-    return Sharding(
-        styles=styles | {"model.rotary_emb": "rotary", "transformer.wpe": "positions"},
-        divided={key: count for key, count in found.items() if count is not None},
-        experts=getattr(root.config, "num_experts", 0),
-    )
-
-
-def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str) -> nn.Module:
+def _build(
+    name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str, *, fused: bool
+) -> nn.Module:
     """The model of a family, from a file's config and the SPEC's own options, which take precedence."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
@@ -286,7 +268,11 @@ def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention:
         kind: Any = models[0][0]
         _require_our_loss(config, classes=TASKS[models[0][1]] == "class")
         usual = "sdpa" if kind._supports_sdpa else "eager"
-        return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
+        model: nn.Module = kind._from_config(config, attn_implementation=attention or usual)
+        if fused and hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS"):
+            transformers.AttentionInterface.register(WINDOWED, windowed_attention)
+            config._attn_implementation = WINDOWED
+        return model
     except InvalidInputError:
         raise
     except (StrictDataclassError, *LIBRARY_ERRORS) as error:

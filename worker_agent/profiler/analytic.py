@@ -54,6 +54,7 @@ class ModelCounts:
     tied: tuple[TiedWeights, ...]
     sizes: tuple[int, ...]
     blocks: tuple[tuple[BlockCounts, ...], ...]
+    notes: tuple[str, ...] = ()
 
 
 def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
@@ -63,9 +64,14 @@ def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lamb
     model, data or loss that is not possible, blocks that need their tensors' contents, or a dtype that the datasheet
     lacks.
     """
-    rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
-    require(job.task.dtype in sheet.flops_per_s, "dtype", rule, job.task.dtype)
+    require_speed(job.task.dtype, sheet)
     return profile_of(count_model(job, gpu=sheet.kind == "gpu", on_size=on_size), sheet, job.task.optimizer)
+
+
+def require_speed(dtype: str, sheet: Datasheet) -> None:
+    """Raises InvalidInputError for a dtype that the datasheet lacks."""
+    rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
+    require(dtype in sheet.flops_per_s, "dtype", rule, dtype)
 
 
 def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: None) -> ModelCounts:
@@ -98,6 +104,7 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
         tied=chain.tied_weights(),
         sizes=task.microbatch_sizes,
         blocks=tuple(blocks),
+        notes=chain.left_out,
     )
 
 
@@ -127,6 +134,7 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
         method=Method(warm_up_rounds=0, rounds=0, clock=CLOCK, torch_version=torch.__version__),
         estimated=True,
         tied=counts.tied,
+        notes=counts.notes,
     )
 
 

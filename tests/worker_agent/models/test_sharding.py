@@ -55,10 +55,10 @@ class ThreadPeers:
     rank: int
 
     def gather(self, share: Tensor) -> Tensor:
-        return torch.cat(self._all(share), dim=1)
+        return torch.cat(self._all(share), dim=-2)
 
     def scatter(self, whole: Tensor) -> Tensor:
-        return torch.stack(self._all(whole)).sum(0).chunk(self.meeting.devices, 1)[self.rank]
+        return torch.stack(self._all(whole)).sum(0).chunk(self.meeting.devices, -2)[self.rank]
 
     def reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
         stacked = torch.stack(self._all(value))
@@ -173,7 +173,11 @@ def test_a_vocabulary_that_is_not_divisible_is_rounded_up() -> None:
             Form(tensor=4, context=32, sequence_parallel=True),
             "tensor: must divide the 2 t",
         ),
-        ("hf:bert", Form(tensor=2), "tensor: needs a sharding plan, which hf:bert does not bring for these options, g"),
+        (
+            "hf:bert",
+            Form(tensor=2),
+            "tensor: needs a sharding plan, and none is known for bert.encoder",
+        ),
         ("hf:llama?attn_implementation=eager", Form(context=2), "context: needs a sharding plan, which hf:llama"),
         ("hf:mixtral?num_local_experts=4", Form(expert=8), "expert: must divide the 4 experts of a layer, got 8"),
         ("hf:llama", Form(expert=2), "expert: must be 1 for a model without experts, got 2"),

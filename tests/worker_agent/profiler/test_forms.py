@@ -11,10 +11,8 @@ from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
-from worker_agent.profiler.analytic import estimate_profile
 from worker_agent.profiler.datasheets import find_datasheet
-from worker_agent.profiler.forms import with_forms
-from worker_agent.profiler.job import ProfileJob
+from worker_agent.profiler.forms import profile_with_forms
 
 SHEET = find_datasheet("a100-80gb")
 LLAMA = (
@@ -28,8 +26,7 @@ def task(model: str = LLAMA) -> ProfileTask:
 
 
 def estimated(asked: FormsAsked, model: str = LLAMA) -> Profile:
-    profile = estimate_profile(ProfileJob(task=task(model)), SHEET)
-    return with_forms(profile, asked, task(model), SHEET)
+    return profile_with_forms(asked, task(model), SHEET)
 
 
 def test_the_form_of_one_device_has_the_bytes_of_whole_blocks() -> None:
@@ -74,10 +71,7 @@ def test_what_devices_share_is_less_for_each() -> None:
 
 def test_only_language_models_have_forms() -> None:
     with pytest.raises(InvalidInputError, match="language model"):
-        profile = estimate_profile(
-            ProfileJob(task=ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,))), SHEET
-        )
-        with_forms(profile, FormsAsked(), ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,)), SHEET)
+        profile_with_forms(FormsAsked(), ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,)), SHEET)
 
 
 @pytest.mark.each_case
