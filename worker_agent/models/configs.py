@@ -105,7 +105,7 @@ def language_model(name: str, content: Mapping[str, Any]) -> tuple[str, dict[str
     ahead = next((key for key in _AHEAD if isinstance(keys.get(key), int) and keys[key] > 0), None)
     if ahead is not None:
         left_out.append(f"the layers of multi-token prediction ({ahead} {keys[ahead]}) are left out")
-    keys = {key: value for key, value in keys.items() if not key.startswith("_")}
+    keys = {key: value for key, value in keys.items() if key != "model_type" and not key.startswith("_")}
     return known, {key: value for key, value in keys.items() if key not in (*NOT_OPTIONS, *QUANTISED)}, tuple(left_out)
 
 

@@ -318,10 +318,10 @@ def windowed_attention(
     """
     length, groups = query.shape[2], query.shape[1] // key.shape[1]
     shape, causal = query.shape, bool(getattr(module, "is_causal", True))
-    folds = sliding_window and causal and length % sliding_window == 0 and length > sliding_window
-    if folds and key.shape[2] == length:
+    window = sliding_window or length
+    if causal and window < length and length % window == 0 and key.shape[2] == length:
         query, key, value = (
-            each.transpose(1, 2).reshape(-1, sliding_window, each.shape[1], each.shape[3]).transpose(1, 2)
+            each.transpose(1, 2).reshape(-1, window, each.shape[1], each.shape[3]).transpose(1, 2)
             for each in (query, key, value)
         )
         causal = False

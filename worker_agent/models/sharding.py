@@ -165,7 +165,7 @@ def _divide(clone: Any, style: str, names: Sequence[str], region: Region[Peers])
     """Gives a module the device's share of what its attributes count, or are."""
     clone._parameters = dict(clone._parameters)
     for name in names or ("",):
-        value = getattr(clone, name, None)
+        value: Any = getattr(clone, name, None)
         fits = (style == "divided" and isinstance(value, int | nn.Parameter)) or name == "config"
         require(fits, "model.sharding", f"must name a style that fits {type(clone).__name__}", f"{style} {name}")
         if isinstance(value, nn.Parameter):
@@ -190,9 +190,11 @@ def _alone(block: Any, style: str, detail: str, region: Region[Peers]) -> nn.Mod
     fits = isinstance(block, nn.Conv1d) and block.groups == block.out_channels and style == "packed"
     require(fits, "model.sharding", f"must name a style that fits {type(block).__name__}", style)
     clone = copy.copy(block)
-    clone._parameters = {key: p and _share(p, 0, detail, region) for key, p in block._parameters.items()}
+    clone._parameters = {
+        key: None if whole is None else _share(whole, 0, detail, region) for key, whole in block._parameters.items()
+    }
     clone.groups = clone.in_channels = clone.out_channels = len(clone.weight)
-    return clone
+    return clone  # type: ignore[no-any-return]
 
 
 def _experts(layer: Any, region: Region[Peers]) -> nn.Module:
@@ -260,7 +262,7 @@ def _share(whole: nn.Parameter, dim: int, parts: str, region: Region[Peers]) -> 
     sizes = given if len(given) > 1 else [features // given[0]] * given[0]
     fits = sum(sizes) == features and all(size % region.form.tensor == 0 for size in sizes)
     require(fits, "tensor", f"must divide the {' + '.join(map(str, sizes))} features of a layer", region.form.tensor)
-    shares = [part.chunk(region.form.tensor, dim)[region.rank] for part in whole.detach().split(sizes, dim)]
+    shares = [part.chunk(region.form.tensor, dim)[region.rank] for part in torch.split(whole.detach(), sizes, dim)]
     return nn.Parameter(torch.cat(shares, dim), requires_grad=whole.requires_grad)
 
 

@@ -49,6 +49,19 @@ def test_degrees_that_the_model_cannot_have_are_left_out() -> None:
     assert all(each.form.sequence_parallel == (each.form.tensor > 1) for each in profile.forms)
 
 
+def test_the_profile_names_the_degrees_that_have_no_form_and_why() -> None:
+    sentence = "tensor 8 not considered: must divide num_attention_heads, which is 12"
+    assert estimated(FormsAsked(most_tensor=8, most_expert=2)).notes == (sentence,)
+
+
+def test_layers_of_no_known_kind_cost_the_tensor_degree_and_not_the_answer() -> None:
+    bert = "hf:bert?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&intermediate_size=48&vocab_size=64"
+    profile = estimated(FormsAsked(most_tensor=2), bert)
+    assert [each.form for each in profile.forms] == [WHOLE]
+    rule = "needs a sharding plan, and none is known for bert.encoder.layer.0.attention.self.query"
+    assert [note.partition(" of hf:")[0] for note in profile.notes] == [f"tensor 2 not considered: {rule}"]
+
+
 def test_a_degree_that_is_asked_for_must_be_possible() -> None:
     assert [each.form for each in estimated(FormsAsked(tensor=3, sequence_parallel=False)).forms] == [Form(tensor=3)]
     with pytest.raises(InvalidInputError, match="divide") as raised:
