@@ -87,7 +87,8 @@ def language_model(name: str, content: Mapping[str, Any]) -> tuple[str, dict[str
     if part is not None and _task(name) != "ImageClassification":
         keys = {"tie_word_embeddings": content["tie_word_embeddings"]} if "tie_word_embeddings" in content else {}
         keys |= content[part]
-        family = str(keys.pop("model_type", None) or _own_text(name, part))
+        inner = _known_families()[name].sub_configs.get(part) if name in _known_families() else None
+        family = str(keys.pop("model_type", None) or getattr(inner, "model_type", name))
         others = [
             key
             for key, value in content.items()
@@ -120,12 +121,6 @@ def _task(name: str) -> str | None:
     """What the library's model of a family is for; None for a family of which it has none."""
     kinds_of_task = (task for task in TASKS if name in _known_families() and kinds(task, _known_families()[name]))
     return next(kinds_of_task, None)
-
-
-def _own_text(name: str, part: str) -> str:
-    """The family of the part for texts, of a config that does not say it."""
-    inner = _known_families()[name].sub_configs.get(part) if name in _known_families() else None
-    return getattr(inner, "model_type", name)
 
 
 def _alike(family: str, architectures: object) -> str:

@@ -147,7 +147,9 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
         several = isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and value
         if several or (isinstance(value, Tensor) and value.is_complex()):
             first = value[0] if several else value
-            sources = [call for call in before if call.output is value or _starts_with(call.output, first)]
+            sources = [
+                call for call in before if first is (call.output[0] if isinstance(call.output, tuple) else call.output)
+            ]
             _require(bool(sources), f"{_MADE}, and {key} is not one", seen.module)
             source = sources[0]
             rotary = LayerCall(
@@ -172,11 +174,6 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
         except Exception:  # the library's code may raise anything: the layer needs what it hands on
             kept = named
     return LayerCall(module=seen.module, positional=positional, named=kept, rotary=rotary)
-
-
-def _starts_with(output: Any, tensor: Tensor) -> bool:
-    """Whether a call gave several tensors, this one first."""
-    return isinstance(output, tuple) and output[0] is tensor
 
 
 def _like(value: Any, hidden: Tensor) -> Tensor:

@@ -125,12 +125,12 @@ def _styles(module: Any, config: Any) -> Iterator[tuple[str, str]]:
     elif is_experts(getattr(module, "experts", None)) and len(signature(module.experts.forward).parameters) == 1:
         yield "", "routed"  # Llama 4's experts all compute all tokens: the module dispatches them instead
     elif _is_mixer(module):
-        yield from _mixer(module)
+        yield from mixer_styles(module)
     elif not isinstance(module, nn.Linear):
-        yield from _layer(module, config)
+        yield from layer_styles(module, config)
 
 
-def _layer(module: Any, config: Any) -> Iterator[tuple[str, str]]:
+def layer_styles(module: Any, config: Any) -> Iterator[tuple[str, str]]:
     """Attention and feed-forward networks: linear layers that read, and one that makes the output."""
     linear = {key: part for key, part in module.named_children() if isinstance(part, nn.Linear)}
     reading = {key: "colwise" for key in linear if key in _ENTERS} | {
@@ -163,7 +163,7 @@ def _layer(module: Any, config: Any) -> Iterator[tuple[str, str]]:
             yield norm, "divided weight"
 
 
-def _mixer(module: Any) -> Iterator[tuple[str, str]]:
+def mixer_styles(module: Any) -> Iterator[tuple[str, str]]:
     """State-space and linear-attention mixers, whose convolution has the heads' and the groups' features."""
     if hasattr(module, "key_dim"):  # gated delta net
         features = [module.key_dim, module.key_dim, module.value_dim]

@@ -8,8 +8,6 @@ of its own, with gradients that already exist. Equal blocks with equal inputs ru
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -244,17 +242,9 @@ def signature(block: nn.Module) -> Hashable:
         tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         shapes = tuple((key, _shape(tensor), tensor.requires_grad) for key, tensor in tensors)
         settings = tuple(
-            (key, repr(value) if isinstance(value, _PLAIN) else _same_object(value))
+            (key, repr(value) if isinstance(value, _PLAIN) else id(getattr(value, "__func__", value)))
             for key, value in vars(module).items()
             if key not in UNCOUNTED_ATTRIBUTES and key not in _OF_EVERY_MODULE
         )
         parts.append((name, type(module), shapes, settings))
     return tuple(parts)
-
-
-def _same_object(value: object) -> Hashable:
-    if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
-        return id(value.__func__)
-    if isinstance(value, partial):
-        return id(value.func), repr((value.args, value.keywords))
-    return id(value)
