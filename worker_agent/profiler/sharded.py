@@ -170,11 +170,12 @@ class _Walk:
     def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[BlockCounts, ...], tuple[int, ...]]]:
         """The counts of every kind and the kind of every block, by size: of sizes between counted ones `scaled`."""
         found = {size: self.count(size, length) for size in (*sizes[:2], *sizes[2:][-1:])}
-        counted = [(size, counts) for size, (counts, _) in found.items()]
+        counted = sorted(found)
         for size in sizes:
             if size not in found:
-                between = scaled(counted, size)
+                between = scaled([(each, found[each][0]) for each in counted[-3:]], size)
                 found[size] = self.count(size, length) if between is None else (between, found[sizes[0]][1])
+                counted = sorted({*counted, size}) if between is None else counted
         return found
 
     def count(self, microbatch_size: int, length: int) -> tuple[tuple[BlockCounts, ...], tuple[int, ...]]:
