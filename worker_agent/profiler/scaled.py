@@ -1,8 +1,8 @@
 """Scaled: counts of a microbatch size between sizes that were counted, where all three of these lie on lines.
 
-A block's operations and bytes grow by the same for every sample. So does a peak of memory while the same operation makes
-it: three sizes on one line, the smallest and the largest among them, are taken to have one and the same. Where they are
-on no line, the size is counted.
+A block's operations and bytes grow by the same for every sample. So does a peak of memory while the same operation
+makes it: three sizes on one line, the smallest and the largest among them, are taken to have one and the same. Where
+they are on no line, the size is counted.
 """
 
 from collections.abc import Sequence
