@@ -20,10 +20,8 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
-from worker_agent.profiler.analytic import estimate_profile
 from worker_agent.profiler.datasheets import find_datasheet
-from worker_agent.profiler.forms import with_forms
-from worker_agent.profiler.job import ProfileJob
+from worker_agent.profiler.forms import profile_with_forms
 
 WORDS = "vocabulary=51200&sequence_length=2048&fused=true"
 MODEL = f"preset:transformer?hidden=12288&layers=96&heads=96&{WORDS}"
@@ -101,8 +99,7 @@ def _estimated(model: str) -> Profile:
         model=model, microbatch_sizes=MICROBATCH_SIZES, dtype="bfloat16", optimizer="adamw", sequence_length=2048
     )
     sheet = find_datasheet("a100-80gb")
-    profile = estimate_profile(ProfileJob(task=task), sheet)
-    return with_forms(profile, FormsAsked(most_tensor=8, attention="unfused"), task, sheet)
+    return profile_with_forms(FormsAsked(most_tensor=8, attention="unfused"), task, sheet)
 
 
 def _planned(

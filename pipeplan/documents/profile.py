@@ -212,7 +212,8 @@ class Profile:
     `edges` are there where the model is a graph: (i, j) says that block j reads the output of block i, and i < j. None
     is a chain. `estimated` says that the measurements were computed from a datasheet, not measured. `forms` has what
     one device does where several share the blocks. `autocast` is what the blocks' float32 weights computed in. `tied`
-    are the trained weights that several blocks use, `tied_frozen` the frozen ones.
+    are the trained weights that several blocks use, `tied_frozen` the frozen ones. `notes` are sentences on what an
+    estimate leaves out of the model, and on degrees of which it has no forms, with the reason.
     """
 
     model: Model
@@ -227,10 +228,13 @@ class Profile:
     autocast: str | None = None
     tied: tuple[TiedWeights, ...] = ()
     tied_frozen: tuple[TiedWeights, ...] = ()
+    notes: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
+        for sentence in self.notes:
+            require_line("notes", sentence)
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
         require_autocast(self.autocast, self.dtype)
         require(len(self.blocks) > 0, "blocks", "must hold at least one block", self.blocks)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pipeplan.documents.engines import OUR_RUNTIME, engine_named
 from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Answer, Plan
+from pipeplan.documents.plan import Answer, Plan, Reason
 from pipeplan.errors import MissingDependencyError, require, require_one_of
 from pipeplan.planners.auto.planner import auto
 from pipeplan.planners.complete import play
@@ -64,14 +64,19 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     elif planner != "auto" and (problem.options.semantics or PLAYED) == PLAYED:
         asked = partial(by_play, planner, asked)
     answer = asked(problem.corrected)
+    notes = tuple(dict.fromkeys(note for each in (problem.profile, *problem.other_profiles) for note in each.notes))
     if not isinstance(answer, Plan):
-        return answer
+        left_out = (note.partition(": ") for note in notes)
+        return replace(answer, reasons=(*answer.reasons, *(Reason(rule=what, detail=why) for what, _, why in left_out)))
     late = problem.options.synchronous and updates_late(answer)
     require(
         not late, "synchronous", f"must be off for {answer.schedule} on {answer.depth} stages, {UPDATES_LATE}", True
     )
     simulated = play(answer) if answer.simulated is None else answer.simulated
-    answer = replace(answer, planner_version=VERSIONS[planner], simulated=simulated)
+    idle, devices = problem.cluster.devices - answer.workers, problem.cluster.devices
+    rule = f"{idle} of {devices} devices stay idle: no plan of the search is faster with them"
+    warnings = (*answer.warnings, *notes, *([rule] if idle else []))
+    answer = replace(answer, planner_version=VERSIONS[planner], simulated=simulated, warnings=warnings)
     if problem.calibration is None:
         return answer
     return replace(

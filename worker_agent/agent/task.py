@@ -93,7 +93,7 @@ def _estimate(task: EstimateTask) -> EstimateResult:
     """The model's profile by a datasheet. Raises InvalidInputError for one that is not known by name."""
     from worker_agent.profiler.analytic import estimate_profile
     from worker_agent.profiler.datasheets import DATASHEETS
-    from worker_agent.profiler.forms import with_forms
+    from worker_agent.profiler.forms import profile_with_forms
     from worker_agent.profiler.job import ProfileJob
 
     require(task.analytic in DATASHEETS, "analytic", f"must be one of {', '.join(DATASHEETS)}", task.analytic)
@@ -110,14 +110,13 @@ def _estimate(task: EstimateTask) -> EstimateResult:
     def tell(size: int) -> None:
         _tell(sizes.index(size), len(sizes), f"estimating microbatches of {size}")
 
-    found = estimate_profile(ProfileJob(task=profiled), sheet, tell)
     if task.forms is None:
-        return EstimateResult(profile=found)
+        return EstimateResult(profile=estimate_profile(ProfileJob(task=profiled), sheet, tell))
 
     def on_form(done: int, every: int, form: Form) -> None:
         _tell(done, every, f"estimating tensor {form.tensor}, context {form.context}, expert {form.expert}")
 
-    return EstimateResult(profile=with_forms(found, task.forms, profiled, sheet, on_form))
+    return EstimateResult(profile=profile_with_forms(task.forms, profiled, sheet, on_form))
 
 
 def _run(folder: Path, task: RunTask, place: Place | None) -> RunResult | PartResult:

@@ -174,20 +174,19 @@ def _estimated(
 ) -> Profile:
     """The profile of the datasheet's device, with the forms that the command's options ask for."""
     from worker_agent.profiler.analytic import estimate_profile
-    from worker_agent.profiler.forms import with_forms
+    from worker_agent.profiler.forms import profile_with_forms
 
     sizes = job.task.microbatch_sizes
-    found = estimate_profile(
-        job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
-    )
     if not values["forms"]:
-        return found
+        return estimate_profile(
+            job, sheet, lambda size: on_progress(sizes.index(size), len(sizes), f"microbatches of {size}")
+        )
     asked = FormsAsked(**{name.removesuffix("_degree"): values[name] for name in OF_FORMS})
 
     def on_form(done: int, every: int, form: Form) -> None:
         on_progress(done, every, f"tensor {form.tensor}, context {form.context}, expert {form.expert}")
 
-    return with_forms(found, asked, job.task, sheet, on_form)
+    return profile_with_forms(asked, job.task, sheet, on_form)
 
 
 @contextmanager

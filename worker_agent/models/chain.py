@@ -56,6 +56,9 @@ class Chain:
 
     uncut: bool = False
 
+    left_out: tuple[str, ...] = ()
+    """Sentences on what a config describes and the model has not, or not in full."""
+
     def cut(self, inputs: Sequence[Tensor], names: tuple[str, ...] = ()) -> "Chain":
         """The chain with a module of the user's own as blocks, found with inputs of these shapes, by name or position.
 
@@ -117,11 +120,14 @@ def _own_bytes(tensors_of_blocks: Iterable[Iterable[Tensor]]) -> tuple[int, ...]
     return tuple(sizes)
 
 
-def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, empty: bool = False) -> Chain:
+def build_model(
+    spec: str, *, seed: int, dtype: torch.dtype = torch.float32, empty: bool = False, fused: bool = False
+) -> Chain:
     """The chain that a SPEC names, on the CPU. The same seed gives the same weights in every process.
 
     With `empty` a model of Hugging Face, a preset or a factory with an attribute `by_stage` has only shapes until its
-    blocks are materialised; other models are as their factory returns them. The random states of torch, NumPy and
+    blocks are materialised; other models are as their factory returns them. With `fused` attention of a Hugging Face
+    model is in one kernel, whatever its masks, for counting. The random states of torch, NumPy and
     Python are set from the seed while the model is built, and restored afterwards. Raises InvalidInputError if the
     SPEC, its options or what its factory returns break a rule.
     """
@@ -130,7 +136,7 @@ def build_model(spec: str, *, seed: int, dtype: torch.dtype = torch.float32, emp
         load_factory(parsed, field="model")  # an import may draw random numbers, and is not repeated
     with _seeded(seed):
         if parsed.is_hugging_face:
-            chain = _from_family(parsed, seed, dtype)
+            chain = _from_family(parsed, seed, dtype, fused=fused)
         else:  # a preset is run without contents, and a factory that asks for it
             asked = parsed.is_preset or getattr(load_factory(parsed, field="model"), BY_STAGE, False) is True
             by_stage = asked and not isinstance(torch.empty(0), FakeTensor)
@@ -155,9 +161,9 @@ def _seeded(seed: int) -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-def _from_family(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
+def _from_family(spec: Spec, seed: int, dtype: torch.dtype, *, fused: bool) -> Chain:
     """The chain of a Hugging Face model, without contents."""
-    family = build_family(spec)
+    family = build_family(spec, fused=fused)
     _require_trainable(family.root)
     for parameter in family.root.parameters():
         cast_in_place(parameter, dtype)
@@ -174,6 +180,7 @@ def _from_family(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
         tokens=family.tokens,
         batches=family.batches,
         sharding=family.sharding,
+        left_out=family.left_out,
         contents=Contents(
             root=family.root, seed=seed, dtype=dtype, files=family.files, constructors=Constructors(family.make, seed)
         ),

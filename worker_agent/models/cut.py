@@ -144,8 +144,12 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
     rotary = None
     named: dict[str, Any] = {}
     for key, value in seen.named.items():
-        if isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and value:
-            sources = [call for call in before if isinstance(call.output, tuple) and call.output[0] is value[0]]
+        several = isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value) and value
+        if several or (isinstance(value, Tensor) and value.is_complex()):
+            first = value[0] if several else value
+            sources = [
+                call for call in before if first is (call.output[0] if isinstance(call.output, tuple) else call.output)
+            ]
             _require(bool(sources), f"{_MADE}, and {key} is not one", seen.module)
             source = sources[0]
             rotary = LayerCall(

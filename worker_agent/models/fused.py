@@ -19,6 +19,12 @@ from torch.utils.flop_counter import register_flop_formula
 
 _SQRT_HALF = sqrt(0.5)
 
+FLASH_HEAD = 256
+"""The widest head that the flash kernel takes."""
+
+WINDOWED = "pipeplan_windowed"
+"""The library's name for `windowed_attention`."""
+
 
 def _wide(x: Tensor) -> torch.dtype:
     """The type in which a softmax is computed: at least float32."""
@@ -292,3 +298,37 @@ def unfused_attention(
         probabilities = torch.native_dropout(probabilities, dropout_p, True)[0]
     attended: Tensor = heads_product(probabilities, value)
     return attended
+
+
+def windowed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention as Hugging Face's models call it, (B, N, S, D) -> (B, S, N, D), with the arithmetic of fused kernels.
+
+    Such kernels take a causal mask, a window, soft caps and sinks as they go: no mask is made, and with a window each
+    query meets so many keys. It is for counting: beside a window the keys are not those that the model attends to.
+    """
+    length, groups = query.shape[2], query.shape[1] // key.shape[1]
+    shape, causal = query.shape, bool(getattr(module, "is_causal", True))
+    window = sliding_window or length
+    if causal and window < length and length % window == 0 and key.shape[2] == length:
+        query, key, value = (
+            each.transpose(1, 2).reshape(-1, window, each.shape[1], each.shape[3]).transpose(1, 2)
+            for each in (query, key, value)
+        )
+        causal = False
+    if groups > 1 and (query.shape[-1] > FLASH_HEAD or query.shape[-1] != value.shape[-1]):
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+        groups = 1
+    found = functional.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=groups > 1
+    )
+    return found.transpose(1, 2).reshape(shape[0], length, shape[1], -1), None

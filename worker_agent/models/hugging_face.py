@@ -4,28 +4,31 @@ B sequences of S tokens: a chain takes token numbers (B, S) and gives logits (B,
 pixels. Layers are the library's own modules: a chain computes what the whole model does, and has its parameter names.
 """
 
-import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from pipeplan.documents.names import FAMILIES, MAX_LENGTH, Spec, query_of
-from pipeplan.errors import InvalidInputError, MissingDependencyError, not_one_of, require
+from pipeplan.documents.names import FAMILIES, Spec
+from pipeplan.errors import InvalidInputError, not_one_of, require
 from worker_agent.models.batches import KNOWN, BatchForm, probes
+from worker_agent.models.configs import TASKS, config_of, kinds, known_keys, language_model, library, without_path
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless
-from worker_agent.models.folders import QUANTISED, read_config, weight_files
+from worker_agent.models.folders import read_config, weight_files
+from worker_agent.models.fused import WINDOWED, windowed_attention
 from worker_agent.models.layers import Cuts
 from worker_agent.models.materialise import build_empty
 from worker_agent.models.segments import Flows, part_names, segments
 from worker_agent.models.sharding import Sharding
+from worker_agent.models.tensor_plan import tensor_plan
 
 ATTENTION = ("sdpa", "eager")
 
@@ -34,18 +37,6 @@ MOST_POSITIONS = 2**31 - 1
 
 IMAGE_SIZE = 224
 """The size of images if a model takes any."""
-
-_TASKS: dict[str, Literal["next", "same", "class"]] = {
-    "Seq2SeqLM": "same",
-    "SpeechSeq2Seq": "same",
-    "MaskedLM": "same",
-    "CausalLM": "next",
-    "ImageClassification": "class",
-}
-"""What a family's model is for: the first of these that it has; and where its labels are (`BatchForm`).
-
-Models of masked language can decode as well, and so can parts of those with an encoder.
-"""
 
 _UNSHIFTED = frozenset({"cpmant", "trocr", "xlnet"})
 """Families for the next token whose own loss takes labels as they are, each of the same place."""
@@ -56,40 +47,11 @@ _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention")
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """Sizes that libraries and models divide by, or loop over: their own errors do not name them."""
 
-_NOT_OPTIONS = frozenset(
-    {
-        "add_cross_attention",
-        "architectures",
-        "attn_implementation",
-        "dtype",
-        "id2label",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "output_hidden_states",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
-"""Keys of a config that would make another kind of model, or that are set by other means."""
-
-
 LIBRARY_ERRORS = (
     *(ValueError, TypeError, RuntimeError, LookupError),
     *(ArithmeticError, AttributeError, ImportError, AssertionError),
 )
 """What the library raises for a config of which it cannot make a model."""
-
-_GPT2_PLAN = {
-    "h.*.attn": "divided split_size",
-    "h.*.attn.c_attn": "packed 3",
-    "h.*.attn.c_proj": "rowwise",
-    "h.*.mlp.c_fc": "colwise",
-    "h.*.mlp.c_proj": "rowwise",
-}
-"""GPT-2's layers: its config brings no plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +81,7 @@ class Family:
     sharding: Sharding | None
     make: Callable[[], nn.Module]
     files: tuple[Path, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 class Gpt2Embedding(nn.Module):
@@ -136,14 +99,15 @@ class Gpt2Embedding(nn.Module):
         return self.dropout(self.tokens(tokens) + self.positions(positions))  # type: ignore[no-any-return]
 
 
-def build_family(spec: Spec) -> Family:
+def build_family(spec: Spec, *, fused: bool = False) -> Family:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
     Keys are the family's config keys. `attn_implementation` is "sdpa" (default, where the family has it) or "eager".
     Weights are those of a folder that has some, and random otherwise. Input and output embeddings are tied as a file or
     folder says, which means the family's own default where it says nothing; those of a family without a file only if
-    the SPEC says so. Raises InvalidInputError for a family, file, key or value that is not possible, and for a model
-    that cannot be cut.
+    the SPEC says so. With `fused` attention is `windowed_attention` where the SPEC leaves it open and the model lets it
+    be chosen: for counting. Raises InvalidInputError for a family, file, key or value that is not possible, and for a
+    model that cannot be cut.
     """
     options: dict[str, Any] = dict(spec.options)
     attention = options.pop("attn_implementation", None)
@@ -152,13 +116,12 @@ def build_family(spec: Spec) -> Family:
     content = {} if spec.path is None else read_config(Path(spec.path))
     files = weight_files(Path(spec.path), content) if spec.path and Path(spec.path).is_dir() else ()
     labels = content.get("id2label")
-    found: dict[str, Any] = {"num_labels": len(labels)} if isinstance(labels, dict) else {}
-    left_out = (*_NOT_OPTIONS, *QUANTISED)  # keys that would make another kind of model
-    found |= {key: v for key, v in content.items() if key not in left_out and not key.startswith("_")}
+    library()
     if spec.path is None:
         options.setdefault("tie_word_embeddings", False)
-    name = str(found.pop("model_type", spec.name))
-    make = partial(_build, name, found, options, attention, spec.text)
+    name, found, left_out = language_model(str(content.pop("model_type", spec.name)), content)
+    found |= {"num_labels": len(labels)} if isinstance(labels, dict) else {}
+    make = partial(_build, name, found, options, attention, spec.text, fused=fused and attention is None)
     root = build_empty(make)
     config: Any = root.config
     form = _batch_form(name, root)
@@ -183,10 +146,11 @@ def build_family(spec: Spec) -> Family:
     refuse_unless(
         modules == list(root.modules()), "have the same modules for every length of its input", type(root).__name__
     )
+    shareable = config._attn_implementation in ("sdpa", WINDOWED)
     takes_tokens = form.inputs[0] == "input_ids" and not form.decodes
     return Family(
         name=name,
-        spec=spec.text if files else _without_path(spec, name, found),
+        spec=spec.text if files else without_path(spec, name, found),
         root=root,
         blocks=segmented,
         block_names=part_names(flows.of(frozenset(form.required))),
@@ -194,16 +158,17 @@ def build_family(spec: Spec) -> Family:
         if takes_tokens
         else None,
         batches=form,
-        sharding=_sharding(name, root) if quick and config._attn_implementation == "sdpa" else None,
+        sharding=tensor_plan(name, root) if quick and takes_tokens and shareable else None,
         make=make,
         files=files,
+        left_out=left_out,
     )
 
 
 def _quick(root: Any, form: BatchForm) -> Cuts | None:
     """Blocks that make masks and positions themselves, if only one tensor is to cross a cut."""
     keys = root.config.to_dict()  # an attribute may be an error: a layer's own
-    for key in _WINDOWS:
+    for key in _WINDOWS if root.config._attn_implementation != WINDOWED else ():
         window = keys.get(key)
         if isinstance(window, int) and window and window < form.positions:
             return None
@@ -225,14 +190,14 @@ def _batch_form(name: str, root: Any) -> BatchForm:
     positions = MOST_POSITIONS if positions is None or positions < 1 else positions  # XLNet's is -1
     if decodes and main != "input_ids":
         positions = getattr(config, "max_target_positions", None) or positions
-    task = next((task for task in _TASKS if type(root) in _kinds(task, type(config))), None)
+    task = next((task for task in TASKS if type(root) in kinds(task, type(config))), None)
     if task is None:
         raise InvalidInputError("model", f"must be a model of one part, {FACTORY}", type(root).__name__)
     return BatchForm(
         model=name,
         inputs=(main, *(key for key in KNOWN if key in signature(root.forward).parameters)),
         required=(main, "decoder_input_ids") if decodes else (main,),
-        labels="same" if name in _UNSHIFTED else _TASKS[task],
+        labels="same" if name in _UNSHIFTED else TASKS[task],
         positions=positions,
         start=getattr(config, "decoder_start_token_id", None),
         pad=getattr(config, "pad_token_id", None),
@@ -276,97 +241,43 @@ def _without_drops(root: Any) -> dict[str, float]:
     return drops
 
 
-def _sharding(name: str, root: Any) -> Sharding | None:
-    """The family's own plan, or the one that the library's config has; the embeddings are shared by vocabulary."""
-    layers = _GPT2_PLAN if name == "gpt2" else root.config.base_model_tp_plan
-    if not layers:
-        return None
-    styles = {f"{root.base_model_prefix}.{pattern}": style for pattern, style in layers.items()}
-    styles |= dict.fromkeys(("lm_head", "model.embed_tokens", "transformer.wte"), "vocabulary")
-    counts = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "n_inner")
-    found = {key: getattr(root.config, key, None) for key in counts}
-    return Sharding(
-        styles=styles | {"model.rotary_emb": "rotary", "transformer.wpe": "positions"},
-        divided={key: count for key, count in found.items() if count is not None},
-        experts=getattr(root.config, "num_experts", 0),
-    )
-
-
-def _build(name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str) -> nn.Module:
+def _build(
+    name: str, found: dict[str, Any], options: dict[str, Any], attention: object, text: str, *, fused: bool
+) -> nn.Module:
     """The model of a family, from a file's config and the SPEC's own options, which take precedence."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        import transformers
-        from huggingface_hub.errors import StrictDataclassError
-    except ImportError as error:
-        raise MissingDependencyError("hf: models need transformers: pip install 'pipeplan[worker]'") from error
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    import transformers
+    from huggingface_hub.errors import StrictDataclassError
 
     if name not in transformers.CONFIG_MAPPING:
         field = "model" if text.startswith(f"hf:{name}") else "model.model_type"
         raise not_one_of(FAMILIES, field, name, f", or another one of transformers {transformers.__version__}")
     tied = (found | options).get("tie_word_embeddings", False)
     try:
-        known = _known(transformers.AutoConfig.for_model(name))
+        known = known_keys(transformers.AutoConfig.for_model(name))
         for key, value in options.items():
             require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
         require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
-        config = _config(name, found, options)
+        config = config_of(name, found, options)
         for size in _SIZES:
             key = config.attribute_map.get(size, size)
             value = (found | options).get(key, 1)
             rule = "must be at least 1"
             require(not isinstance(value, int) or value >= 1, f"model.{key}", rule, value)
-        kinds = [(kind, task) for task in _TASKS for kind in _kinds(task, type(config))]
-        require(bool(kinds), "model", f"must be a model for one of {', '.join(_TASKS)}, {FACTORY}", name)
-        kind: Any = kinds[0][0]
-        _require_our_loss(config, classes=_TASKS[kinds[0][1]] == "class")
+        models = [(kind, task) for task in TASKS for kind in kinds(task, type(config))]
+        require(bool(models), "model", f"must be a model for one of {', '.join(TASKS)}, {FACTORY}", name)
+        kind: Any = models[0][0]
+        _require_our_loss(config, classes=TASKS[models[0][1]] == "class")
         usual = "sdpa" if kind._supports_sdpa else "eager"
-        return kind._from_config(config, attn_implementation=attention or usual)  # type: ignore[no-any-return]
+        model: nn.Module = kind._from_config(config, attn_implementation=attention or usual)
+        if fused and hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS"):
+            transformers.AttentionInterface.register(WINDOWED, windowed_attention)
+            config._attn_implementation = WINDOWED
+        return model
     except InvalidInputError:
         raise
     except (StrictDataclassError, *LIBRARY_ERRORS) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
         raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
-
-
-def _kinds(task: str, config: type) -> tuple[type, ...]:
-    """The library's models of a config for a task: none, or several of which the first is meant."""
-    import transformers
-
-    found = getattr(transformers, f"AutoModelFor{task}")._model_mapping
-    kinds: Any = found.get(config, ())
-    return kinds if isinstance(kinds, tuple) else (kinds,)
-
-
-def _config(name: str, found: dict[str, Any], options: dict[str, Any]) -> Any:
-    """A family's config from a file's keys and the SPEC's own options, which take precedence."""
-    import transformers
-
-    return transformers.AutoConfig.for_model(name, **found | options | {"use_cache": False})
-
-
-def _without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
-    """A SPEC of the same model that names no file, if there is one: other nodes then need no copy of the file."""
-    if spec.path is None or "num_labels" in found:
-        return spec.text
-    options = dict(spec.options)
-    attention = {key: options.pop(key) for key in ("attn_implementation",) if key in options}
-    usual, whole = _config(name, {}, {"tie_word_embeddings": False}), _config(name, found, options).to_dict()
-    known, default = _known(usual), usual.to_dict()
-    asked = found.keys() | spec.options.keys()
-    keys = {k: v for k, v in whole.items() if k in known and (k in asked or k not in default or v != default[k])}
-    # as asked: T5's config is tied whatever it says
-    tied = (found | options).get("tie_word_embeddings", whole.get("tie_word_embeddings"))
-    if tied or "tie_word_embeddings" in asked:
-        keys["tie_word_embeddings"] = tied
-    try:
-        text = f"hf:{name}?{query_of(keys | attention)}"
-    except InvalidInputError:
-        return spec.text
-    same = _config(name, keys, {"tie_word_embeddings": False} | keys).to_dict()
-    return text if len(text) <= MAX_LENGTH and all(whole[key] == same[key] for key in same) else spec.text
 
 
 def _require_our_loss(config: Any, *, classes: bool) -> None:
@@ -385,11 +296,3 @@ def _require_our_loss(config: Any, *, classes: bool) -> None:
     for key, (values, rule) in rules.items():
         found = getattr(config, key, None)
         require(found in values, f"model.{key}", rule, found)
-
-
-def _known(config: Any) -> set[str]:
-    """The keys of a family's config that a SPEC can set."""
-    others = {"num_labels", "tie_word_embeddings"}
-    if getattr(config, "is_encoder_decoder", False):
-        others |= {"decoder_start_token_id"}
-    return (set(config.to_dict()) | set(config.attribute_map) | others) - _NOT_OPTIONS

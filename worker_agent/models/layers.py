@@ -96,6 +96,7 @@ class BeforeLayers(nn.Module):
         """The model's inputs -> (B, S, ...)."""
         root = self._root[0]
         first = self._cuts.layers[0]
+        own = _shares(root, self._cuts.before, self.parts)
         reached: list[Tensor] = []
 
         def stop(*positional: Any, **named: Any) -> None:
@@ -112,7 +113,7 @@ class BeforeLayers(nn.Module):
         rotary = {call.rotary.module for call in self._cuts.layers if call.rotary}
         stand_ins: dict[nn.Module, Callable[..., Any]] = {root.get_submodule(first.module): stop}
         try:
-            with replaced(stand_ins | {root.get_submodule(part): unused for part in rotary}):
+            with replaced(own | stand_ins | {root.get_submodule(part): unused for part in rotary}):
                 root(**{self._cuts.inputs[0]: inputs})
         except ReachedError:
             return reached[0]
@@ -135,6 +136,7 @@ class AfterLayers(nn.Module):
         size = hidden.shape[:2] if whole else (hidden.shape[0], *shape)
         inputs = torch.zeros(size, dtype=torch.int64 if whole else hidden.dtype, device=hidden.device)
         names = {call.module for call in self._cuts.layers} | set(self._cuts.before)
+        own = _shares(root, self._cuts.after, self.parts)
         rotary = {call.rotary.module for call in self._cuts.layers if call.rotary}
 
         def passing(*_: Any, **__: Any) -> Tensor:
@@ -144,7 +146,7 @@ class AfterLayers(nn.Module):
             return hidden, hidden
 
         stand_ins: dict[nn.Module, Callable[..., Any]] = {root.get_submodule(part): passing for part in names}
-        with replaced(stand_ins | {root.get_submodule(part): pair for part in rotary}):
+        with replaced(own | stand_ins | {root.get_submodule(part): pair for part in rotary}):
             outputs: Tensor = root(**{name: inputs})[0]
         return outputs
 
@@ -163,6 +165,12 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
     finally:
         for module in forwards:
             del module.__dict__["forward"]
+
+
+def _shares(root: nn.Module, names: Sequence[str], parts: nn.ModuleList) -> dict[nn.Module, Callable[..., Any]]:
+    """The parts that stand in the places of the model's own modules, where they are a device's shares of them."""
+    own = [root.get_submodule(name) for name in names]
+    return {module: part for module, part in zip(own, parts, strict=True) if part is not module}
 
 
 def causal_mask(hidden: Tensor) -> Tensor:

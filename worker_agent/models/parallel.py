@@ -8,10 +8,11 @@ As Megatron-LM has it (Narayanan et al. 2021, "Efficient Large-Scale Language Mo
     a value leaves      what a row-parallel layer makes: summed, and its gradient as it is; with sequence parallelism
                         scattered, and its gradient gathered
 
-Values are (B, S, ...): dimension 1 is the sequence. Peers bring them to other
-devices: nothing here communicates.
+Values are (..., S, features): the dimension before the last one is the sequence, or all tokens. Peers bring them to
+other devices: nothing here communicates.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -69,9 +70,19 @@ class Region(Generic[AnyPeers]):
         """The output of a row-parallel layer for the next module."""
         return x if self.form.tensor == 1 else _Leave.apply(x, self)  # type: ignore[no-untyped-call]
 
+    def positions(self, share: Tensor) -> Tensor:
+        """(..., S) positions of the device's share of a sequence -> those of the whole, from 0."""
+        times = self.form.tensor if self.form.sequence_parallel else 1
+        positions = torch.arange(times * share.shape[-1], device=share.device)
+        return positions.expand(*share.shape[:-1], -1) if share.dim() > 2 else positions.unsqueeze(0)
+
     def trade(self, rows: Tensor) -> Tensor:
         """Rows of the device's own experts for rows of the others'."""
         return rows if self.form.expert == 1 else _Trade.apply(rows, self)  # type: ignore[no-untyped-call]
+
+    def summed(self, x: Tensor) -> Tensor:
+        """The sum of a value over all devices, which each of them uses for its share of what comes next."""
+        return x if self.form.tensor == 1 else _Sum.apply(x, self)  # type: ignore[no-untyped-call]
 
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of the whole sequence."""
@@ -107,6 +118,19 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         region: Region[Peers] = ctx.region
         return region.peers.gather(gradient) if region.form.sequence_parallel else gradient, None
+
+
+class _Sum(torch.autograd.Function):
+    """The value summed, and its gradient as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
+        ctx.region = region
+        return region.peers.reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.region.peers.reduce(gradient), None
 
 
 class _Trade(torch.autograd.Function):
@@ -159,37 +183,50 @@ class ColumnShare(nn.Module):
 
 
 class RowShare(nn.Module):
-    """A linear layer's share of the input features. The bias is whole, and added to what leaves."""
+    """A linear layer's share of the input features. The bias is whole, and added to what leaves.
+
+    What `stays` is summed for the column-parallel layers of the same module, and does not leave.
+    """
 
     def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region[Peers], *, adds_bias: bool
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        region: Region[Peers],
+        *,
+        adds_bias: bool,
+        stays: bool = False,
     ) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
         self.region = region
         self.adds_bias = adds_bias
+        self.stays = stays
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, S, share of inputs) -> (B, S, outputs), with sequence parallelism the share of S."""
-        product = self.region.leave(functional.linear(x, self.weight))
+        product = functional.linear(x, self.weight)
+        product = self.region.summed(product) if self.stays else self.region.leave(product)
         return product if self.bias is None or not self.adds_bias else product + self.bias
 
 
 class RowEmbedding(nn.Module):
-    """An embedding's share of the vocabulary: tokens that others hold give zero, and the sum leaves."""
+    """An embedding's share of the vocabulary: tokens that others hold give zero, and the sum leaves, scaled."""
 
-    def __init__(self, weight: nn.Parameter, region: Region[Peers]) -> None:
+    def __init__(self, weight: nn.Parameter, region: Region[Peers], *, scale: Tensor | None = None) -> None:
         super().__init__()
         self.weight = weight
         self.region = region
+        self.scale = scale
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, S) -> (B, S, width), with sequence parallelism the share of S."""
         own = tokens - self.region.rank * len(self.weight)
         elsewhere = (own < 0) | (own >= len(self.weight))
         rows = functional.embedding(own.masked_fill(elsewhere, 0), self.weight)
-        return self.region.leave(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+        found = self.region.leave(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+        return found if self.scale is None else found * self.scale.to(found.dtype)
 
 
 class BalancedExperts(nn.Module):
@@ -200,26 +237,71 @@ class BalancedExperts(nn.Module):
     devices; then all of it back. The number of an expert's tokens is rounded up.
     """
 
-    def __init__(self, gate_up: nn.Parameter, down: nn.Parameter, activation: nn.Module, region: Region[Peers]) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        gate: Callable[[Tensor], Tensor],
+        region: Region[Peers],
+        *,
+        transposed: bool,
+    ) -> None:
         super().__init__()
-        self.gate_up_proj = gate_up
-        self.down_proj = down
-        self.activation = activation
+        for name, weight in weights.items():
+            self.register_parameter(name, weight)
+        self.gate = gate
         self.region = region
+        self.transposed = transposed
 
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """(tokens, H), and the experts of each token and their weights (tokens, k) -> (tokens, H)."""
         order = top_k_index.flatten().argsort()
         tokens = order // top_k_index.shape[-1]
         own = self.region.enter(self.region.trade(hidden.index_select(0, tokens)).unsqueeze(0))
-        experts, count = len(self.gate_up_proj), own.shape[1]
+        experts, count = len(self.get_parameter("down_proj")), own.shape[1]
         each = -(-count // experts)
         rows = own if each * experts == count else functional.pad(own, (0, 0, 0, each * experts - count))
-        gate, up = torch.bmm(rows.view(experts, each, -1), self.gate_up_proj.transpose(1, 2)).chunk(2, dim=-1)
-        made = torch.bmm(self.activation(gate) * up, self.down_proj.transpose(1, 2))
+        up = "up_proj" if "up_proj" in self._parameters else "gate_up_proj"
+        made = self._product(self.gate(self._product(rows.view(experts, each, -1), up, 1)), "down_proj", 0)
         back = self.region.trade(self.region.leave(made.view(1, each * experts, -1)[:, :count]).squeeze(0))
         weighted = back * top_k_weights.flatten().index_select(0, order).unsqueeze(-1)
         return torch.zeros_like(hidden).index_add(0, tokens, weighted.to(hidden.dtype))
+
+    def _product(self, rows: Tensor, name: str, own_bias: int) -> Tensor:
+        """Every expert's rows with its weight; devices that share the input's features add a part of the bias each."""
+        weight, bias = self.get_parameter(name), self._parameters.get(f"{name}_bias")
+        matrix = weight if self.transposed else weight.transpose(1, 2)
+        if bias is None:
+            return torch.bmm(rows, matrix)
+        part = bias if own_bias or self.region.form.tensor == 1 else bias / self.region.form.tensor
+        return torch.baddbmm(part.unsqueeze(1), rows, matrix)
+
+
+class RoutedExperts(nn.Module):
+    """Experts of a module that would have all of them compute all tokens: each token's own ones compute it.
+
+    The router's weights multiply what experts give, where Llama 4 has them multiply what experts get: the arithmetic
+    is the same.
+    """
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.router = module.router
+        self.experts = module.experts
+        self.shared_expert = module.shared_expert
+        self.top_k = module.top_k
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., H) -> (tokens, H), and the router's logits (tokens, experts)."""
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        logits = functional.linear(tokens, self.router.weight)
+        weights, chosen = torch.topk(logits, self.top_k, dim=-1)
+        return self.shared_expert(tokens) + self.experts(tokens, chosen, weights.sigmoid()), logits
+
+
+def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+    """(..., 2 I), gates and then values -> (..., I)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate) * up
 
 
 class ShareOfPositions(nn.Module):
@@ -246,11 +328,9 @@ class WholePositions(nn.Module):
         self.rotary = rotary
         self.region = region
 
-    def forward(self, hidden: Tensor, position_ids: Tensor) -> Any:
+    def forward(self, hidden: Tensor, position_ids: Tensor, *others: Any, **named: Any) -> Any:
         """The rotary embedding's output, for positions from 0."""
-        times = self.region.form.tensor if self.region.form.sequence_parallel else 1
-        positions = torch.arange(times * position_ids.shape[-1], device=position_ids.device).unsqueeze(0)
-        return self.rotary(hidden, position_ids=positions)
+        return self.rotary(hidden, self.region.positions(position_ids), *others, **named)
 
 
 class VocabularyLoss:

@@ -1,17 +1,20 @@
 """Sharding: how a model's modules are shared out among tensor-parallel devices, and the modules that one device holds.
 
-A model brings its plan: Hugging Face's models in their config, others in an attribute `sharding` of their blocks. It
-gives modules a style, by name:
+A model brings its plan: Hugging Face's models by what they are (`tensor_plan`), others in an attribute `sharding` of
+their blocks. It gives modules a style, by name:
 
-    colwise          a share of a linear layer's output features; `packed 3` of three layers' features in one weight
-    rowwise          a share of its input features
+    colwise          a share of the output features of a linear layer, or of a convolution of channels apart;
+                     `packed 3` of three layers' features in one weight, `packed 4+2+2` of three with so many
+    rowwise          a share of its input features; `reduced`: its output is whole on every device, and stays there
     vocabulary       a share of the rows of an embedding or of an output layer; of a vocabulary that is not divisible it
                      is rounded up, as Megatron-LM pads it
     positions        an embedding of positions: whole, asked for the share of the sequence
     rotary           a rotary embedding: asked for the whole sequence
-    divided NAME     a module whose attribute NAME counts features that are shared
-    experts          experts as weights of three dimensions, gate_up_proj and down_proj: a share of them, and of the
-                     features of each; in any form as many tokens for every expert
+    divided NAMES    a module whose attributes of these names count features that are shared, or are parameters of
+                     them; `config` is a config that counts heads
+    experts          experts as weights of three dimensions, EXPERTS: a share of them, and of the features of each; in
+                     any form as many tokens for every expert
+    routed           experts with their router, all of which would compute all tokens: they get the chosen ones
 
 Modules without a style are whole on every device. A plan is for models whose attention is torch's
 scaled_dot_product_attention alone: with context parallelism that is where the devices meet.
@@ -36,31 +39,32 @@ from worker_agent.models.parallel import (
     ColumnShare,
     Peers,
     Region,
+    RoutedExperts,
     RowEmbedding,
     RowShare,
     ShareOfPositions,
     WholePositions,
+    gated,
 )
 
-NOT_SHARED = frozenset({"replicated_with_grad_allreduce"})
-"""Styles of Hugging Face's plans that leave a module whole."""
+EXPERTS = ("gate_up_proj", "up_proj", "down_proj")
+"""The weights of experts: two of these, the last one included."""
 
 _COLUMNS = ("colwise", "packed")
-
-_SAME = {"colwise_gather_output": "vocabulary", "embedding_rowwise": "vocabulary", "moe_tp_experts": "experts"}
-"""Styles of Hugging Face's plans that have another name here. Megatron-LM does not gather the output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """A plan: styles by names of modules, in which * is a number, and what the tensor degree must divide, by name.
 
-    `experts` are those of a layer; 0 in a model without.
+    `experts` are those of a layer; 0 in a model without. `unknown` is a large layer of which the plan does not say how
+    devices share it: the model then has no tensor degree.
     """
 
     styles: Mapping[str, str]
     divided: Mapping[str, int]
     experts: int = 0
+    unknown: str | None = None
 
 
 class BareLinear(nn.Linear):
@@ -97,6 +101,8 @@ def require_possible(sharding: Sharding | None, form: Form, *, name: str, sequen
     rule = f"needs a sharding plan, which {name} does not bring for these options"
     if sharding is None:
         raise InvalidInputError(field, rule, getattr(form, field))
+    rule = f"needs a sharding plan, and none is known for {sharding.unknown} of {name}"
+    require(form.tensor == 1 or sharding.unknown is None, "tensor", rule, form.tensor)
     for what, count in sharding.divided.items():
         require(count % form.tensor == 0, "tensor", f"must divide {what}, which is {count}", form.tensor)
     rule = f"must divide the {sequence_length} tokens of a sequence"
@@ -114,13 +120,10 @@ def module_styles(sharding: Sharding | None, root: nn.Module) -> dict[nn.Module,
     """
     if sharding is None:
         return {}
-    styles = {}
-    for pattern, style in sharding.styles.items():
-        expression = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
-        for name, module in root.named_modules():
-            if expression.fullmatch(name) and style not in NOT_SHARED:
-                styles[module] = _SAME.get(style, style)
-    return styles
+    numbered = re.compile(r"(?<![^.])\d+(?![^.])")
+    named = ((module, {name, numbered.sub("*", name)}) for name, module in root.named_modules())
+    found = ((module, next((name for name in names if name in sharding.styles), None)) for module, names in named)
+    return {module: sharding.styles[name] for module, name in found if name is not None}
 
 
 def shard(
@@ -132,30 +135,25 @@ def shard(
     InvalidInputError for a style that does not fit its module, or a degree that does not divide it.
     """
     if region.form.tensor == 1:
-        styles = {part: style for part, style in styles.items() if style == "experts"}
+        styles = {part: style for part, style in styles.items() if style in ("experts", "routed")}
         if not styles.keys() & set(block.modules()):
             return block
     style, _, detail = styles.get(block, "").partition(" ")
     if style == "experts":
         return _experts(block, region)
     if isinstance(block, nn.Linear) or type(block).__name__ == "Conv1D":  # Hugging Face's GPT-2: a transposed weight
-        return _linear(block, style, int(detail or 1), region, entered=entered) if style else block
-    if isinstance(block, nn.Embedding) and style:
-        weight: Any = block.weight
-        require(style in ("vocabulary", "positions"), "model.sharding", "must name a style that fits Embedding", style)
-        rows = style == "vocabulary"
-        return RowEmbedding(_padded_share(weight, region), region) if rows else ShareOfPositions(weight, region)
-    if style == "rotary":
-        return WholePositions(block, region)
+        return _linear(block, style, detail, region, entered=entered) if style else block
+    if (style and isinstance(block, nn.Conv1d | nn.Embedding)) or style == "rotary":
+        return _alone(block, style, detail, region)
     clone = copy.copy(block)
     enters = any(styles.get(child, "").partition(" ")[0] in _COLUMNS for child in block.children())
     clone._modules = {
         name: child and shard(child, styles, region, entered=enters) for name, child in block._modules.items()
     }
+    if style == "routed":
+        return RoutedExperts(clone)
     if style:
-        fits = style == "divided" and isinstance(getattr(block, detail, None), int)
-        require(fits, "model.sharding", f"must name a style that fits {type(block).__name__}", f"{style} {detail}")
-        setattr(clone, detail, getattr(block, detail) // region.form.tensor)
+        _divide(clone, style, detail.split(), region)
     if enters:
         clone._forward_pre_hooks = OrderedDict(block._forward_pre_hooks)
         clone._forward_pre_hooks_with_kwargs = OrderedDict(block._forward_pre_hooks_with_kwargs)
@@ -163,49 +161,108 @@ def shard(
     return clone
 
 
+def _divide(clone: Any, style: str, names: Sequence[str], region: Region[Peers]) -> None:
+    """Gives a module the device's share of what its attributes count, or are."""
+    clone._parameters = dict(clone._parameters)
+    for name in names or ("",):
+        value: Any = getattr(clone, name, None)
+        fits = (style == "divided" and isinstance(value, int | nn.Parameter)) or name == "config"
+        require(fits, "model.sharding", f"must name a style that fits {type(clone).__name__}", f"{style} {name}")
+        if isinstance(value, nn.Parameter):
+            clone._parameters[name] = _share(value, 0, "1", region)
+        elif name == "config":
+            clone.config = copy.copy(value)
+            for key in ("num_attention_heads", "num_key_value_heads"):
+                setattr(clone.config, key, getattr(value, key) // region.form.tensor)
+        else:
+            setattr(clone, name, value // region.form.tensor)
+
+
+def _alone(block: Any, style: str, detail: str, region: Region[Peers]) -> nn.Module:
+    """The share of a module without parts: an embedding, or a convolution of channels apart."""
+    if style == "rotary":
+        return WholePositions(block, region)
+    if isinstance(block, nn.Embedding) and style == "positions":
+        return ShareOfPositions(block.weight, region)  # type: ignore[arg-type]
+    if isinstance(block, nn.Embedding) and style == "vocabulary":
+        weight: Any = block.weight
+        return RowEmbedding(_padded_share(weight, region), region, scale=getattr(block, "embed_scale", None))
+    fits = isinstance(block, nn.Conv1d) and block.groups == block.out_channels and style == "packed"
+    require(fits, "model.sharding", f"must name a style that fits {type(block).__name__}", style)
+    clone = copy.copy(block)
+    clone._parameters = {
+        key: None if whole is None else _share(whole, 0, detail, region) for key, whole in block._parameters.items()
+    }
+    clone.groups = clone.in_channels = clone.out_channels = len(clone.weight)
+    return clone  # type: ignore[no-any-return]
+
+
 def _experts(layer: Any, region: Region[Peers]) -> nn.Module:
     """The first of the devices' experts: all have as many tokens."""
-    weights: list[Any] = [getattr(layer, name, None) for name in ("gate_up_proj", "down_proj")]
-    known = all(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights)
+    held = {key: weight for key in EXPERTS if isinstance(weight := getattr(layer, key, None), nn.Parameter)}
+    known = len(held) == 2 and "down_proj" in held and all(weight.dim() == 3 for weight in held.values())
     require(known, "model.sharding", f"must name a style that fits {type(layer).__name__}", "experts")
-    first = [nn.Parameter(weight.detach()[: len(weight) // region.form.expert].clone()) for weight in weights]
-    gate_up, down = _share(first[0], 1, 2, region), _share(first[1], 2, 1, region)
-    return BalancedExperts(gate_up, down, layer.act_fn, region)
+    up = next(key for key in held if key != "down_proj")
+    transposed = held[up].shape[1] == held["down_proj"].shape[2] and held[up].shape[1] != held["down_proj"].shape[1]
+    transposed = bool(getattr(layer, "is_transposed", transposed))
+    halves = "2" if up == "gate_up_proj" and getattr(layer, "is_concatenated", True) else "1"
+    held |= {k: b for k in (f"{up}_bias", "down_proj_bias") if isinstance(b := getattr(layer, k, None), nn.Parameter)}
+    first = {
+        key: nn.Parameter(weight.detach()[: len(weight) // region.form.expert].clone()) for key, weight in held.items()
+    }
+    shared = {
+        up: (2 if transposed else 1, halves),
+        f"{up}_bias": (1, halves),
+        "down_proj": (1 if transposed else 2, "1"),
+    }
+    shares = {key: _share(first[key], *shared[key], region) if key in shared else first[key] for key in first}
+    gate = getattr(layer, "_apply_gate", None) if up == "gate_up_proj" else layer.act_fn
+    return BalancedExperts(shares, gate or partial(gated, layer.act_fn), region, transposed=transposed)
 
 
 def _enter_first(
     region: Region[Peers], module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, of which the first has entered: Hugging Face's attention gets it by name."""
+    """The arguments of a call, of which the first has entered: Hugging Face's attention gets it by name.
+
+    Positions that the module gets are those of the whole sequence.
+    """
     if args:
         return (region.enter(args[0]), *args[1:]), options
-    name = next(iter(options))
-    return args, options | {name: region.enter(options[name])}
+    name = next(key for key, value in options.items() if isinstance(value, Tensor) and value.is_floating_point())
+    positions = {key: region.positions(options[key]) for key in ("position_ids",) if options.get(key) is not None}
+    return args, options | positions | {name: region.enter(options[name])}
 
 
-def _linear(layer: Any, style: str, parts: int, region: Region[Peers], *, entered: bool) -> nn.Module:
+def _linear(layer: Any, style: str, parts: str, region: Region[Peers], *, entered: bool) -> nn.Module:
     weight, bias = layer.weight, layer.bias
     adds_bias = not isinstance(layer, BareLinear)
     if not isinstance(layer, nn.Linear):
         weight = nn.Parameter(weight.detach().t().contiguous(), requires_grad=weight.requires_grad)
-    if style == "rowwise":
-        return RowShare(_share(weight, 1, 1, region), bias, region, adds_bias=adds_bias)
+    if style in ("rowwise", "reduced"):
+        return RowShare(_share(weight, 1, "1", region), bias, region, adds_bias=adds_bias, stays=style == "reduced")
     vocabulary = style == "vocabulary"
     require(
         vocabulary or style in _COLUMNS, "model.sharding", f"must name a style that fits {type(layer).__name__}", style
     )
-    share = partial(_padded_share, region=region) if vocabulary else partial(_share, dim=0, parts=parts, region=region)
+    share = (
+        partial(_padded_share, region=region)
+        if vocabulary
+        else partial(_share, dim=0, parts=parts or "1", region=region)
+    )
     weight, bias = share(weight), None if bias is None else share(bias)
     enters = vocabulary or not entered
     return ColumnShare(weight, bias, region, adds_bias=adds_bias, enters=enters)
 
 
-def _share(whole: nn.Parameter, dim: int, parts: int, region: Region[Peers]) -> nn.Parameter:
-    """The device's share of each part of a dimension."""
-    features = whole.shape[dim] // parts
-    fits = whole.shape[dim] % parts == 0 and features % region.form.tensor == 0
-    require(fits, "tensor", f"must divide the {features} features of a layer", region.form.tensor)
-    shares = [part.chunk(region.form.tensor, dim)[region.rank] for part in whole.detach().chunk(parts, dim)]
+def _share(whole: nn.Parameter, dim: int, parts: str, region: Region[Peers]) -> nn.Parameter:
+    """The device's share of each part of a dimension: so many equal ones, or ones of these sizes."""
+    features = whole.shape[dim]
+    given = [int(part) for part in parts.split("+")]
+    sizes = given if len(given) > 1 else [features // given[0]] * given[0]
+    fits = sum(sizes) == features and all(size % region.form.tensor == 0 for size in sizes)
+    require(fits, "tensor", f"must divide the {' + '.join(map(str, sizes))} features of a layer", region.form.tensor)
+    shares = [part.chunk(region.form.tensor, dim)[region.rank] for part in torch.split(whole.detach(), sizes, dim)]
     return nn.Parameter(torch.cat(shares, dim), requires_grad=whole.requires_grad)
 
 

@@ -7,7 +7,7 @@ and the profile is marked as estimated.
 `kernels` has the time of each operation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from pipeplan.documents.named_clusters import most_devices
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Method, Model, Overheads, Profile
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require, require_count
-from worker_agent.models.chain import build_model
+from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import DefaultFeed, default_feed, in_blocks, open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.profiler.counts import BlockCounts, count_blocks
@@ -30,6 +30,7 @@ from worker_agent.profiler.kernels import duration_s
 from worker_agent.profiler.operations import foreign_code
 
 if TYPE_CHECKING:  # it needs pydantic, which this module does without
+    from pipeplan.protocol.jobs import ProfileTask
     from worker_agent.profiler.job import ProfileJob
 
 CLOCK = "datasheet"
@@ -57,6 +58,7 @@ class ModelCounts:
     tied_frozen: tuple[TiedWeights, ...]
     sizes: tuple[int, ...]
     blocks: tuple[tuple[BlockCounts, ...], ...]
+    notes: tuple[str, ...] = ()
 
 
 def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lambda _: None) -> Profile:
@@ -66,9 +68,14 @@ def estimate_profile(job: "ProfileJob", sheet: Datasheet, on_size: OnSize = lamb
     model, data or loss that is not possible, blocks that need their tensors' contents, or a dtype that the datasheet
     lacks.
     """
-    rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
-    require(job.task.dtype in sheet.flops_per_s, "dtype", rule, job.task.dtype)
+    require_speed(job.task.dtype, sheet)
     return profile_of(count_model(job, gpu=sheet.kind == "gpu", on_size=on_size), sheet, job.task.optimizer)
+
+
+def require_speed(dtype: str, sheet: Datasheet) -> None:
+    """Raises InvalidInputError for a dtype that the datasheet lacks."""
+    rule = f"must be one in which {sheet.name}'s datasheet gives its speed: {', '.join(sheet.flops_per_s)}"
+    require(dtype in sheet.flops_per_s, "dtype", rule, dtype)
 
 
 def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: None) -> ModelCounts:
@@ -93,6 +100,13 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
             source = open_data(feed.data, microbatch_size=size, seed=_SEED, form=chain.batches)
             microbatch = source.microbatch(0)
         blocks.append(count_blocks(fake, chain.blocks, loss, microbatch, floating=dtype, gpu=gpu))
+    return counts_of(chain, task, blocks)
+
+
+def counts_of(
+    chain: Chain, task: "ProfileTask", blocks: Sequence[tuple[BlockCounts, ...]], notes: Sequence[str] = ()
+) -> ModelCounts:
+    """The chain's sizes with the counts of its blocks, one entry for each of the task's microbatch sizes."""
     return ModelCounts(
         model=Model(name=chain.name, spec=chain.spec),
         dtype=task.dtype,
@@ -104,6 +118,7 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
         tied_frozen=chain.tied_weights(trained=False),
         sizes=task.microbatch_sizes,
         blocks=tuple(blocks),
+        notes=(*chain.left_out, *notes),
     )
 
 
@@ -137,6 +152,7 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
         estimated=True,
         tied=counts.tied,
         tied_frozen=counts.tied_frozen,
+        notes=counts.notes,
     )
 
 

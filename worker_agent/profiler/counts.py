@@ -8,6 +8,7 @@ of its own, with gradients that already exist. Equal blocks with equal inputs ru
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -237,16 +238,23 @@ def signature(block: nn.Module) -> Hashable:
     """What two blocks must have in common to do the same: their modules' types, tensors' shapes and settings.
 
     Settings are a module's own attributes: plain values by their text, others by identity, so that only the same object
-    is equal.
+    is equal. A method is that of any module.
     """
     parts: list[Hashable] = []
     for name, module in block.named_modules():
         tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
         shapes = tuple((key, _shape(tensor), tensor.requires_grad) for key, tensor in tensors)
         settings = tuple(
-            (key, repr(value) if isinstance(value, _PLAIN) else id(value))
+            (key, repr(value) if isinstance(value, _PLAIN) else _identity(value))
             for key, value in vars(module).items()
             if key not in UNCOUNTED_ATTRIBUTES and key not in _OF_EVERY_MODULE
         )
         parts.append((name, type(module), shapes, settings))
     return tuple(parts)
+
+
+def _identity(value: Any) -> Hashable:
+    """What an attribute has in common with equal ones: a method of another module, or a function with equal options."""
+    if isinstance(value, partial):
+        return _identity(value.func), repr((value.args, value.keywords))
+    return id(getattr(value, "__func__", value))

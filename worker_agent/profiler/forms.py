@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from pipeplan.documents.forms import WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
+from pipeplan.documents.forms import AXES, WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.models.data import length_of
+from worker_agent.profiler.analytic import counts_of, profile_of, require_speed
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import Kernels, duration_s
@@ -19,28 +20,43 @@ OnForm = Callable[[int, int, Form], None]
 """Called with the number of finished forms, of all forms, and the next form."""
 
 
-def with_forms(
-    profile: Profile, asked: FormsAsked, task: ProfileTask, sheet: Datasheet, on_form: OnForm = lambda *_: None
+def profile_with_forms(
+    asked: FormsAsked, task: ProfileTask, sheet: Datasheet, on_form: OnForm = lambda *_: None
 ) -> Profile:
-    """The task's profile with the model's forms on the datasheet's device.
+    """The model's profile on the datasheet's device, with its forms; its blocks are those of the form of one device.
 
-    Raises InvalidInputError for a model that cannot be shared out, and for a degree that must be possible and is not.
+    The profile notes what the model leaves out of its config, and which degrees have no form, with the reason. Raises
+    InvalidInputError for a model that cannot be shared out, and for a degree that must be possible and is not.
     """
-    model, wanted = shape_model(task.model, task.dtype), asked.forms
+    require_speed(task.dtype, sheet)
+    model = shape_model(task.model, task.dtype)
     length = length_of(model.chain, task.sequence_length)
-    found = []
+    wanted = tuple(dict.fromkeys((WHOLE, *asked.forms)))
+    found, lacking = {}, dict[tuple[str, str], list[int]]()
     for number, form in enumerate(wanted):
         on_form(number, len(wanted), form)
         try:
-            counts = count_form(
+            found[form] = count_form(
                 model, form, microbatch_sizes=task.microbatch_sizes, sequence_length=length, attention=asked.attention
             )
         except InvalidInputError as error:
-            if form != WHOLE and asked.may_lack(error.field):
-                continue
-            raise
-        found.append(form_of(counts, sheet))
-    return replace(profile, forms=tuple(found))
+            shared = [axis for axis in AXES if getattr(form, axis) > 1]
+            axis = error.field if error.field in AXES else next(iter(shared), error.field)
+            if form == WHOLE or not asked.may_lack(axis):
+                raise
+            degrees = lacking.setdefault((axis, error.rule), [])
+            degrees += [getattr(form, axis)] * (getattr(form, axis) not in degrees)
+    whole, chain = found[WHOLE], model.chain
+    experts = chain.sharding.experts if chain.sharding else 0
+    notes = [
+        f"{axis} {', '.join(map(str, degrees))} not considered: {rule}"
+        for (axis, rule), degrees in lacking.items()
+        if axis != "expert" or experts  # a model without experts has none to share
+    ]
+    blocks = [tuple(whole.kinds[kind].by_size[size] for kind in whole.blocks) for size in task.microbatch_sizes]
+    counts = counts_of(chain, task, blocks, notes)
+    forms = tuple(form_of(found[form], sheet) for form in asked.forms if form in found)
+    return replace(profile_of(counts, sheet, task.optimizer), forms=forms)
 
 
 def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from pipeplan.errors import InvalidInputError, PipeplanError
-from worker_agent.models.fused import rms_norm
+from worker_agent.models.fused import FLASH_HEAD, rms_norm
 from worker_agent.models.spec import UserCodeError, described
 from worker_agent.models.values import is_dense, parts_of
 from worker_agent.profiler.block_memory import storage_identity
@@ -33,9 +33,6 @@ from worker_agent.profiler.block_memory import storage_identity
 aten = torch.ops.aten
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
-FLASH_HEAD = 256
-"""The widest head that the flash kernel takes."""
-
 MOST_COPIED_BYTES = 16
 """The most that a GPU copies at a time from its memory to a multiprocessor's while this computes (NVIDIA, "Parallel
 Thread Execution ISA" 8.0, `cp.async`: 4, 8 or 16 bytes, at a multiple of as many).

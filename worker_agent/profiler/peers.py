@@ -48,7 +48,7 @@ class RecordedPeers:
 
     def gather(self, share: Tensor) -> Tensor:
         """The whole sequence."""
-        whole = share.new_empty(_longer(share, 1, self.form.tensor))
+        whole = share.new_empty(_longer(share, share.dim() - 2, self.form.tensor))
         self._note("all-gather", "tensor", whole.nbytes)
         self._remember(whole, share, in_ring=False)
         return whole
@@ -56,7 +56,7 @@ class RecordedPeers:
     def scatter(self, whole: Tensor) -> Tensor:
         """A share of the sequence."""
         self._note("reduce-scatter", "tensor", whole.nbytes)
-        return whole.new_empty((whole.shape[0], whole.shape[1] // self.form.tensor, *whole.shape[2:]))
+        return whole.new_empty((*whole.shape[:-2], whole.shape[-2] // self.form.tensor, whole.shape[-1]))
 
     def reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
         """The value, overwritten."""

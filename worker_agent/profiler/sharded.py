@@ -23,6 +23,7 @@ from worker_agent.models.values import first_trained
 from worker_agent.profiler.counts import BlockCounts, BlockRun, recorded_region, signature
 from worker_agent.profiler.operations import foreign_code
 from worker_agent.profiler.peers import RecordedPeers
+from worker_agent.profiler.scaled import scaled
 
 ATTENTION = ("flash", "unfused")
 """Attention in one kernel, as torch prefers it, or in four, as Megatron-LM had it in 2021."""
@@ -76,7 +77,7 @@ def shape_model(spec: str, dtype: str) -> ShapedModel:
     fake = FakeTensorMode()
     rule = "must be a model that can be built of tensors without contents to be estimated"
     with foreign_code("model", rule, spec), fake:
-        chain = build_model(spec, seed=0, dtype=getattr(torch, dtype))
+        chain = build_model(spec, seed=0, dtype=getattr(torch, dtype), fused=True)
     require(chain.tokens is not None, "model", "must be a language model to be shared among devices", spec)
     if chain.uncut:
         floating = getattr(torch, dtype)
@@ -133,7 +134,7 @@ def count_form(
             unfused=attention == "unfused",
             loss=loss if form.tensor == 1 else VocabularyLoss(region),
         )
-        found = {size: walk.count(size, sequence_length // form.context) for size in microbatch_sizes}
+        found = walk.at(sorted(microbatch_sizes), sequence_length // form.context)
     numbers = next(blocks for _, blocks in found.values())
     kinds = [numbers.index(kind) for kind in range(max(numbers) + 1)]
     held = [_parameters(shares[model.alike[number]], model.later_names[number]) for number in kinds]
@@ -173,6 +174,17 @@ class _Walk:
     region: Region[RecordedPeers]
     unfused: bool
     loss: Loss
+
+    def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[BlockCounts, ...], tuple[int, ...]]]:
+        """The counts of every kind and the kind of every block, by size: of sizes between counted ones `scaled`."""
+        found = {size: self.count(size, length) for size in (*sizes[:2], *sizes[2:][-1:])}
+        counted = sorted(found)
+        for size in sizes:
+            if size not in found:
+                between = scaled([(each, found[each][0]) for each in counted[-3:]], size)
+                found[size] = self.count(size, length) if between is None else (between, found[sizes[0]][1])
+                counted = sorted({*counted, size}) if between is None else counted
+        return found
 
     def count(self, microbatch_size: int, length: int) -> tuple[tuple[BlockCounts, ...], tuple[int, ...]]:
         """The counts of every kind in the order in which they come, and the kind of every block."""

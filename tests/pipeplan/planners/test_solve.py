@@ -8,7 +8,7 @@ import pytest
 
 from pipeplan.documents.files import answer_document, dump, parse, parse_plan
 from pipeplan.documents.identity import content_id
-from pipeplan.documents.plan import Plan
+from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Device, Model, Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.imports.pipedream_graph import import_pipedream_graph
@@ -186,3 +186,21 @@ def test_degrees_that_change_nothing_may_be_said() -> None:
     said = Options(tensor=1, context=1, expert=1, sequence_parallel=False, sharding="none", offload="none")
     problem = PlanningProblem(profile=profile([Cell()] * 2), cluster=cluster((2, 1.0)), batch_size=4)
     assert solve("gpipe", replace(problem, options=said)) == solve("gpipe", problem)
+
+
+def test_an_answer_says_what_the_profile_leaves_out_and_which_devices_stay_idle() -> None:
+    """A model of two blocks was answered with two of three devices, without a word."""
+    note = "tensor 8 not considered: must divide num_key_value_heads, which is 4"
+    noted = replace(profile([Cell(weight_bytes=8), Cell(weight_bytes=8)]), notes=(note,))
+    problem = PlanningProblem(
+        profile=noted, cluster=cluster((3, 1e9)), batch_size=4, options=Options(stages=2, microbatch_size=1)
+    )
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan)
+    idle = "1 of 3 devices stay idle: no plan of the search is faster with them"
+    assert plan.workers == 2 and plan.warnings == (note, idle)
+    full = replace(problem, cluster=cluster((3, 1e9), memory_bytes=1))
+    answer = solve("auto", full)
+    assert isinstance(answer, Infeasible)
+    rule, _, detail = note.partition(": ")
+    assert (answer.reasons[-1].rule, answer.reasons[-1].detail) == (rule, detail)

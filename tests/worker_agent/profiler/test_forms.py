@@ -11,10 +11,8 @@ from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
-from worker_agent.profiler.analytic import estimate_profile
 from worker_agent.profiler.datasheets import find_datasheet
-from worker_agent.profiler.forms import with_forms
-from worker_agent.profiler.job import ProfileJob
+from worker_agent.profiler.forms import profile_with_forms
 
 SHEET = find_datasheet("a100-80gb")
 LLAMA = (
@@ -28,8 +26,7 @@ def task(model: str = LLAMA) -> ProfileTask:
 
 
 def estimated(asked: FormsAsked, model: str = LLAMA) -> Profile:
-    profile = estimate_profile(ProfileJob(task=task(model)), SHEET)
-    return with_forms(profile, asked, task(model), SHEET)
+    return profile_with_forms(asked, task(model), SHEET)
 
 
 def test_the_form_of_one_device_has_the_bytes_of_whole_blocks() -> None:
@@ -50,6 +47,19 @@ def test_degrees_that_the_model_cannot_have_are_left_out() -> None:
     assert {each.form.tensor for each in profile.forms} == {1, 2, 4}
     assert {each.form.context for each in profile.forms} == {1, 2}
     assert all(each.form.sequence_parallel == (each.form.tensor > 1) for each in profile.forms)
+
+
+def test_the_profile_names_the_degrees_that_have_no_form_and_why() -> None:
+    sentence = "tensor 8 not considered: must divide num_attention_heads, which is 12"
+    assert estimated(FormsAsked(most_tensor=8, most_expert=2)).notes == (sentence,)
+
+
+def test_layers_of_no_known_kind_cost_the_tensor_degree_and_not_the_answer() -> None:
+    bert = "hf:bert?num_hidden_layers=2&hidden_size=32&num_attention_heads=2&intermediate_size=48&vocab_size=64"
+    profile = estimated(FormsAsked(most_tensor=2), bert)
+    assert [each.form for each in profile.forms] == [WHOLE]
+    rule = "needs a sharding plan, and none is known for bert.encoder.layer.0.attention.self.query"
+    assert [note.partition(" of hf:")[0] for note in profile.notes] == [f"tensor 2 not considered: {rule}"]
 
 
 def test_a_degree_that_is_asked_for_must_be_possible() -> None:
@@ -74,10 +84,7 @@ def test_what_devices_share_is_less_for_each() -> None:
 
 def test_only_language_models_have_forms() -> None:
     with pytest.raises(InvalidInputError, match="language model"):
-        profile = estimate_profile(
-            ProfileJob(task=ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,))), SHEET
-        )
-        with_forms(profile, FormsAsked(), ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,)), SHEET)
+        profile_with_forms(FormsAsked(), ProfileTask(model="preset:mlp?depth=3", microbatch_sizes=(1,)), SHEET)
 
 
 @pytest.mark.each_case

@@ -21,10 +21,8 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
-from worker_agent.profiler.analytic import estimate_profile
 from worker_agent.profiler.datasheets import DATASHEETS
-from worker_agent.profiler.forms import with_forms
-from worker_agent.profiler.job import ProfileJob
+from worker_agent.profiler.forms import profile_with_forms
 
 GPT_1_5B = {"hidden": 1600, "layers": 48, "heads": 16}
 GPT_10B = {"hidden": 4096, "layers": 50, "heads": 32}
@@ -39,7 +37,7 @@ def _profile(hidden: int, layers: int, heads: int) -> Profile:
     )
     task = ProfileTask(model=spec, microbatch_sizes=(1,), dtype="float16", optimizer="adam", sequence_length=1024)
     sheet = DATASHEETS["v100-32gb"]
-    return with_forms(estimate_profile(ProfileJob(task=task), sheet), FormsAsked(attention="unfused"), task, sheet)
+    return profile_with_forms(FormsAsked(attention="unfused"), task, sheet)
 
 
 @pytest.mark.each_case

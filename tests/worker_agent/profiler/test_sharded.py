@@ -280,6 +280,37 @@ def test_tokens_that_experts_cannot_share_evenly_are_rounded_up() -> None:
     assert [o.sizes.m for o in layer.forward if o.name == "bmm" and o.sizes] == [2, 2]  # 10 choices of 8 experts
 
 
+SCALED = {
+    "llama": LLAMA,
+    "gpt2": GPT2,
+    "experts": "hf:deepseek_v3?num_hidden_layers=2&first_k_dense_replace=1&hidden_size=32&num_attention_heads=4"
+    "&num_key_value_heads=4&intermediate_size=48&moe_intermediate_size=16&vocab_size=64&q_lora_rank=12&kv_lora_rank=8"
+    "&qk_rope_head_dim=4&qk_nope_head_dim=8&v_head_dim=8&n_routed_experts=8&num_experts_per_tok=2&n_group=2"
+    "&topk_group=1",
+    "sinks and windows": "hf:gpt_oss?num_hidden_layers=2&hidden_size=32&num_attention_heads=4&num_key_value_heads=2"
+    "&head_dim=8&intermediate_size=16&vocab_size=64&num_local_experts=4&num_experts_per_tok=2&sliding_window=16",
+}
+
+
+@pytest.mark.each_case
+@pytest.mark.parametrize("spec", SCALED.values(), ids=SCALED.keys())
+@pytest.mark.parametrize("form", [Form(), Form(tensor=2, sequence_parallel=True)], ids=str)
+def test_counts_that_are_scaled_are_those_that_would_be_counted(spec: str, form: Form) -> None:
+    shaped, sizes = model(spec, "bfloat16"), (1, 2, 4, 8)
+    together = count_form(shaped, form, microbatch_sizes=sizes, sequence_length=64)
+    for size in sizes:
+        alone = count_form(shaped, form, microbatch_sizes=(size,), sequence_length=64)
+        assert [kind.by_size[size] for kind in alone.kinds] == [kind.by_size[size] for kind in together.kinds]
+
+
+def test_sizes_that_are_on_no_line_are_counted() -> None:
+    """Three tokens for eight experts are padded to eight, six too, and twelve to sixteen."""
+    shaped = model(SCALED["experts"], "bfloat16")
+    together = count_form(shaped, Form(), microbatch_sizes=(1, 2, 4, 8), sequence_length=3)
+    alone = count_form(shaped, Form(), microbatch_sizes=(4,), sequence_length=3)
+    assert [kind.by_size[4] for kind in alone.kinds] == [kind.by_size[4] for kind in together.kinds]
+
+
 def test_equal_blocks_are_one_kind() -> None:
     found = counts_of(model(LLAMA, "bfloat16"), Form(tensor=2))
     assert found.blocks == (0, 1, 1, 1, 2)

@@ -1,0 +1,186 @@
+"""Tensor plan: how devices share a Hugging Face model's modules, from what the modules are, as Megatron-LM shares them.
+
+Linear layers are told apart by the names that the library's families give them. Those that read a layer's input are
+shared by output features, and the one that makes its output by input features: of attention that is by heads, of a
+feed-forward network by its inner features, of a state-space or linear-attention mixer by heads and groups. Experts are
+shared among expert-parallel devices, each expert's features among tensor-parallel ones. Attention by latents (MLA)
+shares what makes heads of latents; what makes latents is whole, and every device makes all of them.
+"""
+
+from collections.abc import Iterator
+from inspect import signature
+from math import gcd
+from typing import Any
+
+from torch import nn
+
+from worker_agent.models.sharding import EXPERTS, Sharding
+
+_ENTERS = frozenset(
+    {
+        *("q_proj", "k_proj", "v_proj", "g_proj", "q_b_proj", "kv_b_proj", "query_key_value"),
+        *("gate_proj", "up_proj", "w1", "w3", "wi_0", "wi_1", "fc1", "fc_in", "c_fc", "dense_h_to_4h"),
+        *("in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
+    }
+)
+"""Linear layers that are shared by output features."""
+
+_PACKED = frozenset({"gate_up_proj", "input_linear"})
+"""Linear layers that are two such layers in one weight."""
+
+_LEAVES = frozenset(
+    {
+        *("o_proj", "out_proj", "dense", "down_proj", "w2", "wo", "fc2", "fc_out", "c_proj", "dense_4h_to_h"),
+        "output_linear",
+    }
+)
+"""Linear layers that are shared by input features."""
+
+_LATENTS = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "fc1_latent_proj", "fc2_latent_proj"})
+"""Linear layers that are whole: what they make is small, and all heads or experts read all of it."""
+
+_SMALL = 8
+"""Other linear layers may be whole if so many times their fewer features are at most a token's: routers and gates."""
+
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads")
+"""Attributes of attention that count heads."""
+
+_MIXER = (
+    *("num_heads", "intermediate_size", "n_groups", "conv_dim", "num_v_heads", "num_k_heads", "key_dim", "value_dim"),
+    *("dt_bias", "A_log", "D"),
+)
+"""Attributes of state-space and linear-attention mixers that count what is shared, and their own parameters."""
+
+_COUNTS = (
+    *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads", "intermediate_size"),
+    *("moe_intermediate_size", "n_inner", "linear_num_key_heads", "linear_num_value_heads"),
+)
+"""Keys of a config that the tensor degree must divide."""
+
+_GPT2 = {
+    "transformer.h.*.attn": "divided split_size",
+    "transformer.h.*.attn.c_attn": "packed 3",
+    "transformer.h.*.attn.c_proj": "rowwise",
+    "transformer.h.*.mlp.c_fc": "colwise",
+    "transformer.h.*.mlp.c_proj": "rowwise",
+    "transformer.wpe": "positions",
+}
+
+
+def tensor_plan(name: str, root: Any) -> Sharding:
+    """The plan of a model of family `name`."""
+    styles = dict(_GPT2) if name == "gpt2" else {}
+    keys, other_names = root.config.to_dict(), root.config.attribute_map  # an attribute may be an error: a layer's own
+    divided = {key: keys.get(other_names.get(key, key)) for key in _COUNTS}
+    experts = 0
+    for prefix, module in root.named_modules() if name != "gpt2" else ():
+        styles |= {f"{prefix}.{part}".strip("."): style for part, style in _styles(module, root.config)}
+        experts = len(module.down_proj) if is_experts(module) else experts
+        if isinstance(getattr(module, "k_proj", None), nn.Linear) and isinstance(
+            getattr(module, "head_dim", None), int
+        ):
+            heads = module.k_proj.out_features // module.head_dim
+            divided["num_key_value_heads"] = gcd(divided.get("num_key_value_heads") or 0, heads)
+        if _is_mixer(module) and hasattr(module, "n_groups"):
+            divided |= {"the heads of its mixers": module.num_heads, "n_groups": module.n_groups}
+    embeddings = root.get_input_embeddings(), root.get_output_embeddings()
+    names = {module: prefix for prefix, module in root.named_modules()}
+    styles |= {names[embedding]: "vocabulary" for embedding in embeddings if embedding in names}
+    large = getattr(embeddings[0], "embedding_dim", 0) // _SMALL
+    unknown = (
+        prefix
+        for module, prefix in names.items()
+        if isinstance(module, nn.Linear)
+        and prefix not in styles
+        and prefix.rpartition(".")[2] not in _LATENTS
+        and min(module.in_features, module.out_features) > large
+    )
+    return Sharding(
+        styles=styles,
+        divided={key: count for key, count in divided.items() if isinstance(count, int)},
+        experts=experts,
+        unknown=next(unknown, None),
+    )
+
+
+def is_experts(module: Any) -> bool:
+    """Whether a module is experts as weights of three dimensions."""
+    weights = [getattr(module, key, None) for key in EXPERTS]
+    return sum(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights) == 2
+
+
+def _is_mixer(module: Any) -> bool:
+    """Whether a module is a state-space or linear-attention mixer, with a convolution over the sequence."""
+    return isinstance(getattr(module, "conv1d", None), nn.Conv1d) and isinstance(
+        getattr(module, "out_proj", None), nn.Linear
+    )
+
+
+def _styles(module: Any, config: Any) -> Iterator[tuple[str, str]]:
+    """The styles of a module's parts by name, and its own by none."""
+    if type(module).__name__.endswith("RotaryEmbedding"):
+        yield "", "rotary"
+    elif is_experts(module):
+        yield "", "experts"
+    elif is_experts(getattr(module, "experts", None)) and len(signature(module.experts.forward).parameters) == 1:
+        yield "", "routed"  # Llama 4's experts all compute all tokens: the module dispatches them instead
+    elif _is_mixer(module):
+        yield from mixer_styles(module)
+    elif not isinstance(module, nn.Linear):
+        yield from layer_styles(module, config)
+
+
+def layer_styles(module: Any, config: Any) -> Iterator[tuple[str, str]]:
+    """Attention and feed-forward networks: linear layers that read, and one that makes the output."""
+    linear = {key: part for key, part in module.named_children() if isinstance(part, nn.Linear)}
+    reading = {key: "colwise" for key in linear if key in _ENTERS} | {
+        key: "packed 2" for key in linear if key in _PACKED
+    }
+    making = [key for key in linear if key in _LEAVES]
+    fused = "qkv_proj" if "qkv_proj" in linear else "Wqkv" if "Wqkv" in linear else None
+    if fused is not None:
+        queries = config.num_attention_heads * getattr(module, "head_dim", 0)
+        others = (linear[fused].out_features - queries) // 2
+        reading[fused] = f"packed {queries}+{others}+{others}"
+    if not reading or len(making) != 1:
+        return
+    yield from reading.items()
+    yield making[0], "rowwise"
+    own = [key for key in _HEADS if isinstance(getattr(module, key, None), int)]
+    own += ["config"] if fused is not None else []
+    own += [
+        key for key, p in module.named_parameters(recurse=False) if len(p) == getattr(config, "num_attention_heads", 0)
+    ]
+    if own:
+        yield "", f"divided {' '.join(own)}"
+    for norm, over in (("q_norm", "q_proj"), ("k_norm", "k_proj")):  # over all heads, not over each
+        weight = getattr(getattr(module, norm, None), "weight", None)
+        if (
+            over in reading
+            and weight is not None
+            and len(weight) == linear[over].out_features != getattr(module, "head_dim", 0)
+        ):
+            yield norm, "divided weight"
+
+
+def mixer_styles(module: Any) -> Iterator[tuple[str, str]]:
+    """State-space and linear-attention mixers, whose convolution has the heads' and the groups' features."""
+    if hasattr(module, "key_dim"):  # gated delta net
+        features = [module.key_dim, module.key_dim, module.value_dim]
+        inputs = {"in_proj_qkv": features, "conv1d": features}
+    elif hasattr(module, "x_proj"):  # Mamba's first form
+        features = [module.intermediate_size]
+        inputs = {"in_proj": [*features, *features], "dt_proj": features, "conv1d": features}
+        yield "x_proj", "reduced"
+    else:
+        groups = module.n_groups * module.ssm_state_size
+        features = [module.intermediate_size, groups, groups]
+        inputs = {"in_proj": [module.intermediate_size, *features, module.num_heads], "conv1d": features}
+        if getattr(getattr(module, "norm", None), "weight", None) is not None:
+            yield "norm", "divided weight"
+    sizes = {key: "+".join(map(str, parts)) if len(parts) > 1 else "1" for key, parts in inputs.items()}
+    packed = {key: f"packed {parts}" for key, parts in sizes.items()}
+    linear = {key: "colwise" for key, part in module.named_children() if key in _ENTERS and isinstance(part, nn.Linear)}
+    yield from (linear | packed).items()
+    yield "out_proj", "rowwise"
+    yield "", f"divided {' '.join(key for key in _MIXER if isinstance(getattr(module, key, None), int | nn.Parameter))}"

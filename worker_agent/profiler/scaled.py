@@ -1,0 +1,48 @@
+"""Scaled: counts of a microbatch size between sizes that were counted, where all three of these lie on lines.
+
+A block's operations and bytes grow by the same for every sample. So does a peak of memory while the same operation
+makes it: three sizes on one line, the smallest and the largest among them, are taken to have one and the same. Where
+they are on no line, the size is counted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from worker_agent.profiler.counts import BlockCounts
+
+
+def scaled(
+    counted: Sequence[tuple[int, tuple[BlockCounts, ...]]], microbatch_size: int
+) -> tuple[BlockCounts, ...] | None:
+    """The counts at a size between the first and the last of three; None where these are on no line."""
+    sizes = [size for size, _ in counted]
+    try:
+        found: tuple[BlockCounts, ...] = _on_line([counts for _, counts in counted], sizes, microbatch_size)
+    except _BentError:
+        return None
+    return found
+
+
+class _BentError(Exception):
+    """Three counts are on no line."""
+
+
+def _on_line(values: Sequence[Any], sizes: Sequence[int], size: int) -> Any:
+    """The same value at another size: numbers on a line, all else equal."""
+    first = values[0]
+    if all(value == first for value in values[1:]):
+        return first
+    if type(first) is int:
+        (x, y, z), (start, middle, end) = values, sizes
+        step, rest = divmod(y - x, middle - start)
+        if rest or z - x != step * (end - start):
+            raise _BentError
+        return x + step * (size - start)
+    if isinstance(first, tuple) and len({len(value) for value in values}) == 1:
+        return tuple(_on_line(parts, sizes, size) for parts in zip(*values, strict=True))
+    if is_dataclass(first) and len({type(value) for value in values}) == 1:
+        parts = {each.name: [getattr(value, each.name) for value in values] for each in fields(first)}
+        made: Any = type(first)
+        return made(**{name: _on_line(part, sizes, size) for name, part in parts.items()})
+    raise _BentError
