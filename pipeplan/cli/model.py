@@ -28,8 +28,8 @@ from pipeplan.documents.files import parse, read_text
 from pipeplan.documents.forms import Form
 from pipeplan.documents.identity import canonical_json, text_id
 from pipeplan.documents.names import parse_spec
-from pipeplan.documents.profile import Profile
-from pipeplan.errors import InvalidInputError, PipeplanError, require
+from pipeplan.documents.profile import PRECISIONS, Profile
+from pipeplan.errors import InvalidInputError, PipeplanError, require, require_one_of
 from pipeplan.planners.problem import Options, require_batch_size
 from pipeplan.protocol.estimates import FormsAsked, datasheet_of, forms_asked, microbatch_sizes
 
@@ -44,9 +44,17 @@ ModelDtype = Annotated[
     str | None,
     typer.Option("--dtype", help="With --model: float64, float32 (default), bfloat16 or float16."),
 ]
+ModelPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", help="With --model, for engines that have it: bf16, fp8, mxfp8 or nvfp4; dtype bfloat16."
+    ),
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="With --model: neither use nor keep estimated profiles.")]
 
 DTYPE = "float32"
+WIDE = "bf16"
+"""The precision in which linear layers compute in the dtype of the weights."""
 
 _PROGRESS = re.compile(r"(estimating .*?)(: \d+ of \d+ steps, .*) \(\d+ s\)")
 """The profiler's lines of progress."""
@@ -62,6 +70,7 @@ class ModelAsked:
     model: str
     sequence_length: int | None
     dtype: str
+    precision: str | None
     keep: bool
 
 
@@ -92,6 +101,7 @@ def model_asked(
     *,
     sequence_length: int | None,
     dtype: str | None,
+    precision: str | None,
     no_cache: bool = False,
 ) -> ModelAsked | None:
     """The model of these options; None if there are profiles. Raises InvalidInputError unless there is exactly one of
@@ -100,10 +110,22 @@ def model_asked(
     require(model is None or not profile, "model", "must not be given beside --profile, which holds a model", model)
     if model is not None:
         typed_spec(model, field="model")
-        return ModelAsked(model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, keep=not no_cache)
+        if precision is not None:
+            require_one_of((WIDE, *PRECISIONS), "precision", precision)
+            rule = f"must be left out, or bfloat16, with --precision {precision}"
+            require(dtype in (None, "bfloat16"), "dtype", rule, dtype)
+            dtype, precision = "bfloat16", None if precision == WIDE else precision
+        return ModelAsked(
+            model=model,
+            sequence_length=sequence_length,
+            dtype=dtype or DTYPE,
+            precision=precision,
+            keep=not no_cache,
+        )
     rule = "is an option of --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)
     require(dtype is None, "dtype", rule, dtype)
+    require(precision is None, "precision", rule, precision)
     require(not no_cache, "no_cache", "is an option of --model: profiles in files are not cached", no_cache)
     require(bool(profile), "profile", "is required, unless there is a --model to estimate", None)
     return None
@@ -118,7 +140,9 @@ def estimated_profiles(asked: ModelAsked, cluster: Cluster, batch_size: int, opt
     require_batch_size(batch_size)
     sizes = microbatch_sizes(batch_size, asked.sequence_length, options.microbatch_size)
     keys = [datasheet_of(device) for device in cluster.types]
-    forms = forms_asked(cluster, options, batch_size=batch_size, sequence_length=asked.sequence_length)
+    forms = forms_asked(
+        cluster, options, batch_size=batch_size, sequence_length=asked.sequence_length, precision=asked.precision
+    )
     require_extra("worker", what="--model")
     return tuple(
         profile_of(

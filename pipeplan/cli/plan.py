@@ -11,7 +11,7 @@ from pipeplan.cli import completion
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import is_file
 from pipeplan.cli.console import INFEASIBLE, GroupedCommand
-from pipeplan.cli.model import ModelDtype, SequenceLength, model_asked
+from pipeplan.cli.model import ModelDtype, ModelPrecision, SequenceLength, model_asked
 from pipeplan.cli.plan_formats import GET_FORMATS, as_env, as_yaml
 from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at
 from pipeplan.cli.solve import PlannerName, takes_options, waiting
@@ -49,6 +49,7 @@ def create(
     ] = None,
     sequence_length: SequenceLength = None,
     dtype: ModelDtype = None,
+    precision: ModelPrecision = None,
     planner: PlannerName = "auto",
     calibration: Annotated[Path | None, typer.Option(help="Corrects the costs: `pipeplan calibrate` wrote it.")] = None,
     url: Url = None,
@@ -61,7 +62,7 @@ def create(
     """
     from pipeplan.cli.plan_tables import show_reasons, show_solution
 
-    asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype)
+    asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype, precision=precision)
     with service_at(url, token) as service:
         profile_ids = [
             service.create_profile(read(Profile, Path(each))).id
@@ -85,7 +86,12 @@ def create(
         if asked is None:
             question |= {"profile_id": profile_ids[0], "other_profile_ids": tuple(profile_ids[1:])}
         else:
-            question |= {"model": asked.model, "sequence_length": asked.sequence_length, "dtype": asked.dtype}
+            question |= {
+                "model": asked.model,
+                "sequence_length": asked.sequence_length,
+                "dtype": asked.dtype,
+                "precision": asked.precision,
+            }
         try:
             request = (PlanRequest if asked is None else ModelPlanRequest).model_validate(question)
         except ValidationError as error:

@@ -19,7 +19,15 @@ from pipeplan.cli import completion
 from pipeplan.cli.calibrate import read_calibration
 from pipeplan.cli.clusters import ClusterName, read_cluster
 from pipeplan.cli.console import INFEASIBLE, working
-from pipeplan.cli.model import ModelDtype, ModelSpec, NoCache, SequenceLength, estimated_profiles, model_asked
+from pipeplan.cli.model import (
+    ModelDtype,
+    ModelPrecision,
+    ModelSpec,
+    NoCache,
+    SequenceLength,
+    estimated_profiles,
+    model_asked,
+)
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import dump, read, require_place, write_document
@@ -239,6 +247,7 @@ def solve(
     model: ModelSpec = None,
     sequence_length: SequenceLength = None,
     dtype: ModelDtype = None,
+    precision: ModelPrecision = None,
     no_cache: NoCache = False,
     planner: PlannerName = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
@@ -261,7 +270,9 @@ def solve(
     require(not explain or not ours, "explain", rule, explain)
     rule = "must be left out with --json: the document has the choices"
     require(not explain or not as_json, "explain", rule, explain)
-    asked = model_asked(model, profile, sequence_length=sequence_length, dtype=dtype, no_cache=no_cache)
+    asked = model_asked(
+        model, profile, sequence_length=sequence_length, dtype=dtype, precision=precision, no_cache=no_cache
+    )
     where, calibrated = read_cluster(cluster), read_calibration(calibration)
     if asked is not None:
         profiles = estimated_profiles(asked, where, batch_size, options)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from pipeplan.documents.engines import ENGINES, SHARDINGS
 from pipeplan.documents.plan import OPTIMIZERS
-from pipeplan.documents.profile import DTYPE_BYTES
+from pipeplan.documents.profile import DTYPE_BYTES, PRECISIONS
 
 _SEPARATORS = re.compile(r"[-_.\s]+")
 
@@ -33,6 +33,7 @@ _DTYPES = _values(
 VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": _DTYPES,
     "autocast": _DTYPES,
+    "precision": _values(("bf16", *PRECISIONS), bf16="bfloat16 bfloat", fp8="float8 e4m3 hybrid", nvfp4="fp4 float4"),
     "sharding": _values(
         SHARDINGS,
         none="zero0 zero-stage-0 ddp",
@@ -68,8 +69,9 @@ _OPTIONS = {
     "--microbatches": "num-microbatches micro-batches gradient-accumulation-steps m",
     "--sequence-length": "seq seq-len seq-length seqlen seqlength sequence max-seq-len max-seq-length max-length "
     "context-length max-sequence-length block-size",
-    "--dtype": "precision torch-dtype bf16 fp16 params-dtype",
+    "--dtype": "torch-dtype bf16 fp16 params-dtype",
     "--autocast": "amp mixed-precision bf16 fp16 precision dtype",
+    "--precision": "fp8 mxfp8 nvfp4 float8 fp8-recipe fp8-format bf16",
     "--sharding": "zero zero-stage fsdp zero-optimization use-distributed-optimizer",
     "--recompute": "ac activation-checkpointing gradient-checkpointing activation-recomputation checkpointing "
     "checkpoint-activations recompute-activations recompute-granularity remat",

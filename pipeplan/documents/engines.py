@@ -67,6 +67,9 @@ class TrainingEngine:
     sharded_optimizers: tuple[str, ...] | None = None
     """The optimizers whose states replicas can share out; None: all."""
 
+    precisions: tuple[str, ...] = ()
+    """What its linear layers can compute in (`documents.profile.PRECISIONS`), besides the dtype of the weights."""
+
     recomputes: tuple[str, ...] = ("block", "attention")
     """What it can run again at a time: a stage, a block, attention's core."""
 
@@ -94,6 +97,12 @@ class TrainingEngine:
     trained with, for our runtime its own default.
     """
 
+    def require_precision(self, precision: str | None, field: str = "precision") -> None:
+        """Raises InvalidInputError for a precision in which this engine's linear layers cannot compute."""
+        able = ", ".join(each.name for each in ENGINES.values() if precision in each.precisions)
+        rule = f"must be left out for the engine {self.name}: {able or 'none'} can compute in it"
+        require(precision is None or precision in self.precisions, field, rule, precision)
+
 
 ENGINES: Mapping[str, TrainingEngine] = {
     each.name: each
@@ -107,6 +116,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             shardings=("none", "optimizer"),
             pipelined_shardings=("none", "optimizer"),
             sharded_optimizers=("adam", "adamw"),
+            precisions=("fp8", "mxfp8", "nvfp4"),
             offloads_optimizer=True,
             offloads_activations=("none",),
             times=EngineTimes(host_s=1e-5),
@@ -130,6 +140,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("gradients", "weights"),
             pipelined_shardings=("gradients", "weights"),
+            precisions=("fp8", "mxfp8"),
             fills_pipelines=True,
             gathers_for_forward=True,
             offloads_optimizer=True,

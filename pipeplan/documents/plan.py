@@ -10,7 +10,7 @@ from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_offload, require_sharding
 from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
-from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast
+from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast, require_precision
 from pipeplan.documents.stage_costs import StageCosts
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.documents.tied import TiedStages
@@ -183,6 +183,7 @@ class Plan:
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
     - `offload`: what of it is in the host's memory (`documents.degrees`).
     - `autocast`: what blocks with float32 weights compute in: the profile was measured so, and runs do so.
+    - `precision`: what linear layers compute in, where that is not the dtype, as of a profile.
     - `tied`: the stages that share weights, of a profile that says which blocks do.
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
@@ -227,6 +228,7 @@ class Plan:
     choices: tuple[DegreeChoice, ...] = ()
     autocast: str | None = None
     tied: tuple[TiedStages, ...] = ()
+    precision: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -234,6 +236,7 @@ class Plan:
         require(self.optimizer in OPTIMIZERS, "optimizer", f"must be one of {', '.join(OPTIMIZERS)}", self.optimizer)
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
         require_autocast(self.autocast, self.dtype)
+        require_precision(self.precision, self.dtype)
         for name in ("planner", "schedule", "cost_model", "profile_id", "cluster_id", "memory_accounting"):
             require_line(name, getattr(self, name))
         for sentence in self.warnings:

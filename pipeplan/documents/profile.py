@@ -25,9 +25,23 @@ def require_autocast(autocast: str | None, dtype: str) -> None:
     require(autocast is None or dtype == "float32", "autocast", rule, autocast)
 
 
-def numbers(dtype: str, autocast: str | None) -> str:
+PRECISIONS = ("fp8", "mxfp8", "nvfp4")
+"""What linear layers with bfloat16 weights may compute in, as Transformer Engine names its recipes: 8 bits with a scale
+for each tensor, 8 bits with one for each 32 elements, 4 bits with one for each 16.
+"""
+
+
+def require_precision(precision: str | None, dtype: str) -> None:
+    """Raises InvalidInputError for a precision that is none of ours, or weights that it is not for."""
+    require(precision in (None, *PRECISIONS), "precision", f"must be one of {', '.join(PRECISIONS)}", precision)
+    rule = f"must be left out for weights in {dtype}: it is for those in bfloat16"
+    require(precision is None or dtype == "bfloat16", "precision", rule, precision)
+
+
+def numbers(dtype: str, autocast: str | None, precision: str | None = None) -> str:
     """In words, what weights are in and what is computed in."""
-    return dtype if autocast is None else f"{dtype}, computing in {autocast}"
+    computes = autocast or (precision and f"{precision} in linear layers")
+    return f"{dtype}, computing in {computes}" if computes else dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +227,8 @@ class Profile:
     is a chain. `estimated` says that the measurements were computed from a datasheet, not measured. `forms` has what
     one device does where several share the blocks. `autocast` is what the blocks' float32 weights computed in. `tied`
     are the trained weights that several blocks use, `tied_frozen` the frozen ones. `notes` are sentences on what an
-    estimate leaves out of the model, and on degrees of which it has no forms, with the reason.
+    estimate leaves out of the model, and on degrees of which it has no forms, with the reason. `precision` is what
+    linear layers compute in, where that is not the dtype.
     """
 
     model: Model
@@ -229,6 +244,7 @@ class Profile:
     tied: tuple[TiedWeights, ...] = ()
     tied_frozen: tuple[TiedWeights, ...] = ()
     notes: tuple[str, ...] = ()
+    precision: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -237,6 +253,7 @@ class Profile:
             require_line("notes", sentence)
         require(self.dtype in DTYPE_BYTES, "dtype", f"must be one of {', '.join(DTYPE_BYTES)}", self.dtype)
         require_autocast(self.autocast, self.dtype)
+        require_precision(self.precision, self.dtype)
         require(len(self.blocks) > 0, "blocks", "must hold at least one block", self.blocks)
         require_unique("blocks", "must not hold a name twice", [b.name for b in self.blocks])
         sizes = _sizes(self.blocks[0])

@@ -32,6 +32,10 @@ _GRADIENTS = (
     "The plan exchanges gradients in {dtype}; torchtitan reduces them in float32, which takes up to twice as long."
 )
 _PRECISION = "The plan is in {dtype}; torchtitan's parameters are float32, which autocast or FSDP computes in bfloat16."
+_NARROW = (
+    "Linear layers but the head compute in {precision} in the plan: set torchtitan's converter of torchao for that, and"
+    " compile the model."
+)
 
 _TIED = (
     "The embedding and the head share weights in the plan; torchtitan refuses models that tie weights"
@@ -216,6 +220,7 @@ def _job(source: ExportSource) -> _Job:
         *([f"Start it on {plan.workers} ranks."] if sharded else []),
         "Modules have the names of torchtitan's own language models; the model, data, learning rate and sequence"
         " length are not the plan's.",
+        *([_NARROW.format(precision=plan.precision)] if plan.precision else []),
         *([] if plan.dtype == "float32" else [(_GRADIENTS if sharded else _PRECISION).format(dtype=plan.dtype)]),
     )
     return _Job(

@@ -12,7 +12,7 @@ from pipeplan.documents.calibration import Calibration, apply, require_match
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.cluster import Cluster, differ, is_same, is_unknown
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
-from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
+from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS, engine_named
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Answer
@@ -193,8 +193,10 @@ class PlanningProblem:
     def __post_init__(self) -> None:
         require_batch_size(self.batch_size)
         self.options.require_possible()
-        rule = f"must be left out for the engine {self.options.engine}, which has no autocast: profile in 16 bits"
-        ours = self.options.engine in (None, OUR_RUNTIME)
+        engine = engine_named(self.options.engine or OUR_RUNTIME)
+        engine.require_precision(self.profile.precision, "profile.precision")
+        ours = engine.name == OUR_RUNTIME
+        rule = f"must be left out for the engine {engine.name}, which has no autocast: profile in 16 bits"
         require(ours or self.profile.autocast is None, "profile.autocast", rule, self.profile.autocast)
         if self.calibration is not None:
             require_match(self.calibration, self.profile, self.cluster)
@@ -212,7 +214,7 @@ class PlanningProblem:
         for other in self.other_profiles:
             rule = f"must be of the same {{}} on {other.device.name} as on {mine.device.name}"
             require(other.model == mine.model, field, rule.format("model"), other.model.name)
-            for what in ("dtype", "autocast", "edges"):
+            for what in ("dtype", "autocast", "precision", "edges"):
                 require(getattr(other, what) == getattr(mine, what), field, rule.format(what), getattr(other, what))
             blocks = len(other.blocks)
             require(len(mine.blocks) == blocks, field, rule.format("number of blocks"), blocks)

@@ -21,6 +21,7 @@ from pipeplan.simulation.predict import updates_late
 _COMPUTED = (
     "dtype",
     "autocast",
+    "precision",
     "placement",
     "stages",
     "costs",

@@ -8,9 +8,9 @@ The command line estimates with the same microbatches, by the same datasheets.
 import json
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeplan.documents.cluster import Cluster, known_types
 from pipeplan.documents.devices import KNOWN_TYPES
@@ -18,7 +18,7 @@ from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_degree
 from pipeplan.documents.files import parse_sent
 from pipeplan.documents.forms import AXES, Form
 from pipeplan.documents.names import STRICT
-from pipeplan.documents.profile import Device, Profile
+from pipeplan.documents.profile import PRECISIONS, Device, Profile, require_precision
 from pipeplan.errors import require, require_count
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import Options
@@ -36,6 +36,10 @@ MOST_SHARING = 8
 LEAST_SHARE = 2048
 """Tokens of a sequence that each of several devices has at least, unless more devices are asked for."""
 
+Precision = Annotated[
+    Literal["fp8", "mxfp8", "nvfp4"] | None,
+    Field(description="what the linear layers of a bfloat16 model compute in, with an engine that does so"),
+]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 SequenceLength = Annotated[
     int | None, Field(ge=1, le=2**20, description="tokens a sequence of random data; default: at most 512")
@@ -51,6 +55,12 @@ class ModelPlanRequest(PlanQuestion):
     model: str = Field(min_length=1, max_length=2000, description="SPEC of the model", examples=["hf:gpt2?n_layer=4"])
     sequence_length: SequenceLength = None
     dtype: Dtype = "float32"
+    precision: Precision = None
+
+    @model_validator(mode="after")
+    def _require_precision_for_the_dtype(self) -> Self:
+        require_precision(self.precision, self.dtype)
+        return self
 
     def with_profile(self, profile_id: str) -> PlanRequest:
         """The same request with a profile instead of the model."""
@@ -64,6 +74,7 @@ class FormsAsked:
 
     `tensor`, `context` and `expert` are degrees that must be possible. If they are None, all powers of two up to
     `most_tensor`, `most_context` and `most_expert` are tried, and those that are impossible for the model are left out.
+    `precision` is what linear layers compute in, where that is not the model's dtype.
     """
 
     tensor: int | None = None
@@ -74,6 +85,7 @@ class FormsAsked:
     most_expert: int = 1
     sequence_parallel: bool = True
     attention: Literal["flash", "unfused"] = "flash"
+    precision: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -82,6 +94,12 @@ class FormsAsked:
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         kernels = ("flash", "unfused")
+        require(
+            self.precision in (None, *PRECISIONS),
+            "precision",
+            f"must be one of {', '.join(PRECISIONS)}",
+            self.precision,
+        )
         require(self.attention in kernels, "attention", f"must be one of {', '.join(kernels)}", self.attention)
 
     @property
@@ -144,7 +162,12 @@ def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | 
 
 
 def forms_asked(
-    cluster: Cluster, options: Options, *, batch_size: int, sequence_length: int | None
+    cluster: Cluster,
+    options: Options,
+    *,
+    batch_size: int,
+    sequence_length: int | None,
+    precision: str | None = None,
 ) -> FormsAsked | None:
     """The forms that the engine and the options allow; None for our runtime, which never shares a block.
 
@@ -152,6 +175,7 @@ def forms_asked(
     that the engine, the devices or the batch rule out.
     """
     engine, length = engine_named(options.engine or OUR_RUNTIME), sequence_length or 0
+    engine.require_precision(precision)
     if engine.name == OUR_RUNTIME:
         require_degrees(engine, cluster.devices, {axis: getattr(options, axis) or 1 for axis in AXES})
         return None
@@ -164,6 +188,7 @@ def forms_asked(
         most_context=min(MOST_SHARING, max(length // LEAST_SHARE, 1)) if "context" in engine.axes else 1,
         most_expert=MOST_SHARING if "expert" in engine.axes else 1,
         sequence_parallel=engine.sequence_parallel and options.sequence_parallel is not False,
+        precision=precision,
     )
 
 

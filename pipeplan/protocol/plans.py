@@ -143,6 +143,7 @@ class PlanFacts(WireModel):
     microbatches: int
     dtype: str
     autocast: str | None = Field(default=None, description="what blocks with float32 weights compute in")
+    precision: str | None = Field(default=None, description="what linear layers compute in, where not the dtype")
     optimizer: str
     memory_accounting: str
     estimated: bool

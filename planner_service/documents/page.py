@@ -116,7 +116,7 @@ def _view(profile_id: str, wanted: str, content: str) -> ProfileView:
         id=profile_id,
         model=profile.model,
         device=profile.device,
-        numbers=numbers(profile.dtype, profile.autocast),
+        numbers=numbers(profile.dtype, profile.autocast, profile.precision),
         method=profile.method,
         estimated=profile.estimated,
         blocks=len(profile.blocks),

@@ -78,6 +78,7 @@ def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
         ("profile_id", "The profiles differ: compute was not measured by the same profile."),
         ("dtype", "The numbers differ ({}): a sample is not the same arithmetic."),
         ("autocast", "What is computed in differs ({}): a sample is not the same arithmetic."),
+        ("precision", "What linear layers compute in differs ({}): a sample is not the same arithmetic."),
         (
             "batch_size",
             "The batches differ ({}): at equal samples a second the weights are updated more or less often.",
@@ -196,6 +197,7 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         microbatches=plan.microbatches,
         dtype=plan.dtype,
         autocast=plan.autocast,
+        precision=plan.precision,
         optimizer=plan.optimizer,
         memory_accounting=plan.memory_accounting,
         estimated=plan.estimated,

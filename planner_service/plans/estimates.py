@@ -48,7 +48,11 @@ def task_of(context: Context, request: ModelPlanRequest) -> EstimateTask:
         analytic=datasheet_of(cluster.device),
         microbatch_sizes=sizes,
         forms=forms_asked(
-            cluster, request.options, batch_size=request.batch_size, sequence_length=request.sequence_length
+            cluster,
+            request.options,
+            batch_size=request.batch_size,
+            sequence_length=request.sequence_length,
+            precision=request.precision,
         ),
     )
 

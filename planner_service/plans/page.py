@@ -164,7 +164,7 @@ _QUANTITIES = (
     _Quantity(label="Planner", shown=lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
     _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),
     _Quantity(label="Optimizer", shown=lambda plan, facts: plan.optimizer),
-    _Quantity(label="Numbers", shown=lambda plan, facts: numbers(plan.dtype, plan.autocast)),
+    _Quantity(label="Numbers", shown=lambda plan, facts: numbers(plan.dtype, plan.autocast, plan.precision)),
     _Quantity(label="Memory accounted as", shown=lambda plan, facts: plan.memory_accounting),
     _Quantity(label="Profile", shown=lambda plan, facts: plan.profile_id[:10]),
     _Quantity(label="Cluster", shown=lambda plan, facts: plan.cluster_id[:10]),

@@ -36,6 +36,7 @@ OF_FORMS = (
     "most_expert",
     "sequence_parallel",
     "attention",
+    "precision",
 )
 """The options of forms to estimate: `estimates.FormsAsked`."""
 
@@ -83,6 +84,9 @@ def profile(
         bool, typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor parallelism: share tokens.")
     ] = True,
     attention: Annotated[str, typer.Option(help="Of forms: flash, or unfused as in 2021.")] = "flash",
+    precision: Annotated[
+        str | None, typer.Option(help="Of forms: fp8, mxfp8 or nvfp4, in which linear layers compute.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the profile.")] = None,
     cluster_output: Annotated[Path | None, typer.Option(help="Where to write the cluster.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The profile on standard output, nothing else.")] = False,

@@ -14,6 +14,7 @@ from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import Kernels, duration_s
 from worker_agent.profiler.operations import DeviceOperation
+from worker_agent.profiler.precision import in_recipe, recipe_of
 from worker_agent.profiler.sharded import FormCounts, count_form, shape_model
 
 OnForm = Callable[[int, int, Form], None]
@@ -26,9 +27,11 @@ def profile_with_forms(
     """The model's profile on the datasheet's device, with its forms; its blocks are those of the form of one device.
 
     The profile notes what the model leaves out of its config, and which degrees have no form, with the reason. Raises
-    InvalidInputError for a model that cannot be shared out, and for a degree that must be possible and is not.
+    InvalidInputError for a model that cannot be shared out, for a degree that must be possible and is not, and for a
+    precision that the device does not have.
     """
     require_speed(task.dtype, sheet)
+    recipe = recipe_of(asked.precision, sheet) if asked.precision else None
     model = shape_model(task.model, task.dtype)
     length = length_of(model.chain, task.sequence_length)
     wanted = tuple(dict.fromkeys((WHOLE, *asked.forms)))
@@ -36,9 +39,10 @@ def profile_with_forms(
     for number, form in enumerate(wanted):
         on_form(number, len(wanted), form)
         try:
-            found[form] = count_form(
+            counts = count_form(
                 model, form, microbatch_sizes=task.microbatch_sizes, sequence_length=length, attention=asked.attention
             )
+            found[form] = counts if recipe is None else in_recipe(counts, recipe)
         except InvalidInputError as error:
             shared = [axis for axis in AXES if getattr(form, axis) > 1]
             axis = error.field if error.field in AXES else next(iter(shared), error.field)
@@ -54,9 +58,9 @@ def profile_with_forms(
         if axis != "expert" or experts  # a model without experts has none to share
     ]
     blocks = [tuple(whole.kinds[kind].by_size[size] for kind in whole.blocks) for size in task.microbatch_sizes]
-    counts = counts_of(chain, task, blocks, notes)
+    whole_counts = counts_of(chain, task, blocks, notes)
     forms = tuple(form_of(found[form], sheet) for form in asked.forms if form in found)
-    return replace(profile_of(counts, sheet, task.optimizer), forms=forms)
+    return replace(profile_of(whole_counts, sheet, task.optimizer), forms=forms, precision=asked.precision)
 
 
 def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:

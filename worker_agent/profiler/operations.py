@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -170,7 +170,8 @@ class DeviceOperation:
 
     `sizes` are those of its matrix products; None for other kernels. `causal` attention can leave out the scores of
     later positions: its floating-point operations here are those of all scores. A product of 16-bit matrices reads
-    `copied_bytes` at a time: all rows start at a multiple of them.
+    `copied_bytes` at a time: all rows start at a multiple of them. A product's left `operand` is read "again", after
+    another product, is the result of "attention", or is "new"; None for other kernels.
     """
 
     name: str
@@ -180,6 +181,7 @@ class DeviceOperation:
     sizes: MatrixSizes | None = None
     causal: bool = False
     copied_bytes: int = MOST_COPIED_BYTES
+    operand: Literal["new", "again", "attention"] | None = None
 
 
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
@@ -195,6 +197,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self.held_bytes = 0
         self.peak_bytes = 0
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Literal["again", "attention"]]] = {}
 
     def start_peak(self) -> None:
         """Forgets the peak: a new one starts from what is held now."""
@@ -232,10 +235,25 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                 moved_bytes=read_bytes + written_bytes,
                 sizes=_sizes(kernel, args),
                 causal=kernel in _QUERY and bool(named.get("is_causal", (kwargs or {}).get("is_causal", False))),
+                operand=self._operand(_operands(kernel, args)[0]) if kernel in _FIRST_OPERAND else None,
                 copied_bytes=copied_bytes(_operands(kernel, args)) if kernel in _FIRST_OPERAND else MOST_COPIED_BYTES,
             )
             self.operations.append(operation)
+            if kernel in _QUERY:
+                self._note(results[0], "attention")
         return result
+
+    def _operand(self, tensor: Tensor) -> Literal["new", "again", "attention"]:
+        """What a product's left operand is; from now on it is read again."""
+        storage = tensor.untyped_storage()
+        known = self._known.get(storage._cdata)
+        kind = known[1] if known is not None and known[0]() is not None else "new"
+        self._note(tensor, "again")
+        return kind
+
+    def _note(self, tensor: Tensor, kind: Literal["again", "attention"]) -> None:
+        storage = tensor.untyped_storage()
+        self._known[storage._cdata] = weakref.ref(storage), kind
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
         """Counts a storage's bytes from now until it is freed."""

@@ -112,6 +112,7 @@ class PlanMaker:
             cost_model=COST_MODEL,
             model=problem.profile.model,
             dtype=problem.profile.dtype,
+            precision=problem.profile.precision,
             profile_id=known_id(problem.profile),
             cluster_id=known_id(problem.cluster),
             batch_size=degrees.batch_size,

@@ -18,6 +18,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--model": ("nonsense",),
     "--sequence-length": ("64",),
     "--dtype": ("bfloat16",),
+    "--precision": ("int8", "--model", "hf:gpt2"),
     "--no-cache": (),
     "--planner": ("magic",),
     "--calibration": ("missing.json",),

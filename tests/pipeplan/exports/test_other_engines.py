@@ -23,13 +23,13 @@ CLUSTER = Cluster(device=PROFILE.device, levels=(Level(size=16, bandwidth_bytes_
 
 
 @lru_cache
-def _source(engine: str, *, dtype: str = "bfloat16", **fixed: Any) -> ExportSource:
+def _source(engine: str, *, dtype: str = "bfloat16", precision: str | None = None, **fixed: Any) -> ExportSource:
     """The answer for 16 devices with these degrees; DeepSpeed has no sequence parallelism."""
     options = Options(engine=engine, **({"optimizer": "adamw"} | fixed))
     forms = PROFILE.forms
     if engine == "deepspeed":
         forms = tuple(replace(each, form=replace(each.form, sequence_parallel=False)) for each in forms)
-    profile = replace(PROFILE, dtype=dtype, forms=forms)
+    profile = replace(PROFILE, dtype=dtype, forms=forms, precision=precision)
     plan = solve("auto", PlanningProblem(profile=profile, cluster=CLUSTER, batch_size=32, options=options))
     assert isinstance(plan, Plan)
     names = tuple(block.name for block in PROFILE.blocks)
@@ -216,6 +216,33 @@ def test_megatron_adds_gradients_up_in_float32_whatever_the_weights_are() -> Non
     flag = "--accumulate-allreduce-grads-in-fp32"
     assert flag in _words(_source("megatron", dtype="float16", tensor=2))
     assert flag not in _words(_source("megatron", tensor=2))
+
+
+@pytest.mark.parametrize(
+    ("precision", "flags"),
+    [
+        ("fp8", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"),
+        ("mxfp8", "--bf16 --fp8-format e4m3 --fp8-recipe mxfp8"),
+        ("nvfp4", "--bf16 --fp4-format e2m1 --fp4-recipe nvfp4"),
+    ],
+)
+def test_megatron_computes_in_the_plans_precision(precision: str, flags: str) -> None:
+    source = _source("megatron", precision=precision, tensor=2)
+    assert source.plan.precision == precision
+    assert flags in _words(source)
+
+
+def test_torchtitan_is_told_of_the_plans_precision() -> None:
+    fixed = {"tensor": 1, "stages": 1, "data": 16, "sharding": "weights"}
+    notes = "Linear layers but the head compute in fp8 in the plan"
+    texts = [format_named("torchtitan").write(_source("fsdp", precision=each, **fixed)) for each in ("fp8", None)]
+    assert [notes in " ".join(text.replace("#", "").split()) for text in texts] == [True, False]
+
+
+@pytest.mark.parametrize(("engine", "precision"), [("deepspeed", "fp8"), ("fsdp", "nvfp4")])
+def test_an_engine_that_lacks_a_precision_says_which_has_it(engine: str, precision: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"left out for the engine {engine}: megatron.* can compute in it"):
+        _source(engine, precision=precision, tensor=1)
 
 
 def test_deepspeed_has_a_topology_for_tensor_groups() -> None:

@@ -98,6 +98,7 @@ def test_every_option_of_a_request_is_a_field_with_a_label(http: TestClient, con
         "model",
         "sequence_length",
         "dtype",
+        "precision",
         "other_profile_ids",
     }
     assert {name for name in form.fields if name} == asked | {field.name for field in fields(Options)}
