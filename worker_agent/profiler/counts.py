@@ -23,6 +23,7 @@ from worker_agent.models.losses import Loss
 from worker_agent.models.parallel import Region
 from worker_agent.models.values import as_values, carries_gradient, first_trained, matching_dtype
 from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
+from worker_agent.profiler.fusion import fused
 from worker_agent.profiler.operations import (
     DeviceOperation,
     GpuKernels,
@@ -128,6 +129,7 @@ class BlockRun:
     gpu: bool
     region: Region[RecordedPeers] = field(default_factory=lambda: recorded_region(Form()))
     unfused: bool = False
+    fused: bool = False
     _recorder: OperationRecorder = field(default_factory=OperationRecorder, init=False)
     _core: KeptStorages | None = field(default=None, init=False)
     _core_inputs: frozenset[int] = field(default=frozenset(), init=False)
@@ -154,6 +156,8 @@ class BlockRun:
         selective = SelectiveCounts(operations=operations, activation_bytes=kept.bytes) if operations else None
         activation_bytes = kept.bytes_with(core)
         kept_output_bytes = min(kept.bytes_of(outputs), activation_bytes)
+        first, sent = recorder.take_traffic(), self._sent(recorder, leaves, outputs)
+        saved = {recorder.number(each): each.nbytes() for each in (kept.saved | core.saved).values()}
         kept.forget()
         core.forget()
         gradients = [torch.ones_like(root) for root in roots]
@@ -162,6 +166,12 @@ class BlockRun:
         with recorder:
             _backward(roots, gradients)
         workspace_bytes = max(workspace_bytes, recorder.peak_bytes - max(before_bytes, recorder.held_bytes))
+        backward = recorder.take()
+        if self.fused:
+            kernels = fused(first, recorder.take_traffic(), saved=saved, sent=sent)
+            forward, backward = kernels.forward, kernels.backward
+            activation_bytes += sum(kernels.added.values()) - sum(saved[each] for each in kernels.dropped)
+            kept_output_bytes = min(kept_output_bytes, activation_bytes)
         counts = BlockCounts(
             input_bytes=sum(t.nbytes for t in self.inputs),
             output_bytes=sum(t.nbytes for t in outputs),
@@ -170,7 +180,7 @@ class BlockRun:
             passed_bytes=passed_bytes(leaves, outputs),
             workspace_bytes=workspace_bytes,
             forward=forward,
-            backward=recorder.take(),
+            backward=backward,
             forward_collectives=forward_collectives,
             backward_collectives=peers.take(),
             selective=selective,
@@ -182,16 +192,26 @@ class BlockRun:
         """The operations of a backward that computes no gradients of weights."""
         for parameter in trained:
             parameter.requires_grad_(False)
-        with self._kernels():
-            _, roots = self._forward(self._leaves())
+        recorder, leaves = OperationRecorder(), self._leaves()
+        with self._kernels(), recorder:
+            outputs, roots = self._forward(leaves)
         gradients = [torch.ones_like(root) for root in roots]
-        recorder = OperationRecorder()
+        recorder.take()
+        first, sent = recorder.take_traffic(), self._sent(recorder, leaves, outputs)
         with recorder:
             _backward(roots, gradients)
         for parameter in trained:
             parameter.requires_grad_(True)
         self.region.peers.take()
-        return recorder.take()
+        if not self.fused:
+            return recorder.take()
+        return fused(first, recorder.take_traffic(), saved=(), sent=sent).backward
+
+    def _sent(self, recorder: OperationRecorder, leaves: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
+        """The storages of what the block takes, gives and holds."""
+        held = (*self.block.parameters(), *self.block.buffers())
+        gradients = [p.grad for p in held if p.grad is not None]
+        return {recorder.number(tensor.untyped_storage()) for tensor in (*leaves, *outputs, *held, *gradients)}
 
     def _leaves(self) -> tuple[Tensor, ...]:
         if not self.graded:

@@ -1,4 +1,8 @@
-"""Forms: one device's part of a model whose blocks devices share, estimated from counted operations."""
+"""Forms: one device's part of a model whose blocks devices share, estimated from counted operations.
+
+The engines that share blocks compute elementwise operations in fused kernels, by Transformer Engine or a compiler
+(`fusion`); those of 2021, whose attention is unfused, in torch's.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,7 +44,12 @@ def profile_with_forms(
         on_form(number, len(wanted), form)
         try:
             counts = count_form(
-                model, form, microbatch_sizes=task.microbatch_sizes, sequence_length=length, attention=asked.attention
+                model,
+                form,
+                microbatch_sizes=task.microbatch_sizes,
+                sequence_length=length,
+                attention=asked.attention,
+                fused=sheet.kind == "gpu" and asked.attention != "unfused",
             )
             found[form] = counts if recipe is None else in_recipe(counts, recipe)
         except InvalidInputError as error:

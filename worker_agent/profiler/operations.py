@@ -10,7 +10,7 @@ a CPU does in several. GpuKernels makes these calls take the GPU's kernels on an
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd, prod
@@ -75,6 +75,25 @@ _QUERY = {
 
 _SELECTING = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select, aten.nll_loss_forward})
 """Calls that read as much of their first argument as they write."""
+
+
+_APART = frozenset(
+    {
+        aten.embedding_dense_backward,
+        aten.index_put,
+        aten.index_add,
+        aten.scatter,
+        aten.scatter_add,
+        aten.scatter_reduce,
+        aten.sort,
+        aten.topk,
+        aten.cumsum,
+        aten.bincount,
+        aten.nonzero,
+        aten.histc,
+    }
+)
+"""Calls that are kernels of their own: they sort, count, or write where their contents say."""
 
 
 @contextmanager
@@ -184,6 +203,23 @@ class DeviceOperation:
     operand: Literal["new", "again", "attention"] | None = None
 
 
+Sizes = Mapping[int, int]
+"""Bytes by storage, which have numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """An operation with the bytes that it reads and writes of every storage.
+
+    `fuses`: it works element by element, or row by row, and may be part of a kernel (`fusion`).
+    """
+
+    operation: DeviceOperation
+    reads: Sizes
+    writes: Sizes
+    fuses: bool
+
+
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
     """Notes every operation that runs in this mode, and the memory that the operations' results take.
 
@@ -194,6 +230,9 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[DeviceOperation] = []
+        self.traffic: list[Traffic] = []
+        self._numbers: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._storages = 0
         self.held_bytes = 0
         self.peak_bytes = 0
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -206,6 +245,11 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
     def take(self) -> tuple[DeviceOperation, ...]:
         """The operations since the last call."""
         taken, self.operations = tuple(self.operations), []
+        return taken
+
+    def take_traffic(self) -> tuple[Traffic, ...]:
+        """The same operations with their storages, since the last call of this."""
+        taken, self.traffic = tuple(self.traffic), []
         return taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -239,9 +283,32 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                 copied_bytes=copied_bytes(_operands(kernel, args)) if kernel in _FIRST_OPERAND else MOST_COPIED_BYTES,
             )
             self.operations.append(operation)
+            self.traffic.append(
+                Traffic(
+                    operation=operation,
+                    reads=self._sizes(taken[1:] if kernel in _OVERWRITING else taken),
+                    writes=self._sizes(written),
+                    fuses=not operation.flops and kernel not in _APART and kernel not in _SELECTING,
+                )
+            )
             if kernel in _QUERY:
                 self._note(results[0], "attention")
         return result
+
+    def number(self, storage: torch.UntypedStorage) -> int:
+        """A storage's number, which no later one gets."""
+        known = self._numbers.get(storage._cdata)
+        if known is None or known[0]() is None:
+            self._storages += 1
+            known = self._numbers[storage._cdata] = weakref.ref(storage), self._storages
+        return known[1]
+
+    def _sizes(self, tensors: Sequence[Tensor]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for tensor in tensors:
+            number = self.number(tensor.untyped_storage())
+            found[number] = max(found.get(number, 0), _distinct_bytes([tensor]))
+        return found
 
     def _operand(self, tensor: Tensor) -> Literal["new", "again", "attention"]:
         """What a product's left operand is; from now on it is read again."""

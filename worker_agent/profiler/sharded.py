@@ -110,9 +110,10 @@ def count_form(
     microbatch_sizes: Sequence[int],
     sequence_length: int,
     attention: str = "flash",
+    fused: bool = False,
     loss: Loss = default_loss,
 ) -> FormCounts:
-    """What one device does in this form.
+    """What one device does in this form; `fused`, in the kernels of `fusion`.
 
     Raises InvalidInputError for a degree that does not divide what it shares, a model without a sharding plan, a loss
     of one's own with tensor parallelism, or a block that needs its tensors' contents.
@@ -132,6 +133,7 @@ def count_form(
             shares=shares,
             region=region,
             unfused=attention == "unfused",
+            fused=fused,
             loss=loss if form.tensor == 1 else VocabularyLoss(region),
         )
         found = walk.at(sorted(microbatch_sizes), sequence_length // form.context)
@@ -173,6 +175,7 @@ class _Walk:
     shares: Mapping[int, nn.Module]
     region: Region[RecordedPeers]
     unfused: bool
+    fused: bool
     loss: Loss
 
     def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[BlockCounts, ...], tuple[int, ...]]]:
@@ -207,6 +210,7 @@ class _Walk:
                     gpu=True,
                     region=self.region,
                     unfused=self.unfused,
+                    fused=self.fused,
                 )
                 rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
                 with foreign_code("model", rule, type(block).__name__):

@@ -37,7 +37,7 @@ def test_the_form_of_one_device_has_the_bytes_of_whole_blocks() -> None:
         one, other = block.at(2), whole.kinds[kind].at(2)
         assert (one.output_bytes, one.activation_bytes) == (other.output_bytes, other.activation_bytes)
         assert one.forward_s == pytest.approx(max(other.forward_s, other.forward_operations * SHEET.launch_s))
-        assert 0 < other.forward_operations < other.backward_operations
+        assert 0 < other.forward_operations <= other.backward_operations
         assert block.weight_bytes == 2 * whole.kinds[kind].parameters
 
 

@@ -1,0 +1,122 @@
+"""Fused kernels: what a layer launches, moves and keeps where elementwise operations are computed together."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeplan.documents.forms import WHOLE, Form
+from worker_agent.profiler.counts import BlockCounts
+from worker_agent.profiler.fusion import fused
+from worker_agent.profiler.operations import DeviceOperation, Traffic
+from worker_agent.profiler.sharded import count_form, shape_model
+
+HIDDEN, FFN, HEADS, TOKENS = 96, 192, 12, 64
+SIZES = (
+    f"num_hidden_layers=2&hidden_size={HIDDEN}&intermediate_size={FFN}&num_attention_heads={HEADS}"
+    f"&num_key_value_heads={HEADS}&vocab_size=96&max_position_embeddings=64"
+)
+LLAMA = f"hf:llama?{SIZES}"
+
+
+def layer(spec: str = LLAMA, form: Form = WHOLE, *, fuses: bool = True) -> BlockCounts:
+    model = shape_model(spec, "bfloat16")
+    counts = count_form(model, form, microbatch_sizes=(1,), sequence_length=TOKENS, fused=fuses)
+    return counts.kinds[counts.blocks[1]].by_size[1]
+
+
+def names(operations: tuple[DeviceOperation, ...]) -> list[str]:
+    return [op.name.strip("_") for op in operations]
+
+
+FLASH = "scaled_dot_product_flash_attention"
+
+
+def test_a_layer_is_its_products_attention_and_a_kernel_between_them() -> None:
+    counts = layer()
+    assert names(counts.forward) == [
+        *("fused", "mm", "mm", "mm", "fused", FLASH, "mm"),
+        *("fused", "mm", "mm", "fused", "mm", "fused"),
+    ]
+    eager = layer(fuses=False)
+    for one, other in ((counts.forward, eager.forward), (counts.backward, eager.backward)):
+        assert [op for op in one if op.flops] == [op for op in other if op.flops]
+        assert sum(op.moved_bytes for op in one) < sum(op.moved_bytes for op in other)
+        assert len(one) < len(other) / 3
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_layer_keeps_what_its_products_read_and_its_sums(tensor: int) -> None:
+    """Norms, queries, keys, values, attention, the sum, gate, up and their product, in 2 bytes each."""
+    counts = layer(form=Form(tensor=tensor, sequence_parallel=tensor > 1))
+    widths = 2 * HIDDEN + 3 * HIDDEN + HIDDEN + HIDDEN + 3 * FFN
+    statistics = TOKENS * HEADS * 4 // tensor  # of attention's rows
+    least = 2 * TOKENS * widths // tensor + statistics
+    angles = 2 * 2 * TOKENS * HIDDEN // HEADS  # cosines and sines, which all devices have
+    assert least <= counts.activation_bytes <= least + angles + 64
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
+def test_other_families_layers_are_fused_as_well(family: str) -> None:
+    counts, eager = layer(f"hf:{family}?{SIZES}&head_dim=8"), layer(f"hf:{family}?{SIZES}&head_dim=8", fuses=False)
+    assert len(counts.forward) <= 20 < len(eager.forward)
+    assert counts.activation_bytes < eager.activation_bytes
+    assert [op for op in counts.backward if op.flops] == [op for op in eager.backward if op.flops]
+
+
+def test_the_backward_of_inputs_is_fused_and_a_part_of_the_backward() -> None:
+    counts = layer()
+    assert 0 < len(counts.backward_input) < len(counts.backward)
+    assert sum(op.moved_bytes for op in counts.backward_input) < sum(op.moved_bytes for op in counts.backward)
+
+
+ELEMENTS = DeviceOperation(name="add", flops=0, dtype="bfloat16", moved_bytes=0)
+PRODUCT = replace(ELEMENTS, name="mm", flops=1)
+
+
+def elementwise(reads: dict[int, int], writes: dict[int, int]) -> Traffic:
+    return Traffic(operation=ELEMENTS, reads=reads, writes=writes, fuses=True)
+
+
+def product(reads: dict[int, int], writes: dict[int, int]) -> Traffic:
+    return Traffic(operation=PRODUCT, reads=reads, writes=writes, fuses=False)
+
+
+def test_a_kernel_reads_once_and_writes_what_others_need() -> None:
+    """1 -> 2 -> 3 -> product -> 4: the second is nobody else's."""
+    first = [elementwise({1: 10}, {2: 20}), elementwise({2: 20, 1: 10}, {3: 30}), product({3: 30}, {4: 40})]
+    found = fused(first, [], saved=(), sent={1, 4})
+    assert [(op.name, op.moved_bytes) for op in found.forward] == [("fused", 40), ("mm", 0)]
+
+
+def test_the_backward_computes_again_what_no_product_reads() -> None:
+    """1 -> 2 -> 3 -> product; the backward reads 2, which it makes of 1."""
+    first = [elementwise({1: 10}, {2: 20}), elementwise({2: 20}, {3: 30}), product({3: 30}, {4: 40})]
+    second = [product({5: 40, 3: 30}, {6: 60}), elementwise({6: 60, 2: 20}, {7: 70})]
+    found = fused(first, second, saved={2, 3}, sent={1, 4, 7})
+    assert (found.dropped, dict(found.added)) == ({2}, {})
+    assert [op.moved_bytes for op in found.backward] == [0, 60 + 10 + 70]
+
+
+def test_what_is_computed_again_keeps_what_it_is_made_of() -> None:
+    """A product's result of which nothing was kept before."""
+    first = [product({1: 10}, {2: 20}), elementwise({2: 20}, {3: 30}), product({3: 30}, {4: 40})]
+    second = [product({5: 40}, {6: 60}), elementwise({6: 60, 3: 30}, {7: 70})]
+    found = fused(first, second, saved={3}, sent={1, 4, 7})
+    assert (found.dropped, dict(found.added)) == (set(), {}), "a product reads it: it is written, and kept"
+    eager = [product({1: 10}, {2: 20}), elementwise({2: 20}, {3: 30}), elementwise({3: 30}, {4: 40})]
+    found = fused(eager, [elementwise({5: 40, 3: 30}, {7: 70})], saved={3}, sent={1, 4, 7})
+    assert (found.dropped, dict(found.added)) == ({3}, {2: 20})
+
+
+def test_an_operation_joins_the_only_kernel_that_takes_its_result() -> None:
+    """As the activation of a gate, after which another product comes first."""
+    first = [
+        product({1: 10}, {2: 20}),
+        elementwise({2: 20}, {3: 30}),
+        product({1: 10}, {4: 20}),
+        elementwise({3: 30, 4: 20}, {5: 50}),
+        product({5: 50}, {6: 60}),
+    ]
+    found = fused(first, [], saved=(), sent={1, 6})
+    assert [op.name for op in found.forward] == ["mm", "mm", "fused", "mm"]
+    assert found.forward[2].moved_bytes == 20 + 20 + 50

@@ -1,0 +1,116 @@
+"""Fusion: the kernels of a program that computes elementwise operations together, as torch.compile does.
+
+Operations between matrix products that work element by element, or row by row, become one kernel. It reads once what it
+takes from other kernels, and writes what others need. The backward computes again what only such kernels need, from
+what they read, and nothing of it is kept (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 3,
+within a kernel).
+
+    forward   x W1 | add, norm | W2 | act, mul | W3        kept: the sum, and the results of W2, norm and mul
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from worker_agent.profiler.operations import DeviceOperation, Sizes, Traffic
+
+
+@dataclass(slots=True)
+class _Group:
+    """Operations of one pass that are one kernel; a product is a group of its own."""
+
+    members: list[Traffic] = field(default_factory=list)
+
+    @property
+    def fuses(self) -> bool:
+        return self.members[0].fuses
+
+    @property
+    def made(self) -> Sizes:
+        return {each: size for member in self.members for each, size in member.writes.items()}
+
+    def reads(self) -> dict[int, int]:
+        """What it takes from other kernels, by storage."""
+        made: set[int] = set()
+        found: dict[int, int] = {}
+        for member in self.members:
+            for each, size in member.reads.items():
+                if each not in made:
+                    found[each] = max(size, found.get(each, 0))
+            made |= member.writes.keys()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fused:
+    """Both passes. `dropped` are storages that the backward does not keep, `added` others that it does."""
+
+    forward: tuple[DeviceOperation, ...]
+    backward: tuple[DeviceOperation, ...]
+    dropped: frozenset[int]
+    added: Sizes
+
+
+def fused(
+    forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Collection[int], sent: Collection[int]
+) -> Fused:
+    """A block's passes. `saved` are storages that its graph keeps, `sent` those of its outputs, inputs and weights."""
+    read_later = {each for member in backward for each in member.reads}
+    kept = set(sent) | (set(saved) - read_later)  # of these, peers take what is not sent, and give it back
+    first, second = _groups(forward, kept), _groups(backward, kept)
+    others = (group for group in second if not group.fuses)
+    taken = {each for group in (*first, *others) for each in group.reads()}
+    maker = {each: member for group in first if group.fuses for member in group.members for each in member.writes}
+    dropped = maker.keys() - taken - kept
+    again = [_again(group, maker, dropped) for group in second]
+    needed = {each: size for reads in again for each, size in reads.items()}
+    made = {each for member in forward for each in member.writes}
+    added = {each: needed[each] for each in (needed.keys() & made) - set(saved) - set(sent)}
+    written = taken | needed.keys() | kept | (set(saved) - dropped)
+    return Fused(
+        forward=tuple(_kernel(group, group.reads(), written) for group in first),
+        backward=tuple(
+            _kernel(group, reads, {each for other in again for each in other} | set(sent))
+            for group, reads in zip(second, again, strict=True)
+        ),
+        dropped=frozenset(dropped & set(saved)),
+        added=added,
+    )
+
+
+def _groups(pass_: Sequence[Traffic], sent: Collection[int]) -> list[_Group]:
+    """Neighbours are one; so is a group all of whose results only one later group of its kind takes."""
+    groups: list[_Group] = []
+    for each in pass_:
+        if each.fuses and groups and groups[-1].fuses:
+            groups[-1].members.append(each)
+        else:
+            groups.append(_Group([each]))
+    for place in reversed(range(len(groups))):
+        group = groups[place]
+        made = group.made.keys()
+        takers = [other for other in groups[place + 1 :] if made & other.reads().keys()]
+        if group.fuses and len(takers) == 1 and takers[0].fuses and not made & set(sent):
+            takers[0].members[:0] = group.members
+            del groups[place]
+    return groups
+
+
+def _again(group: _Group, maker: Mapping[int, Traffic], dropped: Collection[int]) -> dict[int, int]:
+    """What a kernel of the backward reads, where it computes again what was dropped."""
+    found: dict[int, int] = {}
+    open_ = list(group.reads().items())
+    while open_:
+        each, size = open_.pop()
+        if each in dropped:
+            open_ += maker[each].reads.items()
+        else:
+            found[each] = max(size, found.get(each, 0))
+    return found
+
+
+def _kernel(group: _Group, reads: Sizes, needed: Collection[int]) -> DeviceOperation:
+    if not group.fuses:
+        return group.members[0].operation
+    written = sum(size for each, size in group.made.items() if each in needed or each in reads)
+    operation = group.members[0].operation
+    return replace(operation, name="fused", flops=0, moved_bytes=sum(reads.values()) + written, sizes=None)
