@@ -175,7 +175,7 @@ def _block(
     )
 
 
-_APART = ("activation_bytes", "cast_bytes", "graph_bytes")
+_APART = ("activation_bytes", "cast_bytes", "graph_bytes", "uncounted")
 """The bytes of a block's memory that do not go into a measurement as they are."""
 
 
