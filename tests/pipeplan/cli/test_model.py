@@ -204,7 +204,7 @@ def test_a_model_of_ones_own_code_is_estimated_each_time(place: Place) -> None:
 def test_what_the_profiler_refuses_is_one_sentence_with_status_2(
     place: Place, arguments: tuple[str, ...], sentence: str
 ) -> None:
-    write(place.work / "other.json", CONFIG | {"model_type": "gpt5"})
+    write(place.work / "other.json", CONFIG | {"model_type": "gpt5", "architectures": ["GPT5LMHeadModel"]})
     ended = place.solve(*ASKED, *arguments)
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.startswith(f"error: {sentence}") and ended.err.count("\n") == 1
