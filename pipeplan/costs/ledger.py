@@ -22,7 +22,7 @@ states: 16 / d with Adam. The device of a single stage keeps:
     deepspeed           4                2                2 / d
     fsdp                                 2                0
 
-Of a frozen parameter an engine keeps the weights alone, which it shares and gathers as those of all others.
+An engine keeps only the weights of a frozen parameter; it shares and gathers them as it does all others.
 """
 
 from dataclasses import dataclass, replace

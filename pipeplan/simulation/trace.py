@@ -114,7 +114,7 @@ def chrome_trace(
 
 
 def _ends(timeline: Timeline, most: int) -> Timeline:
-    """The timeline with at most so many instructions: the first and the last ones to start, half each."""
+    """The timeline with a bounded number of instructions: the first and the last ones to start, half each."""
     counts = [len(lane.instructions) for lane in timeline.lanes]
     if sum(counts) <= most:
         return timeline

@@ -44,7 +44,7 @@ PATIENCE_S = 15.0
 """How long a writer waits from its arrival."""
 
 DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)
-"""Until when the present request may wait, by the monotonic clock. None: each transaction waits by itself."""
+"""Until when the present request may wait, by the monotonic clock. None: each transaction has its own limit."""
 
 MOST_WRITERS = 64
 """How many writers share a transaction, at most."""

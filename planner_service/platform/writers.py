@@ -25,7 +25,7 @@ WRITERS = 8
 """How many threads write or wait for their turn; on PostgreSQL this leaves half of the connections."""
 
 MOST_WAITING = 256
-"""How many writers may wait for a thread. More could not be through in time, and are told so at once."""
+"""How many writers may wait for a thread. More could not finish in time, and are refused at once."""
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 

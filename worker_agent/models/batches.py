@@ -158,7 +158,7 @@ class BatchForm:
 
 
 def require_samples(field: str, value: Any, microbatch_size: int) -> None:
-    """Raises InvalidInputError for anything but a dense tensor of so many samples."""
+    """Raises InvalidInputError unless this is a dense tensor with that number of samples."""
     require(isinstance(value, Tensor), field, "must be a tensor", type(value).__name__)
     require(is_dense(value), field, "must be a dense tensor", kind_of(value))
     shape = tuple(value.shape)

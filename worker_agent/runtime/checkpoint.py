@@ -7,7 +7,7 @@ checkpoints/step-20/
     stage-0.state                older weight versions still needed, the optimizer's states, the loss scale
     stage-0.json, manifest.json  which of these files are whole (`manifest`)
 
-Frozen weights are stored once. The file of a later checkpoint is a hard link to that of an earlier one, as long as the
+Frozen weights are stored once. A later checkpoint hard-links the file of an earlier one, as long as the
 weights are the same to the last bit. Each folder thus has all files of its checkpoint, and any other may be removed.
 """
 

@@ -6,7 +6,7 @@ from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.estimates import FormsAsked
 from tests.worker_agent.profiler.test_forms import task
-from worker_agent.profiler.datasheets import DATASHEETS, FLOAT8
+from worker_agent.profiler.datasheets import DATASHEETS
 from worker_agent.profiler.forms import profile_with_forms
 from worker_agent.profiler.precision import RECIPES, in_recipe
 from worker_agent.profiler.sharded import FormCounts, count_form, shape_model
@@ -81,8 +81,3 @@ def test_a_device_that_lacks_a_precision_says_so(key: str, precision: str, rule:
     with pytest.raises(InvalidInputError) as raised:
         profile_with_forms(FormsAsked(precision=precision), task(), DATASHEETS[key])
     assert (raised.value.field, raised.value.rule) == ("precision", rule)
-
-
-def test_devices_with_8_bits_are_those_whose_datasheets_name_them() -> None:
-    assert FLOAT8 not in DATASHEETS["a100-80gb"].flops_per_s
-    assert FLOAT8 in DATASHEETS["h100-sxm"].flops_per_s
