@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
@@ -225,8 +225,9 @@ class Database:
         """Closes all connections, once the open transactions have ended or after CLOSE_TIMEOUT_S.
 
         No other begins: the thread of a cancelled task may still come, and would open a connection that nobody closes.
+        The connection of a transaction that lasts longer is closed when that ends.
         """
-        self._open.shut(CLOSE_TIMEOUT_S)
+        self._open.shut(CLOSE_TIMEOUT_S, self.engine.pool.dispose)
         self.engine.dispose()
         if self._turns:
             self._turns.close()
@@ -238,6 +239,7 @@ class _Gate:
     def __init__(self) -> None:
         self._count = 0
         self._is_shut = False
+        self._leave: Callable[[], None] = lambda: None
         self._changed = threading.Condition()
 
     def __enter__(self) -> None:
@@ -249,12 +251,14 @@ class _Gate:
     def __exit__(self, *_error: object) -> None:
         with self._changed:
             self._count -= 1
+            if self._is_shut:
+                self._leave()
             self._changed.notify_all()
 
-    def shut(self, timeout_s: float) -> None:
-        """Returns once no thread is inside, or the time is over."""
+    def shut(self, timeout_s: float, leave: Callable[[], None]) -> None:
+        """Returns once no thread is inside, or the time is over. Each that is inside calls `leave` at its end."""
         with self._changed:
-            self._is_shut = True
+            self._is_shut, self._leave = True, leave
             self._changed.wait_for(lambda: self._count == 0, timeout_s)
 
 

@@ -177,6 +177,18 @@ def test_what_a_server_is_short_of_may_pass(postgresql_url: str, code: str) -> N
     database.close()
 
 
+def test_a_transaction_that_outlasts_the_database_closes_its_connection(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("planner_service.platform.database.CLOSE_TIMEOUT_S", 0)
+    database = Database(database_url)
+    pool = database.engine.pool
+    with database.read():
+        database.close()
+        assert pool.checkedout() == 1  # type: ignore[attr-defined]
+    assert pool.checkedin() == 0  # type: ignore[attr-defined]
+
+
 def test_a_broken_constraint_is_not_the_databases_failure(database: Database) -> None:
     _insert(database, "one")
     with pytest.raises(DBAPIError) as caught:

@@ -172,5 +172,5 @@ def test_a_wrong_batch_ends_a_run_with_one_sentence(tmp_path: Path) -> None:
     arguments[arguments.index("--data") + 1] = f"{HERE}:broken?key=shorter"
     ended = finish(arguments)
     assert ended.returncode == 2, ended.stderr
-    assert "data.0.attention_mask: must have the shape of the tokens, (2, 9), got (2, 8)" in ended.stderr
+    assert "data.11.attention_mask: must have the shape of the tokens, (2, 9), got (2, 8)" in ended.stderr
     assert "Traceback" not in ended.stderr
