@@ -172,6 +172,7 @@ class BlockRun:
             forward, backward = kernels.forward, kernels.backward
             activation_bytes += sum(kernels.added.values()) - sum(saved[each] for each in kernels.dropped)
             kept_output_bytes = min(kept_output_bytes, activation_bytes)
+            workspace_bytes = kernels.workspace_bytes
         counts = BlockCounts(
             input_bytes=sum(t.nbytes for t in self.inputs),
             output_bytes=sum(t.nbytes for t in outputs),
@@ -205,13 +206,14 @@ class BlockRun:
         self.region.peers.take()
         if not self.fused:
             return recorder.take()
-        return fused(first, recorder.take_traffic(), saved=(), sent=sent).backward
+        return fused(first, recorder.take_traffic(), saved={}, sent=sent).backward
 
     def _sent(self, recorder: OperationRecorder, leaves: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
-        """The storages of what the block takes, gives and holds."""
+        """The storages of what the block takes, gives and holds. The last one gives nothing but its loss."""
         held = (*self.block.parameters(), *self.block.buffers())
         gradients = [p.grad for p in held if p.grad is not None]
-        return {recorder.number(tensor.untyped_storage()) for tensor in (*leaves, *outputs, *held, *gradients)}
+        given_on = outputs if self.end is None else ()
+        return {recorder.number(tensor.untyped_storage()) for tensor in (*leaves, *given_on, *held, *gradients)}
 
     def _leaves(self) -> tuple[Tensor, ...]:
         if not self.graded:

@@ -8,6 +8,7 @@ within a kernel).
     forward   x W1 | add, norm | W2 | act, mul | W3        kept: the sum, and the results of W2, norm and mul
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,18 +43,21 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fused:
-    """Both passes. `dropped` are storages that the backward does not keep, `added` others that it does."""
+    """Both passes. `dropped` are storages that the backward does not keep, `added` others that it does.
+
+    `workspace_bytes` is the peak of what kernels write for one another, above what is held before and after a pass.
+    """
 
     forward: tuple[DeviceOperation, ...]
     backward: tuple[DeviceOperation, ...]
     dropped: frozenset[int]
     added: Sizes
+    workspace_bytes: int
 
 
-def fused(
-    forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Collection[int], sent: Collection[int]
-) -> Fused:
+def fused(forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Sizes, sent: Collection[int]) -> Fused:
     """A block's passes. `saved` are storages that its graph keeps, `sent` those of its outputs, inputs and weights."""
+    backward = _added_inside(backward, sent)
     read_later = {each for member in backward for each in member.reads}
     kept = set(sent) | (set(saved) - read_later)  # of these, peers take what is not sent, and give it back
     first, second = _groups(forward, kept), _groups(backward, kept)
@@ -66,6 +70,8 @@ def fused(
     made = {each for member in forward for each in member.writes}
     added = {each: needed[each] for each in (needed.keys() & made) - set(saved) - set(sent)}
     written = taken | needed.keys() | kept | (set(saved) - dropped)
+    left = {each: size for each, size in saved.items() if each not in dropped and each not in sent} | added
+    reads = [group.reads() for group in first]
     return Fused(
         forward=tuple(_kernel(group, group.reads(), written) for group in first),
         backward=tuple(
@@ -74,7 +80,48 @@ def fused(
         ),
         dropped=frozenset(dropped & set(saved)),
         added=added,
+        workspace_bytes=max(
+            _workspace_bytes(first, reads, {}, held={*sent, *left}), _workspace_bytes(second, again, left, held=sent)
+        ),
     )
+
+
+def _added_inside(backward: Sequence[Traffic], sent: Collection[int]) -> list[Traffic]:
+    """The pass with gradients of weights added up inside the products that make them, and not by operations on top."""
+    maker = {each: place for place, member in enumerate(backward) if not member.fuses for each in member.writes}
+    readers = Counter(each for member in backward for each in member.reads)
+    found: dict[int, Traffic | None] = dict(enumerate(backward))
+    for place, member in enumerate(backward):
+        target = member.writes.keys() & member.reads.keys() & set(sent)
+        source = member.reads.keys() - target
+        made = {maker[each] for each in source if each in maker and readers[each] == 1}
+        product = found.get(next(iter(made), -1))
+        if member.fuses and len(target) == len(source) == len(made) == 1 and product and product.operation.flops:
+            moved_bytes = product.operation.moved_bytes + sum(member.writes.values())
+            operation = replace(product.operation, moved_bytes=moved_bytes)
+            reads = product.reads | {each: member.reads[each] for each in target}
+            found[made.pop()] = replace(product, operation=operation, reads=reads, writes=member.writes)
+            found[place] = None
+    return [member for member in found.values() if member is not None]
+
+
+def _workspace_bytes(groups: Sequence[_Group], reads: Sequence[Sizes], left: Sizes, *, held: Collection[int]) -> int:
+    """The peak of what one kernel writes and a later one reads. What is `left` of the pass before goes as it is read
+    last; what is held outlives the pass.
+    """
+    last = {each: place for place, taken in enumerate(reads) for each in taken}
+    ending = Counter[int]()
+    for each, size in left.items():
+        ending[last.get(each, 0)] += size
+    now = peak = 0
+    for place, group in enumerate(groups):
+        for each, size in group.made.items():
+            if last.get(each, 0) > place and each not in held:
+                now += size
+                ending[last[each]] += size
+        peak = max(peak, now)
+        now -= ending[place]
+    return peak
 
 
 def _groups(pass_: Sequence[Traffic], sent: Collection[int]) -> list[_Group]:

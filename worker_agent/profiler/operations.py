@@ -76,6 +76,8 @@ _QUERY = {
 _SELECTING = frozenset({aten.embedding, aten.gather, aten.index, aten.index_select, aten.nll_loss_forward})
 """Calls that read as much of their first argument as they write."""
 
+_BY_ROW = frozenset({aten.nll_loss_forward})
+"""Of these, those that read from every row what they write for it."""
 
 _APART = frozenset(
     {
@@ -288,7 +290,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                     operation=operation,
                     reads=self._sizes(taken[1:] if kernel in _OVERWRITING else taken),
                     writes=self._sizes(written),
-                    fuses=not operation.flops and kernel not in _APART and kernel not in _SELECTING,
+                    fuses=not operation.flops and kernel not in _APART and kernel not in _SELECTING - _BY_ROW,
                 )
             )
             if kernel in _QUERY:
