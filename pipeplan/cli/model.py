@@ -56,6 +56,9 @@ DTYPE = "float32"
 WIDE = "bf16"
 """The precision in which linear layers compute in the dtype of the weights."""
 
+SWITCHES = ("sequence_parallel", "compiled")
+"""Of forms: what is on unless it is switched off."""
+
 _PROGRESS = re.compile(r"(estimating .*?)(: \d+ of \d+ steps, .*) \(\d+ s\)")
 """The profiler's lines of progress."""
 
@@ -90,8 +93,8 @@ class Estimate:
     def flags(self) -> list[str]:
         """The command line."""
         given = asdict(self) | {"forms": None} | (asdict(self.forms) if self.forms else {})
-        parallel = given.pop("sequence_parallel", True)
-        switches = [*(["--forms"] if self.forms else []), *([] if parallel else ["--no-sequence-parallel"])]
+        switches = ["--forms"] if self.forms else []
+        switches += [f"--no-{each.replace('_', '-')}" for each in SWITCHES if not given.pop(each, True)]
         return switches + [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 

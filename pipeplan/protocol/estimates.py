@@ -74,7 +74,8 @@ class FormsAsked:
 
     `tensor`, `context` and `expert` are degrees that must be possible. If they are None, all powers of two up to
     `most_tensor`, `most_context` and `most_expert` are tried, and those that are impossible for the model are left out.
-    `precision` is what linear layers compute in, where that is not the model's dtype.
+    `precision` is what linear layers compute in, where that is not the model's dtype. `compiled`: elementwise
+    operations run in fused kernels, as a compiler or Transformer Engine makes them.
     """
 
     tensor: int | None = None
@@ -85,6 +86,7 @@ class FormsAsked:
     most_expert: int = 1
     sequence_parallel: bool = True
     attention: Literal["flash", "unfused"] = "flash"
+    compiled: bool = True
     precision: str | None = None
 
     __pydantic_config__: ClassVar = STRICT

@@ -1,7 +1,7 @@
 """Forms: one device's part of a model whose blocks devices share, estimated from counted operations.
 
 The engines that share blocks compute elementwise operations in fused kernels, by Transformer Engine or a compiler
-(`fusion`); those of 2021, whose attention is unfused, in torch's.
+(`fusion`); those of 2021, whose attention is unfused, and those that are not compiled, in torch's.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def profile_with_forms(
                 microbatch_sizes=task.microbatch_sizes,
                 sequence_length=length,
                 attention=asked.attention,
-                fused=sheet.kind == "gpu" and asked.attention != "unfused",
+                fused=sheet.kind == "gpu" and asked.compiled and asked.attention != "unfused",
             )
             found[form] = counts if recipe is None else in_recipe(counts, recipe)
         except InvalidInputError as error:
