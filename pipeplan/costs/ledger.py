@@ -9,8 +9,9 @@ With Adam in mixed precision and d replicas:
     fsdp                                  2 + 16 / d       16 / d
 
 Megatron adds gradients up in float32 (its documentation of the distributed optimizer, 2023). DeepSpeed keeps them as
-the weights are (Rajbhandari et al. 2020, "ZeRO", section 3.1). FSDP keeps float32 weights in shares and computes on
-copies of 16 bits (Zhao et al. 2023, section 4.4). A device that keeps shares of the weights also holds the whole
+the weights are (Rajbhandari et al. 2020, "ZeRO", section 3.1); to those of bfloat16 weights, unless they are sharded,
+its `BF16_Optimizer` adds sums in float32, which it exchanges: 4 more. FSDP keeps float32 weights in shares and computes
+on copies of 16 bits (Zhao et al. 2023, section 4.4). A device that keeps shares of the weights also holds the whole
 weights of two blocks: the block that computes, and the next one, which is gathered ahead. In a pipeline all of a
 stage's weights are whole from the first microbatch to the last, and so are their gradients (torchtitan 2024, section
 2.1).
@@ -84,7 +85,8 @@ def ledger(
     mixed = size < MASTER_BYTES
     state = MASTER_BYTES if mixed else size
     weights = size if engine != "fsdp" else state
-    gradients = size if engine == "deepspeed" else state
+    summed = engine == "deepspeed" and dtype == "bfloat16" and shards < SHARDINGS.index("gradients")
+    gradients = size + state if summed else size if engine == "deepspeed" else state
     masters = state if mixed and engine != "fsdp" else 0
     states = OPTIMIZER_COPIES[optimizer] * state
 
@@ -99,7 +101,7 @@ def ledger(
         master_weights=share(masters, shards >= 1),
         optimizer_states=share(states, shards >= 1),
         gathered=size,
-        exchanged=gradients if engine == "megatron" else size,
+        exchanged=state if engine == "megatron" or summed else size,
         updated=share(1, shards >= 1),
     )
     known = kept

@@ -54,6 +54,7 @@ def write(source: ExportSource) -> str:
     require(plan.form.expert == 1, "format", rule, f"expert {plan.form.expert}")
     on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads_optimizer(plan.offload) else {}
     untested = not plan.optimizer.startswith("adam")  # ZeRO asserts Adam unless this is allowed
+    summed = plan.dtype == "bfloat16" and plan.sharding in _PIPELINED  # `costs.ledger`
     zero = {"stage": SHARDINGS.index(plan.sharding)} | on_host
     config = {
         "train_batch_size": plan.microbatch_size * plan.microbatches * width,
@@ -61,6 +62,7 @@ def write(source: ExportSource) -> str:
         "gradient_accumulation_steps": plan.microbatches,
         "optimizer": _OPTIMIZERS[plan.optimizer],
         **_PRECISIONS.get(plan.dtype, {}),
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if summed else {}),
         **({"zero_optimization": zero} if plan.sharding != "none" else {}),
         **({"zero_allow_untested_optimizer": True} if plan.sharding != "none" and untested else {}),
         **({"activation_checkpointing": {"cpu_checkpointing": True}} if offloads_activations(plan.offload) else {}),

@@ -13,8 +13,8 @@ D = 64
     [
         ("megatron", "none", 18),  # Megatron-LM, documentation of the distributed optimizer
         ("megatron", "optimizer", 6 + 12 / D),
-        ("deepspeed", "none", 16),  # Rajbhandari et al. 2020, figure 1, K = 12
-        ("deepspeed", "optimizer", 4 + 12 / D),
+        ("deepspeed", "none", 20),  # with the sums of `BF16_Optimizer`
+        ("deepspeed", "optimizer", 8 + 12 / D),
         ("deepspeed", "gradients", 2 + 14 / D),
         ("deepspeed", "weights", 16 / D),
         ("fsdp", "weights", 16 / D),  # Zhao et al. 2023, section 4.4
@@ -26,11 +26,19 @@ def test_adam_in_16_bits(engine: str, sharding: str, published: float) -> None:
     assert ledger(engine, sharding, dtype="bfloat16", optimizer="adamw", replicas=D).kept == pytest.approx(published)
 
 
+def test_deepspeed_keeps_gradients_of_float16_as_the_weights_are() -> None:
+    """Rajbhandari et al. 2020, figure 1, K = 12."""
+    for sharding, published in (("none", 16), ("optimizer", 4 + 12 / D)):
+        kept = ledger("deepspeed", sharding, dtype="float16", optimizer="adamw", replicas=D)
+        assert (kept.kept, kept.exchanged) == (pytest.approx(published), 2)
+        assert ledger("deepspeed", sharding, dtype="bfloat16", optimizer="adamw", replicas=D).exchanged == 4
+
+
 @pytest.mark.parametrize(
     ("engine", "sharding", "left"),
     [
         ("megatron", "optimizer", 6),
-        ("deepspeed", "optimizer", 4),
+        ("deepspeed", "optimizer", 8),
         ("deepspeed", "gradients", 2),  # Ren et al. 2021, section 4.1: the 16-bit weights alone
         ("deepspeed", "weights", 2 / D),
         ("fsdp", "gradients", 2),
