@@ -1,7 +1,6 @@
 """`python -m benchmarks.truth FILE... [--json]`: measured iterations beside their predictions.
 
-Kernels and links are those of the datasheets and named clusters, what an engine's host needs is the engine's: nothing
-is fitted here.
+Each row is a question to `pipeplan solve`: a model, a named cluster, an engine and its degrees. Nothing is fitted here.
 """
 
 import argparse
@@ -9,8 +8,9 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.truth.report import document, predictions, print_tables
-from benchmarks.truth.rows import read_rows
+from benchmarks.truth.files import read_rows
+from benchmarks.truth.predictions import predictions
+from benchmarks.truth.report import document, print_tables
 from pipeplan.errors import InvalidInputError
 
 
@@ -21,12 +21,16 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     try:
-        found = predictions([row for file in given.files for row in read_rows(file)])
+        rows = [row for file in given.files for row in read_rows(file)]
     except InvalidInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    found = []
+    for each in predictions(rows):
+        found.append(each)
+        print(f"{len(found)} of {len(rows)} rows", end="\r", file=sys.stderr)
     if given.json:
-        print(json.dumps(document(found), indent=1))
+        print(json.dumps(document(found), indent=1, default=str))
     else:
         print_tables(found)
     return 0

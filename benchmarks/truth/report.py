@@ -1,143 +1,121 @@
 """Report: errors of time and memory by source, and the regret of choosing by prediction."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from statistics import mean
 
-from benchmarks.truth.counted import count_rows
-from benchmarks.truth.planned import Planned, taken, usable_bytes
-from benchmarks.truth.rows import GIB, Row, by_source
+from benchmarks.truth.predictions import Prediction
+from benchmarks.truth.rows import Row
 
+Found = Sequence[tuple[Row, Prediction | Exception]]
+"""Every row with its prediction, or with why there is none."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What is predicted of a row. Errors are relative, above 0 where more was predicted than measured.
-
-    Of what a row does not say, the
-    fastest was taken that fits, or the fastest where nothing fits.
-    """
-
-    row: Row
-    microbatch: int
-    virtual_stages: int
-    predicted_s: float
-    memory_gib: float
-    reserved_gib: float
-    usable_gib: float
-
-    @property
-    def error(self) -> float:
-        """Of the seconds."""
-        return self.predicted_s / self.row.seconds - 1
-
-    @property
-    def memory_error(self) -> float | None:
-        """Of the bytes that the allocator holds, where they are published."""
-        return None if self.row.memory_gib is None else self.reserved_gib / self.row.memory_gib - 1
-
-    def document(self) -> dict[str, object]:
-        """As JSON has it: the row's columns, then what is predicted."""
-        return {
-            **asdict(self.row),
-            "engine": self.row.program.engine,
-            "microbatch_taken": self.microbatch,
-            "virtual_stages_taken": self.virtual_stages,
-            "measured_s": self.row.seconds,
-            "predicted_s": self.predicted_s,
-            "error": self.error,
-            "memory_used_gib": self.memory_gib,
-            "memory_predicted_gib": self.reserved_gib,
-            "memory_error": self.memory_error,
-            "fits": self.memory_gib <= self.usable_gib,
-        }
-
-
-def predictions(rows: Sequence[Row]) -> list[Prediction]:
-    """One for each row, in their order. Raises InvalidInputError for degrees that do not divide what they share."""
-    found = []
-    for row, plays in zip(rows, Planned(count_rows(rows), rows).plays(), strict=True):
-        choice = taken(row, plays)
-        held_bytes = plays[choice].held_bytes
-        found.append(
-            Prediction(
-                row=row,
-                microbatch=choice[0],
-                virtual_stages=choice[1],
-                predicted_s=plays[choice].seconds,
-                memory_gib=held_bytes / GIB,
-                reserved_gib=held_bytes * (1 + row.program.reserve) / GIB,
-                usable_gib=usable_bytes(row) / GIB,
-            )
-        )
-    return found
+HEADINGS = ("", "rows", "no answer", "clean", "mean error", "signed", "median", "worst", "regret", "memory", "fit")
 
 
 def regrets(found: Sequence[Prediction]) -> list[float]:
-    """For each group of several rows: how much longer the predicted best takes than the measured best."""
+    """For each group of several clean rows: how much longer the predicted best takes than the measured best."""
     groups: dict[tuple[object, ...], list[Prediction]] = {}
     for each in found:
-        groups.setdefault(each.row.group, []).append(each)
-    several = [group for group in groups.values() if len(group) > 1]
+        if each.error is not None:
+            groups.setdefault(each.row.group, []).append(each)
     return [
-        min(group, key=lambda each: each.predicted_s).row.seconds / min(each.row.seconds for each in group) - 1
-        for group in several
+        (min(group, key=lambda each: each.seconds).row.seconds or 0) / min(each.row.seconds or 0 for each in group) - 1
+        for group in groups.values()
+        if len(group) > 1
     ]
+
+
+def figures(found: Found) -> dict[str, float | int | None]:
+    """The figures of these rows, by what they are; None where nothing can be compared."""
+    predicted = [each for _, each in found if isinstance(each, Prediction)]
+    errors = [each.error for each in predicted if each.error is not None]
+    lost = regrets(predicted)
+    memory = [each.memory_error for each in predicted if each.memory_error is not None]
+    ran = [each.fits for each in predicted if each.row.seconds is not None]
+    ended = [not each.fits for each in predicted if each.row.seconds is None]
+    return {
+        "rows": len(found),
+        "no_answer": len(found) - len(predicted),
+        "clean": len(errors),
+        "mean_error": _mean([abs(each) for each in errors]),
+        "mean_signed_error": _mean(errors),
+        "median_error": sorted(map(abs, errors))[len(errors) // 2] if errors else None,
+        "worst_error": max(errors, key=abs, default=None),
+        "mean_regret": _mean(lost),
+        "memory_mean_error": _mean([abs(each) for each in memory]),
+        "memory_mean_signed_error": _mean(memory),
+        "ran_and_fit": sum(ran),
+        "ran": len(ran),
+        "out_of_memory_and_do_not_fit": sum(ended),
+        "out_of_memory": len(ended),
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return mean(values) if values else None
 
 
-def document(found: Sequence[Prediction]) -> dict[str, object]:
+def _kind_of(row: Row) -> str:
+    gpu = "Blackwell" if row.gpu.startswith(("b", "gb")) else row.gpu[:4].upper()
+    experts = "mixtures" if "moe" in row.spec or "oss" in row.spec or "experts" in row.spec else "dense"
+    return f"{gpu}, {experts}"
+
+
+GROUPINGS: tuple[tuple[str, Callable[[Row], object]], ...] = (
+    ("source and GPU", lambda row: f"{row.source}, {row.gpu[:4].upper()}"),
+    ("GPU", _kind_of),
+    ("tensor degree", lambda row: f"{row.gpu[:4].upper()}, tensor {row.options.tensor}"),
+)
+
+
+def document(found: Found) -> dict[str, object]:
     """All of it as JSON has it."""
-    sources = []
-    for source, rows in by_source([each.row for each in found]).items():
-        of_source = [each for each in found if each.row.source == source]
-        lost = regrets(of_source)
-        memory = [abs(each.memory_error) for each in of_source if each.memory_error is not None]
-        sources.append(
-            {
-                "source": source,
-                "rows": len(rows),
-                "mean_error": mean(abs(each.error) for each in of_source),
-                "worst_error": max((each.error for each in of_source), key=abs),
-                "mean_signed_error": mean(each.error for each in of_source),
-                "mean_regret": _mean(lost),
-                "worst_regret": max(lost, default=None),
-                "memory_mean_error": _mean(memory),
-                "not_fitting": sum(each.memory_gib > each.usable_gib for each in of_source),
-            }
-        )
-    return {"sources": sources, "rows": [each.document() for each in found]}
+    return {
+        **{name: {key: figures(rows) for key, rows in _grouped(found, of)} for name, of in GROUPINGS},
+        "rows": [
+            {**asdict(row), **({"error": str(each)} if isinstance(each, Exception) else _predicted(each))}
+            for row, each in found
+        ],
+    }
 
 
-def print_tables(found: Sequence[Prediction]) -> None:
-    """Errors by source, and the rows that are said not to fit."""
-    print("| source | rows | mean error | signed | worst | regret | memory |")
-    print("|---|---|---|---|---|---|---|")
-    for source, rows in by_source([each.row for each in found]).items():
-        of_source = [each for each in found if each.row.source == source]
-        worst = max((each.error for each in of_source), key=abs)
-        memory = _mean([abs(each.memory_error) for each in of_source if each.memory_error is not None])
-        cells = [
-            source,
-            str(len(rows)),
-            f"{mean(abs(each.error) for each in of_source):.1%}",
-            f"{mean(each.error for each in of_source):+.1%}",
-            f"{worst:+.1%}",
-            _percent(_mean(regrets(of_source))),
-            _percent(memory),
-        ]
-        print(f"| {' | '.join(cells)} |")
-    misfits = [each for each in found if each.memory_gib > each.usable_gib]
-    print(f"\n{len(found) - len(misfits)} of {len(found)} rows, all of which ran, are said to fit")
-    for each in misfits:
-        row = each.row
-        print(
-            f"  not: {row.source} {row.model} on {row.gpus} {row.gpu}, sequence {row.sequence_length}, microbatch "
-            f"{each.microbatch}: {each.memory_gib:.1f} of {each.usable_gib:.1f} GiB"
-        )
+def _predicted(each: Prediction) -> dict[str, object]:
+    return {
+        "microbatch_taken": each.plan.microbatch_size,
+        "virtual_stages_taken": each.plan.chunks,
+        "predicted_s": each.seconds,
+        "seconds_error": each.error,
+        "memory_predicted_gib": each.memory_gib,
+        "memory_error": each.memory_error,
+        "fits": each.fits,
+    }
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
+def _grouped(found: Found, of: Callable[[Row], object]) -> list[tuple[str, list[tuple[Row, Prediction | Exception]]]]:
+    groups: dict[str, list[tuple[Row, Prediction | Exception]]] = {}
+    for row, each in found:
+        groups.setdefault(str(of(row)), []).append((row, each))
+    return list(groups.items())
+
+
+def print_tables(found: Found) -> None:
+    """Figures by source, by GPU and by tensor degree; and the rows without an answer."""
+    for name, of in GROUPINGS:
+        print(f"\n| {' | '.join((name, *HEADINGS[1:]))} |\n|{'---|' * len(HEADINGS)}")
+        for key, rows in _grouped(found, of):
+            known = figures(rows)
+            percents = ("mean_error", "mean_signed_error", "median_error", "worst_error", "mean_regret")
+            fit = f"{known['ran_and_fit']} of {known['ran']}"
+            if known["out_of_memory"]:
+                fit += f"; not {known['out_of_memory_and_do_not_fit']} of {known['out_of_memory']}"
+            cells = [key, *(str(known[count]) for count in ("rows", "no_answer", "clean"))]
+            cells += [_percent(known[each], signed="error" in each and each != "mean_error") for each in percents]
+            print(f"| {' | '.join([*cells, _percent(known['memory_mean_signed_error'], signed=True), fit])} |")
+    for row, each in found:
+        if isinstance(each, Exception):
+            print(f"  no answer: {row.source} {row.model} on {row.gpus} {row.gpu}: {each}")
+
+
+def _percent(value: float | None, *, signed: bool = False) -> str:
+    return "" if value is None else f"{value:{'+' if signed else ''}.1%}"

@@ -1,198 +1,99 @@
-"""Rows: measured iterations in the one schema of the data's files."""
+"""Rows: measured iterations, whatever the form of the file that has them.
 
-import csv
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+A row says what ran: a model's SPEC, a named cluster, and the options that `pipeplan solve` has for it. What it leaves
+open, the planner chooses.
+"""
 
-from benchmarks.truth.machines import require_known
-from benchmarks.truth.programs import MeasuredProgram, program_of
-from pipeplan.errors import InvalidInputError, require
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from pipeplan.documents.cluster import Cluster
+from pipeplan.documents.named_clusters import SERVERS
+from pipeplan.errors import require
+from pipeplan.planners.problem import Options
+from pipeplan.questions.smallest import sub_cluster
 
 GIB = 2**30
 
-SIMULATED = "vtrain-single-node"
-"""Rows of sources that begin so are another simulator's answers, no measured iterations: they are left out."""
-
-UNITS = ("s/iteration", "tokens/s/gpu")
-SHARDINGS = {
-    "none": "none",
-    "zero-1": "optimizer",
-    "zero-2": "gradients",
-    "zero-3": "weights",
-    "fsdp": "weights",
+GPUS = {
+    "a100-40gb": "dgx-a100-40gb",
+    "a100-80gb": "dgx-a100",
+    "h100": "dgx-h100",
+    "h200": "dgx-h200",
+    "b200": "dgx-b200",
+    "b300": "dgx-b300",
+    "gb200": "nd-gb200-v6",
+    "gb300": "bm.gpu.gb300.4",
 }
-"""The data's words for `documents.engines.SHARDINGS`."""
+"""The named servers of the data's GPUs, by the beginning of a GPU's name; the longest that fits."""
 
-RECOMPUTES = ("none", "selective", "full")
-COUNTS = (
-    "gpus",
-    "nodes_of",
-    "hidden",
-    "layers",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocab",
-    "sequence_length",
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "context_parallel",
-    "batch",
-)
-OPEN_COUNTS = ("virtual_stages", "microbatch")
-"""Where they are not published, the best are taken."""
 
-COLUMNS = (
-    "source",
-    "gpu",
-    "model",
-    *COUNTS,
-    *OPEN_COUNTS,
-    "sharding",
-    "sequence_parallel",
-    "recompute",
-    "precision",
-    "measured",
-    "unit",
-    "memory_gib",
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What ran a source's rows: an engine, the attention and the kernels that it had.
+
+    `network_gbit_per_s` is a node's where it is not the named server's; `memory_gib` a device's where it is not the
+    datasheet's.
+    """
+
+    engine: str
+    attention: str = "flash"
+    compiled: bool = True
+    network_gbit_per_s: float | None = None
+    memory_gib: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured configuration. The columns have the data's names; None: not published."""
+    """One measured configuration. `seconds` are an iteration's, None for one that ran out of memory.
+
+    `clean`: whether its seconds are good to compare with; `memory_gib` is the peak of the fullest device, where it was
+    published.
+    """
 
     source: str
-    gpu: str
     model: str
+    spec: str
+    gpu: str
     gpus: int
     nodes_of: int
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    vocab: int
     sequence_length: int
-    tensor_parallel: int
-    pipeline_parallel: int
-    data_parallel: int
-    context_parallel: int
     batch: int
-    virtual_stages: int | None
-    microbatch: int | None
-    sharding: str
-    sequence_parallel: bool
-    recompute: str
-    precision: str
-    measured: float
-    unit: str
-    memory_gib: float | None
-
-    @property
-    def seconds(self) -> float:
-        """What an iteration took."""
-        if self.unit == "s/iteration":
-            return self.measured
-        return self.batch * self.sequence_length / (self.measured * self.gpus)
+    dtype: str
+    precision: str | None
+    program: Program
+    options: Options
+    seconds: float | None
+    memory_gib: float | None = None
+    clean: bool = True
 
     @property
     def group(self) -> tuple[object, ...]:
         """What rows have in common among which one chooses."""
-        return self.model, self.gpus, self.batch, self.sequence_length, self.precision
+        return self.source, self.model, self.gpu, self.gpus, self.batch, self.sequence_length, self.precision
 
     @property
-    def program(self) -> MeasuredProgram:
-        """What ran it."""
-        return program_of(self.source, self.sharding)
-
-    @property
-    def microbatches(self) -> tuple[int, ...]:
-        """The microbatch sizes that may have been taken.
-
-        FSDP's pipelines have as many microbatches as ranks unless they are set otherwise (torchtitan 2024,
-        `build_pipeline_schedule`: the degree is the default of `pipeline_parallel_microbatches`).
-        """
-        if self.microbatch is not None:
-            return (self.microbatch,)
-        each, p = self.batch // self.data_parallel, self.pipeline_parallel
-        if self.program.engine == "fsdp" and p > 1 and each % p == 0:
-            return (each // p,)
-        return tuple(size for size in (1, 2, 4, 8, 16) if each % size == 0)
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """The virtual stages that a rank may have had: those that give every stage as many layers."""
-        if self.virtual_stages is not None:
-            return (self.virtual_stages,)
-        p = self.pipeline_parallel
-        each = range(1, self.layers // p + 1) if p > 1 else (1,)
-        found = tuple(v for v in each if self.layers % (p * v) == 0)
-        return found or tuple(v for v in each if self.layers // (p * v) >= 1)
+    def cluster(self) -> Cluster:
+        """The devices: as many of the named server's as the row has, in nodes of its size."""
+        server = SERVERS[server_of(self.gpu)]
+        if server.rack == 1 and self.nodes_of < server.devices:
+            cards = max(1, server.cards * self.nodes_of // server.devices)
+            server = replace(server, devices=self.nodes_of, cards=cards)
+        if self.program.network_gbit_per_s is not None:
+            card = self.program.network_gbit_per_s * 1e9 / 8 / server.cards
+            server = replace(server, card_bytes_per_s=card)
+        whole = server.cluster(max(1, -(-self.gpus // server.devices)))
+        found = sub_cluster(whole, self.gpus) if self.gpus < whole.devices else whole
+        if self.program.memory_gib is None:
+            return found
+        return replace(found, device=replace(found.device, memory_bytes=int(self.program.memory_gib * GIB)))
 
 
-def read_rows(file: Path) -> list[Row]:
-    """The file's rows, in its order. Raises InvalidInputError for one that has not the schema."""
-    require(file.is_file(), "file", "must be a file of measured rows", str(file))
-    with file.open(newline="", encoding="utf-8") as lines:
-        reader = csv.DictReader(lines)
-        try:
-            header, found = tuple(reader.fieldnames or ()), list(reader)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise InvalidInputError("file", f"must be a CSV file ({error})", str(file)) from error
-    missing = [column for column in COLUMNS if column not in header]
-    require(not missing, f"{file.name}", f"must have the columns {', '.join(COLUMNS)}; it lacks some", missing)
-    return [
-        _row(fields, f"{file.name}:{line}")
-        for line, fields in enumerate(found, start=2)
-        if not (fields["source"] or "").startswith(SIMULATED)
-    ]
-
-
-def _row(fields: Mapping[str, str | None], place: str) -> Row:
-    counts = {column: _count(fields, column, place) for column in COUNTS}
-    t, p, c = (counts[f"{axis}_parallel"] for axis in ("tensor", "pipeline", "context"))
-    of_row = {
-        "gpus": t * p * c * counts["data_parallel"],
-        "batch": counts["batch"] // counts["data_parallel"] * counts["data_parallel"],
-    }
-    for column, expected in of_row.items():
-        rule = "must be the product of the degrees" if column == "gpus" else "must be a multiple of data_parallel"
-        require(counts[column] == expected, f"{place} {column}", rule, counts[column])
-    require_known(fields["gpu"] or "", place)
-    require(p <= counts["layers"], f"{place} pipeline_parallel", "must be at most layers", p)
-    words_of = {"unit": UNITS, "sharding": tuple(SHARDINGS), "recompute": RECOMPUTES}
-    for column, words in words_of.items():
-        require(fields[column] in words, f"{place} {column}", f"must be one of {', '.join(words)}", fields[column])
-    open_counts = {column: _count(fields, column, place) if fields[column] else None for column in OPEN_COUNTS}
-    values: dict[str, Any] = {  # checked above, by the columns' names
-        **{column: fields[column] for column in ("source", "gpu", "model", "precision", *words_of)},
-        **counts,
-        **open_counts,
-        "sequence_parallel": _count(fields, "sequence_parallel", place, at_least=0) > 0,
-        "measured": _amount(fields, "measured", place),
-        "memory_gib": _amount(fields, "memory_gib", place) if fields["memory_gib"] else None,
-    }
-    return Row(**values)
-
-
-def _count(fields: Mapping[str, str | None], column: str, place: str, at_least: int = 1) -> int:
-    text = (fields[column] or "").strip()
-    good = text.isascii() and text.isdigit() and int(text) >= at_least
-    require(good, f"{place} {column}", f"must be a whole number of at least {at_least}", text)
-    return int(text)
-
-
-def _amount(fields: Mapping[str, str | None], column: str, place: str) -> float:
-    try:
-        value = float(fields[column] or "")
-    except ValueError:
-        value = 0.0
-    require(0 < value < float("inf"), f"{place} {column}", "must be a number above 0", fields[column])
-    return value
+def server_of(gpu: str, place: str = "gpu") -> str:
+    """The named server with such GPUs. Raises InvalidInputError for a GPU that is in none."""
+    found = max((name for name in GPUS if gpu.startswith(name)), key=len, default=None)
+    require(found is not None, place, f"must begin with one of {', '.join(GPUS)}", gpu)
+    return GPUS[found or ""]
 
 
 def by_source(rows: Iterable[Row]) -> dict[str, list[Row]]:
