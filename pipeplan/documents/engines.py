@@ -38,12 +38,14 @@ class EngineTimes:
     """The time of a block in an engine beyond its kernels, fitted to measured iterations (docs/benchmarks.md).
 
     The host needs `host_s` to launch an operation, the device `gap_s` from one kernel to the next. An exchange that
-    overlaps the compute slows the compute by the share `beside` of the exchange's own time.
+    overlaps the compute slows the compute by the share `beside` of the exchange's own time. Of the exchanges of tensor
+    groups that share tokens, the share `tensor_hidden` runs beside the products that need or make the data.
     """
 
     host_s: float = 0.0
     gap_s: float = 0.0
     beside: float = 0.0
+    tensor_hidden: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             name="megatron",
             axes=("tensor", "context", "expert"),
             sequence_parallel=True,
+            overlaps=True,
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("none", "optimizer"),
             pipelined_shardings=("none", "optimizer"),
@@ -119,7 +122,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             precisions=("fp8", "mxfp8", "nvfp4"),
             offloads_optimizer=True,
             offloads_activations=("none",),
-            times=EngineTimes(host_s=1e-5),
+            times=EngineTimes(host_s=1e-5, tensor_hidden=0.6),
         ),
         TrainingEngine(
             name="deepspeed",

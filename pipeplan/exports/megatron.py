@@ -61,10 +61,11 @@ def write(source: ExportSource) -> str:
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",
-        *(["--sequence-parallel"] * plan.form.sequence_parallel),
+        *(["--sequence-parallel --tp-comm-overlap"] * plan.form.sequence_parallel),
         *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
         *([f"--expert-model-parallel-size {plan.form.expert}", _ALL_TO_ALL] if plan.form.expert > 1 else []),
-        *(["--use-distributed-optimizer"] if plan.sharding == "optimizer" else []),
+        *(["--use-distributed-optimizer --overlap-param-gather"] if plan.sharding == "optimizer" else []),
+        *(["--overlap-grad-reduce"] if width > 1 or plan.sharding == "optimizer" else []),
         *(["--optimizer-cpu-offload", "--use-precision-aware-optimizer"] * offloads_optimizer(plan.offload)),
         f"--pipeline-model-parallel-size {source.pipeline_ranks}",
         *([f"--pipeline-model-parallel-layout '{layout}'"] if source.pipeline_ranks > 1 else []),

@@ -192,11 +192,14 @@ class RecipeTerms:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
 
     def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
-        """Seconds of the collectives."""
+        """Seconds of the collectives for which the device waits."""
         form, links = self.recipe.form, self.links
+        waits = dict.fromkeys(AXES, 1.0)
+        if form.sequence_parallel:
+            waits["tensor"] -= self.engine.times.tensor_hidden
         return sum(
             (
-                each.count * links[each.axis].seconds(each.kind, each.size_bytes)
+                waits[each.axis] * each.count * links[each.axis].seconds(each.kind, each.size_bytes)
                 for each in collectives
                 if getattr(form, each.axis) > 1
             ),

@@ -122,7 +122,7 @@ def test_megatron_gets_the_layout_of_the_stages() -> None:
     text = FORMATS["megatron"].write(_source(plan))
     words = _evaluated(text)
     assert words == shlex.split(
-        "--num-layers 4 --tensor-model-parallel-size 1 --pipeline-model-parallel-size 2"
+        "--num-layers 4 --tensor-model-parallel-size 1 --overlap-grad-reduce --pipeline-model-parallel-size 2"
         " --pipeline-model-parallel-layout 'Et*2|t*2L' --micro-batch-size 2 --global-batch-size 32"
         " --optimizer adam --bf16 --untie-embeddings-and-output-weights"
         " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"

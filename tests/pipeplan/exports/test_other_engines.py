@@ -200,7 +200,8 @@ def test_megatron_has_every_degree_and_the_layout_of_virtual_stages() -> None:
     source = _source("megatron", tensor=2, context=2, stages=2, chunks=2, data=2, sharding="optimizer")
     words = _words(source)
     for argument in (
-        "--tensor-model-parallel-size 2 --sequence-parallel --context-parallel-size 2 --use-distributed-optimizer",
+        "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap --context-parallel-size 2",
+        "--use-distributed-optimizer --overlap-param-gather --overlap-grad-reduce",
         "--pipeline-model-parallel-size 2",
         "--global-batch-size 32",
         f"--micro-batch-size {source.plan.microbatch_size}",

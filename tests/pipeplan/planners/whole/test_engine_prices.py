@@ -193,7 +193,7 @@ def test_devices_that_hold_the_same_output_send_a_share_each() -> None:
 
 
 def test_an_engine_without_overlap_shows_its_whole_exchange() -> None:
-    after = plan(terms(with_times("megatron", QUICK)), pipeline=1, data=8, microbatches=2)
+    after = plan(terms(with_times("deepspeed", QUICK)), pipeline=1, data=8, microbatches=2)
     (own,) = after.costs
     hidden_s = own.backward_s / 2
     beside = replace(after, engine="pipeplan", costs=(replace(own, reduce_tail_s=own.reduce_s - hidden_s),))

@@ -88,7 +88,7 @@ def test_one_batch_says_what_two_do_where_the_first_rank_ends_last(asked: Planni
 
 
 def test_a_long_exchange_of_a_later_rank_is_seen() -> None:
-    plan = solve("auto", asked_of(4, 2, 1e9, 80.0, "megatron", stages=2, data=4, tensor=1, chunks=1))
+    plan = solve("auto", asked_of(4, 2, 1e9, 80.0, "deepspeed", stages=2, data=4, tensor=1))
     assert isinstance(plan, Plan)
     own = [replace(each, reduce_s=1.0, update_s=0.0, backward_s=0.5, gradient_transfer_s=0.0) for each in plan.costs]
     alike, long = (replace(plan, costs=(own[0], replace(own[1], reduce_s=each))) for each in (1.4, 1.6))
