@@ -97,6 +97,8 @@ def _program(source: str) -> Program:
 def _options(fields: Fields, program: Program, **more: Any) -> Options:
     t, p, c = (fields.count(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
     again, unit = fields.word("recompute", RECOMPUTES)
+    if unit == "attention" and program.engine == "fsdp":
+        unit = "operation"
     chunks = fields.maybe("virtual_stages")
     found: dict[str, Any] = {
         "optimizer": "adam",

@@ -73,7 +73,7 @@ class TrainingEngine:
     """What its linear layers can compute in (`documents.profile.PRECISIONS`), besides the dtype of the weights."""
 
     recomputes: tuple[str, ...] = ("block", "attention")
-    """What it can run again at a time: a stage, a block, attention's core."""
+    """What it can run again at a time (`documents.plan.RECOMPUTE_UNITS`)."""
 
     fills_pipelines: bool = False
     """Whether 1F1B needs a microbatch for every rank, at least."""
@@ -144,10 +144,11 @@ ENGINES: Mapping[str, TrainingEngine] = {
             shardings=("gradients", "weights"),
             pipelined_shardings=("gradients", "weights"),
             precisions=("fp8", "mxfp8"),
+            recomputes=("block", "operation"),
             fills_pipelines=True,
             gathers_for_forward=True,
             offloads_optimizer=True,
-            offloads_activations=("none", "attention", "block"),
+            offloads_activations=("none", "attention", "operation", "block"),
             offloads_of_pipelines=True,
             times=EngineTimes(beside=0.4),
         ),

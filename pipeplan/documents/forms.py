@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT, require_name
-from pipeplan.errors import require, require_amount, require_count, require_unique
+from pipeplan.errors import require, require_amount, require_count, require_one_of, require_unique
 
 AXES = ("tensor", "context", "expert")
+SELECTIVE_UNITS = ("attention", "operation")
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring")
 
 
@@ -80,15 +81,17 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selective:
-    """Selective recomputation: attention's core runs again before its backward (Korthikanti et al. 2022, section 5).
+    """Selective recomputation: a part of a block runs again before its backward.
 
-    `activation_bytes` is then kept from forward to backward, and `recompute_s` is the additional time. `operations` are
-    those launched again.
+    `unit` says which: the core of `attention` (Korthikanti et al. 2022, section 5), or one `operation` after the other,
+    all but attention and every second matrix product (torchtitan 2024, section 2.3). `activation_bytes` is then kept
+    from forward to backward, and `recompute_s` is the additional time. `operations` are those launched again.
     """
 
     recompute_s: float
     activation_bytes: int
     operations: int = 0
+    unit: str = "attention"
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -96,6 +99,7 @@ class Selective:
         require_amount("recompute_s", self.recompute_s)
         require_count("activation_bytes", self.activation_bytes, at_least=0)
         require_count("operations", self.operations, at_least=0)
+        require_one_of(SELECTIVE_UNITS, "unit", self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

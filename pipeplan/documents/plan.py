@@ -8,7 +8,7 @@ from typing import ClassVar
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_offload, require_sharding
-from pipeplan.documents.forms import WHOLE, Form
+from pipeplan.documents.forms import SELECTIVE_UNITS, WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast, require_precision
 from pipeplan.documents.stage_costs import StageCosts
@@ -18,7 +18,7 @@ from pipeplan.errors import InvalidInputError, require, require_amount, require_
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
-RECOMPUTE_UNITS = ("stage", "block", "attention")
+RECOMPUTE_UNITS = ("stage", "block", *SELECTIVE_UNITS)
 """What a stage that recomputes runs again at a time. The first is the default."""
 
 FIRST_VERSION = "1.0.0"
@@ -31,8 +31,8 @@ class Stage:
 
     If a rank holds several stages, each has its share of the rank's time and peak memory.
     `recompute`: it keeps inputs and runs its forward again. `recompute_unit` says how much of it at a time: the whole
-    `stage`, of which the input is kept, one `block` after the other, of which every input is kept, or the core of
-    `attention` alone, where all else is kept.
+    `stage`, of which the input is kept, one `block` after the other, of which every input is kept, or a part of every
+    block (`documents.forms.Selective`).
     `device` names the type of its devices where a cluster has several. `host_bytes` is what a worker has in its host's
     memory.
     """

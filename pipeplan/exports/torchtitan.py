@@ -67,6 +67,10 @@ def with_plan(config):
     return config
 '''
 
+_MODES = {None: "none", "block": "full", "operation": "selective"}
+_CLASSES = {"block": "FullAC", "operation": "SelectiveAC"}
+"""What it checkpoints, by what is run again at a time: in its older configuration, and in its newer one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
@@ -85,7 +89,7 @@ class _Job:
     parts: tuple[Layers, ...]
     microbatch_size: int
     microbatches: int
-    recompute: bool
+    recompute: str | None
     tensor: int
     sequence_parallel: bool
     context: int
@@ -154,7 +158,8 @@ def write_toml(source: ExportSource) -> str:
             *pipeline,
             "",
             "[activation_checkpoint]",
-            f"mode = {json.dumps('full' if job.recompute else 'none')}",
+            f"mode = {json.dumps(_MODES[job.recompute])}",
+            *(['selective_ac_option = "op"'] if job.recompute == "operation" else []),
             "",
         ]
     )
@@ -186,12 +191,12 @@ def write_python(source: ExportSource) -> str:
             "parallelism.num_pp_microbatches": job.microbatches,
             "parallelism.module_fqns_per_model_part": f"[\n{parts}    ]",
         }
-    full = "from torchtitan.distributed.activation_checkpoint import FullAC"
+    kind = _CLASSES.get(job.recompute or "")
     return commented(notes) + _PYTHON.format(
-        imports=f"\n{full}\n" if job.recompute else "",
+        imports=f"\nfrom torchtitan.distributed.activation_checkpoint import {kind}\n" if kind else "",
         settings="\n".join(f"    config.{name} = {value}" for name, value in settings.items()),
         optimizer=job.optimizer,
-        checkpointing="FullAC.Config()" if job.recompute else "None",
+        checkpointing=f"{kind}.Config()" if kind else "None",
     )
 
 
@@ -232,7 +237,7 @@ def _job(source: ExportSource) -> _Job:
         parts=parts,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
-        recompute=plan.recompute,
+        recompute="operation" if "by operation" in plan.recomputes else "block" if plan.recompute else None,
         tensor=plan.form.tensor,
         sequence_parallel=plan.form.sequence_parallel,
         context=plan.form.context,

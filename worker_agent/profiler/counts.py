@@ -34,6 +34,9 @@ from worker_agent.profiler.operations import (
 from worker_agent.profiler.peers import RecordedPeers
 from worker_agent.profiler.times import given
 
+HALF_BYTES = 2
+"""Of an element of a result in 16 bits."""
+
 UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
 """Attributes of Hugging Face's layers that say where in the model they are: they change nothing that is counted."""
 
@@ -44,10 +47,11 @@ _PLAIN = (bool, int, float, str, tuple, list, torch.dtype, type(None))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveCounts:
-    """Selective recomputation: the operations of attention's core, which run again, and the bytes kept without it."""
+    """Selective recomputation (`documents.forms.Selective`): what runs again, and the bytes that are kept."""
 
     operations: tuple[DeviceOperation, ...]
     activation_bytes: int
+    unit: str = "attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class BlockCounts:
     """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
     Bytes are those of BlockMemory. The workspace is the peak of the operations' results above those held before and
-    after. `selective` is set if attention keeps tensors of its own.
+    after. `selective` is attention's core if that keeps tensors of its own, and most operations if it does not.
     """
 
     input_bytes: int
@@ -173,6 +177,8 @@ class BlockRun:
             activation_bytes += sum(kernels.added.values()) - sum(saved[each] for each in kernels.dropped)
             kept_output_bytes = min(kept_output_bytes, activation_bytes)
             workspace_bytes = kernels.workspace_bytes
+        if self.gpu and selective is None and self.end is None:
+            selective = _by_operation(forward, sum(t.nbytes for t in self.inputs), activation_bytes)
         counts = BlockCounts(
             input_bytes=sum(t.nbytes for t in self.inputs),
             output_bytes=sum(t.nbytes for t in outputs),
@@ -250,6 +256,23 @@ def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root.requires_grad]
     if pairs:
         torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+
+
+def _by_operation(
+    forward: Sequence[DeviceOperation], input_bytes: int, activation_bytes: int
+) -> SelectiveCounts | None:
+    """Of the products every second one is kept, and so is attention; None for a block without both."""
+    products = [op for op in forward if op.sizes and "attention" not in op.name]
+    attention = [op.sizes for op in forward if op.sizes and "attention" in op.name]
+    if not products or not attention:
+        return None
+    kept = [op.sizes.batch * op.sizes.m * op.sizes.n for op in products[::2] if op.sizes]
+    kept += [sizes.batch * sizes.m * sizes.k for sizes in attention]
+    again = [op for op in forward if not op.sizes] + products[1::2]
+    kept_bytes = input_bytes + HALF_BYTES * sum(kept)
+    return SelectiveCounts(
+        operations=tuple(again), activation_bytes=min(kept_bytes, activation_bytes), unit="operation"
+    )
 
 
 def _shape(tensor: Tensor) -> Hashable:

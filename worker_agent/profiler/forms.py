@@ -117,6 +117,7 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         else Selective(
             recompute_s=_seconds(core.operations, sheet),
             activation_bytes=core.activation_bytes,
+            unit=core.unit,
             operations=len(core.operations) if launched else 0,
         ),
     )

@@ -1,6 +1,6 @@
 """Degrees: a configuration of the whole space, without its stages, and all that a problem allows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -9,12 +9,12 @@ import numpy as np
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
 from pipeplan.documents.engines import TrainingEngine, cannot_offload
-from pipeplan.documents.forms import Form, ModelForm
+from pipeplan.documents.forms import SELECTIVE_UNITS, Form, ModelForm
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import PlanningProblem
 
-RECOMPUTES = ("none", "attention", "block")
-"""What is recomputed at a time, the least first: nothing, attention's core (selective), every block (full)."""
+RECOMPUTES = ("none", *SELECTIVE_UNITS, "block")
+"""What is recomputed at a time, the least first: nothing, a part of every block (selective), every block (full)."""
 
 SHARED_GRADIENTS = {"gradients", "weights"}
 """Shardings that are alike in a pipeline: all weights of its stages are whole until a batch ends."""
@@ -64,7 +64,7 @@ class Degrees:
         """The configuration in a few words."""
         form, recipe = self.recipe.form, self.recipe
         context = f", context {form.context}" * (form.context > 1)
-        again = {"none": "nothing recomputed", "attention": "attention recomputed", "block": "all recomputed"}
+        again = {unit: f"every {unit} recomputed" for unit in RECOMPUTES} | {"none": "nothing recomputed"}
         return (
             f"tensor {form.tensor}{context}, pipeline {self.pipeline} x {self.chunks}, data {self.data}, "
             f"microbatches of {recipe.microbatch_size}, {again[recipe.recompute]}, sharding {recipe.sharding}"
@@ -210,11 +210,11 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
     """All recipes that the engine, the options and the batch allow."""
     options = problem.options
     for form in forms:
-        selective = all(m.selective is None for kind in form.kinds for m in kind.measurements)
+        parts = selective_units(form)
         for size in form.microbatch_sizes:
             if problem.batch_size % size or options.microbatch_size not in (None, size):
                 continue
-            for recompute in recompute_ways(problem, engine, selective=not selective):
+            for recompute in recompute_ways(problem, engine, parts):
                 shardings = (*engine.shardings, *engine.pipelined_shardings)
                 for sharding, offload in product(dict.fromkeys(shardings), offloads(problem)):
                     recipe = Recipe(
@@ -232,14 +232,19 @@ def offloads(problem: PlanningProblem) -> tuple[str, ...]:
     return tuple(each for each in known if asked in (each, ANY_OFFLOAD))
 
 
-def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, *, selective: bool) -> Iterator[str]:
-    """What may be recomputed; `selective`: attention's core can be."""
+def selective_units(form: ModelForm) -> set[str]:
+    """The parts of this form's blocks that can be recomputed."""
+    return {m.selective.unit for kind in form.kinds for m in kind.measurements if m.selective}
+
+
+def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, parts: Collection[str]) -> Iterator[str]:
+    """What may be recomputed, where these parts of blocks can be."""
     options = problem.options
     for way in RECOMPUTES:
         runs = way == "none" or way in engine.recomputes
         asked = options.recompute is None or options.recompute == (way != "none")
         unit = options.recompute_unit in (None, way) or way == "none"
-        if runs and asked and unit and (selective or way != "attention"):
+        if runs and asked and unit and (way in parts or way not in SELECTIVE_UNITS):
             yield way
 
 
@@ -289,7 +294,7 @@ def chunk_counts(
     """
     options = problem.options
     interleaves = engine.schedules is None or "1f1b-interleaved" in engine.schedules
-    for chunks in range(1, MOST_CHUNKS + 1):
+    for chunks in range(1, max(MOST_CHUNKS, options.chunks or 1) + 1):
         able = microbatches >= ranks or not engine.fills_pipelines
         if chunks > 1:
             able = interleaves and ranks > 1 and microbatches % ranks == 0 and ranks * chunks <= blocks

@@ -11,7 +11,7 @@ from itertools import chain, islice, product
 from pipeplan.costs.memory import keeps_master_weights
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, DegreeChoice
 from pipeplan.documents.engines import TrainingEngine, cannot_offload, engine_named, with_optimizer
-from pipeplan.documents.forms import AXES, ModelForm
+from pipeplan.documents.forms import AXES, SELECTIVE_UNITS, ModelForm
 from pipeplan.documents.plan import Answer, Infeasible, Plan, Reason
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.planners.auto.planner import NAME, fastest
@@ -22,7 +22,7 @@ from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import Options, PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import memory_reason, readable
 from pipeplan.planners.whole.choices import choices, compared, rates_of
-from pipeplan.planners.whole.degrees import Degrees, recompute_ways
+from pipeplan.planners.whole.degrees import Degrees, recompute_ways, selective_units
 from pipeplan.planners.whole.misses import left_by_options, nearest_miss
 from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
 
@@ -215,10 +215,12 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     require_engine_options(options, devices=problem.cluster.devices, batch_size=problem.batch_size)
     require_host(problem, engine)
     forms = forms_for(problem, engine)
+    unit, parts = options.recompute_unit, {part for each in forms for part in selective_units(each)}
     rule = "must be left out or block: in this profile attention's core keeps nothing that it could make again, "
     rule += "as with fused kernels (`pipeplan-agent profile --attention unfused` estimates others)"
-    core = any(m.selective is not None for each in forms for kind in each.kinds for m in kind.measurements)
-    require(core or options.recompute_unit != "attention", "recompute_unit", rule, options.recompute_unit)
+    require("attention" in parts or unit != "attention", "recompute_unit", rule, unit)
+    rule = "must be left out or block: this profile says nothing of single operations that run again"
+    require("operation" in parts or unit != "operation", "recompute_unit", rule, unit)
     require_room(problem, forms[0])
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
@@ -242,7 +244,7 @@ def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
     require(problem.cluster.host is not None, "cluster.host", rule, None)
     if asked == ANY_OFFLOAD:
         return
-    recomputes = tuple(recompute_ways(problem, engine, selective=True))
+    recomputes = tuple(recompute_ways(problem, engine, SELECTIVE_UNITS))
     shardings = dict.fromkeys((*engine.shardings, *engine.pipelined_shardings))
     ways = product([each for each in shardings if options.sharding in (None, each)], recomputes, (False, True))
     rules = [

@@ -75,7 +75,7 @@ class RecipeTerms:
         again_s, operations = 0.0, 0
         if way == "block":
             again_s, operations = self._forward_s(measured), measured.forward_operations
-        elif way == "attention" and measured.selective:
+        elif measured.selective and way == measured.selective.unit:
             again_s, operations = measured.selective.recompute_s, measured.selective.operations
         own_s, launched = self._backward_s(measured), measured.backward_operations
         return self._worked_s(own_s + again_s, launched + operations) - self._worked_s(own_s, launched)
@@ -210,7 +210,7 @@ class RecipeTerms:
 def _kept(measured: FormMeasurement, recompute: str) -> int:
     if recompute == "block":
         return measured.input_bytes
-    if recompute == "attention" and measured.selective:
+    if measured.selective and recompute == measured.selective.unit:
         return measured.selective.activation_bytes
     return measured.activation_bytes
 

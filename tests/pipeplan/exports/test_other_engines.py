@@ -128,11 +128,22 @@ def test_engines_share_out_the_states_of_those_optimizers_that_they_can() -> Non
         assert config.get("zero_allow_untested_optimizer") is untested
 
 
-@pytest.mark.parametrize(("recompute", "unit", "mode"), [(True, "block", "full"), (False, None, "none")])
-def test_torchtitan_checkpoints_layers_as_the_plan_does(recompute: bool, unit: str | None, mode: str) -> None:
-    source = _source("fsdp", tensor=2, stages=1, recompute=recompute, recompute_unit=unit)
-    assert tomllib.loads(format_named("torchtitan").write(source))["activation_checkpoint"] == {"mode": mode}
-    assert ("FullAC.Config()" in format_named("torchtitan", "2026-08").write(source)) == recompute
+@pytest.mark.parametrize(
+    ("unit", "expected", "kind"),
+    [
+        ("block", {"mode": "full"}, "FullAC.Config()"),
+        ("operation", {"mode": "selective", "selective_ac_option": "op"}, "SelectiveAC.Config()"),
+        (None, {"mode": "none"}, "None"),
+    ],
+)
+def test_torchtitan_checkpoints_layers_as_the_plan_does(unit: str | None, expected: dict[str, str], kind: str) -> None:
+    source = _source("fsdp", tensor=2, stages=1, recompute=False)
+    stages = [replace(each, recompute=unit is not None, recompute_unit=unit or "stage") for each in source.plan.stages]
+    source = replace(source, plan=replace(source.plan, stages=tuple(stages)))
+    assert tomllib.loads(format_named("torchtitan").write(source))["activation_checkpoint"] == expected
+    text = format_named("torchtitan", "2026-08").write(source)
+    assert f"config.activation_checkpoint = {kind}\n" in text
+    assert unit is None or f"import {kind.removesuffix('.Config()')}\n" in text
 
 
 def test_torchtitans_python_has_the_same_degrees_and_says_whether_tokens_are_shared() -> None:
@@ -157,7 +168,6 @@ def test_torchtitan_leaves_the_optimizer_to_the_host_and_no_activations() -> Non
 @pytest.mark.parametrize(
     ("target", "engine", "fixed", "value"),
     [
-        ("torchtitan", "fsdp", {"recompute": True, "recompute_unit": "attention"}, "attention"),
         ("torchtitan", "fsdp", {"dtype": "float16"}, "float16"),
         ("torchtitan", "megatron", {}, "megatron"),
         ("megatron", "fsdp", {}, "fsdp"),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeplan.documents.forms import Collective, Form
+from pipeplan.documents.forms import WHOLE, Collective, Form
 from pipeplan.errors import InvalidInputError
 from tests.properties import examples
 from worker_agent.models.losses import default_loss, mean_of_squares
@@ -93,7 +93,18 @@ def test_selective_recomputation_runs_the_core_again() -> None:
         MatrixSizes(batch=b * a // 2, m=s, n=s, k=h // a),
         MatrixSizes(batch=b * a // 2, m=s, n=h // a, k=s),
     ]
-    assert layer_of(gpt(h, a, s), Form(tensor=2), b=b, s=s).selective is None
+
+
+def test_selective_recomputation_of_fused_attention_keeps_it_and_every_second_product() -> None:
+    b, a, s, h = 2, 4, 32, 64
+    layer = layer_of(gpt(h, a, s), WHOLE, b=b, s=s)
+    assert layer.selective is not None and layer.selective.unit == "operation"
+    again = [op for op in layer.selective.operations if op.sizes]
+    products = [op for op in layer.forward if op.sizes and "attention" not in op.name]
+    assert again == products[1::2] and not any("attention" in op.name for op in layer.selective.operations)
+    kept = 3 * h + h + 4 * h  # queries, keys and values; attention; the inner layer
+    assert layer.selective.activation_bytes == 2 * b * s * (h + kept)
+    assert layer.selective.activation_bytes < layer.activation_bytes
 
 
 @pytest.mark.each_case

@@ -26,7 +26,7 @@ from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.split import Splitter
-from tests.pipeplan.planners.whole.test_whole import GIB, answered, cluster, model, problem
+from tests.pipeplan.planners.whole.test_whole import GIB, answered, cluster, in_part, model, problem
 from tests.properties import examples
 
 FAST = Host(memory_bytes=100 * 10**9, bandwidth_bytes_per_s=1e11, update_bytes_per_s=2e11)
@@ -235,7 +235,7 @@ def test_nothing_is_offloaded_where_the_cluster_says_nothing_of_its_host() -> No
 def test_each_engine_offloads_what_it_can() -> None:
     found = defaultdict(set)
     for engine in ("megatron", "deepspeed", "fsdp"):
-        held = model()
+        held = in_part(model(), "operation" if engine == "fsdp" else "attention")
         space, _ = whole_space(problem(held, with_host(cluster(held)), engine=engine, offload="any"))
         for each in space.likely():
             recipe = each.degrees.recipe
@@ -243,7 +243,7 @@ def test_each_engine_offloads_what_it_can() -> None:
             assert recipe.offload in ("none", "activations") or recipe.sharding != "none"
     assert found["megatron", "activations"] == {("none", False)}
     assert found["deepspeed", "both"] == {("block", False), ("block", True)}
-    assert {way for way, _ in found["fsdp", "activations"]} == {"none", "attention", "block"}
+    assert {way for way, _ in found["fsdp", "activations"]} == {"none", "operation", "block"}
 
 
 @pytest.mark.parametrize(

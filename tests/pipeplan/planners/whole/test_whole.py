@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.engines import engine_named
+from pipeplan.documents.forms import FormMeasurement
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
@@ -42,6 +43,19 @@ def model(*, layers: int = 4, contexts: tuple[int, ...] = (1,), flops: float = 1
         sizes=(1, 2),
         flops=flops,
     )
+
+
+def in_part(held: Profile, unit: str) -> Profile:
+    """The profile in which this part of blocks runs again instead of attention's core."""
+
+    def changed(measured: FormMeasurement) -> FormMeasurement:
+        return replace(measured, selective=measured.selective and replace(measured.selective, unit=unit))
+
+    forms = []
+    for form in held.forms:
+        kinds = [replace(kind, measurements=tuple(map(changed, kind.measurements))) for kind in form.kinds]
+        forms.append(replace(form, kinds=tuple(kinds)))
+    return replace(held, forms=tuple(forms))
 
 
 def cluster(
@@ -539,10 +553,12 @@ def test_a_batch_of_no_whole_microbatches_is_named() -> None:
 
 
 @pytest.mark.parametrize("recompute", [None, True])
-@pytest.mark.parametrize("engine", ["megatron", "fsdp"])
-def test_attention_whose_core_keeps_nothing_cannot_be_recomputed(engine: str, recompute: bool | None) -> None:
+@pytest.mark.parametrize(("engine", "unit"), [("megatron", "attention"), ("fsdp", "operation")])
+def test_a_part_of_which_the_profile_says_nothing_cannot_be_recomputed(
+    engine: str, unit: str, recompute: bool | None
+) -> None:
     """Fused kernels keep no scores: the answer was that degrees must divide the devices."""
-    held = model()
+    held = in_part(model(), unit)
     forms = []
     for form in held.forms:
         kinds = [
@@ -551,11 +567,10 @@ def test_attention_whose_core_keeps_nothing_cannot_be_recomputed(engine: str, re
         ]
         forms.append(replace(form, kinds=tuple(kinds)))
     fused = replace(held, forms=tuple(forms))
-    with pytest.raises(InvalidInputError, match=r"recompute_unit: must be left out or block: .* fused kernels"):
-        solve("auto", problem(fused, cluster(fused), engine=engine, recompute=recompute, recompute_unit="attention"))
-    assert isinstance(
-        solve("auto", problem(held, cluster(held), engine=engine, recompute=True, recompute_unit="attention")), Plan
-    )
+    with pytest.raises(InvalidInputError, match=r"recompute_unit: must be left out or block"):
+        solve("auto", problem(fused, cluster(fused), engine=engine, recompute=recompute, recompute_unit=unit))
+    plan = solve("auto", problem(held, cluster(held), engine=engine, recompute=True, recompute_unit=unit))
+    assert isinstance(plan, Plan) and plan.recomputes == f"by {unit}"
 
 
 def test_torchs_1f1b_has_a_microbatch_for_every_stage() -> None:
