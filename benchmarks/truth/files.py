@@ -305,10 +305,48 @@ def _small(fields: Fields) -> Row | None:
     )
 
 
+def _automodel(fields: Fields) -> Row | None:
+    """NeMo Automodel's pre-training: FSDP2, with experts on devices of their own."""
+    if "Pre-Training" not in fields.text("section"):
+        return None
+    program = _program("Automodel")
+    gpus, length = fields.count("#GPUs"), fields.count("Seq Length")
+    t, p, c = (fields.count(axis, 1) for axis in ("TP", "PP", "CP"))
+    options = Options(
+        optimizer="adam",
+        engine=program.engine,
+        tensor=t,
+        context=c,
+        expert=fields.maybe("EP"),
+        stages=p,
+        chunks=fields.maybe("VP") if p > 1 else 1,
+        data=gpus // (t * p * c),
+        microbatch_size=fields.count("MBS"),
+        sharding="weights",
+        offload="none",
+    )
+    return Row(
+        source="automodel",
+        model=fields.text("Model"),
+        spec=spec_of(fields.text("Model").partition(" (")[0]),
+        gpu="h100",
+        gpus=gpus,
+        nodes_of=8,
+        sequence_length=length,
+        batch=fields.count("GBS"),
+        dtype="bfloat16",
+        precision=None,
+        program=program,
+        options=options,
+        seconds=fields.amount("Time per Global Step (s)"),
+    )
+
+
 FORMS: tuple[tuple[tuple[str, ...], Callable[[Fields], Row | None]], ...] = (
     (("twin_ratio", "tokens_s_gpu"), _sweep),
     (("release", "tokens_s_gpu", "system"), _bridge),
     (("benchmark", "seconds_per_step"), _mlperf),
+    (("Model", "GBS", "Time per Global Step (s)"), _automodel),
     (("tflops_gpu_as_published", "size"), _bigscience),
     (("source", "other", "measured"), _small),
     (("source", "gpu", "model", *SIZES, "tensor_parallel", "measured", "unit"), _own),

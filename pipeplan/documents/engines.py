@@ -138,7 +138,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
         ),
         TrainingEngine(
             name="fsdp",
-            axes=("tensor", "context"),
+            axes=("tensor", "context", "expert"),
             sequence_parallel=True,
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("gradients", "weights"),

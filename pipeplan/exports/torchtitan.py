@@ -93,6 +93,7 @@ class _Job:
     tensor: int
     sequence_parallel: bool
     context: int
+    expert: int
     reshard: str | None
     computes_in: str | None
     on_host: bool
@@ -117,6 +118,7 @@ class _Job:
             "data_parallel_shard_degree": self.shard,
             "tensor_parallel_degree": self.tensor,
             **({"context_parallel_degree": self.context} if self.context > 1 else {}),
+            **({"expert_parallel_degree": self.expert} if self.expert > 1 else {}),
             **({"fsdp_reshard_after_forward": self.reshard} if self.reshard is not None else {}),
             "pipeline_parallel_degree": self.ranks,
         }
@@ -241,6 +243,7 @@ def _job(source: ExportSource) -> _Job:
         tensor=plan.form.tensor,
         sequence_parallel=plan.form.sequence_parallel,
         context=plan.form.context,
+        expert=plan.form.expert,
         reshard=_RESHARD["gradients" if ranks > 1 else plan.sharding] if sharded else None,
         computes_in=plan.dtype if sharded else None,
         on_host=offloads_optimizer(plan.offload),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.forms import Form
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
@@ -152,6 +153,14 @@ def test_torchtitans_python_has_the_same_degrees_and_says_whether_tokens_are_sha
     assert "config.parallelism.context_parallel_degree = 2" in text
     assert "config.parallelism.enable_sequence_parallel = True" in text
     assert "config.training.mixed_precision_param = 'bfloat16'" in text
+
+
+def test_torchtitan_shares_experts_among_replicas() -> None:
+    source = _source("fsdp", tensor=1, stages=1, sharding="weights")
+    shared = replace(source, plan=replace(source.plan, form=Form(expert=2)))
+    parallelism = tomllib.loads(format_named("torchtitan").write(shared))["parallelism"]
+    assert (parallelism["expert_parallel_degree"], parallelism["data_parallel_shard_degree"]) == (2, source.plan.width)
+    assert "config.parallelism.expert_parallel_degree = 2" in format_named("torchtitan", "2026-08").write(shared)
 
 
 def test_torchtitan_leaves_the_optimizer_to_the_host_and_no_activations() -> None:

@@ -193,7 +193,7 @@ def test_forms_are_asked_for_that_the_engine_and_the_options_allow(
         ({"planner": "auto", "options": {"tensor": 2}}, "tensor"),
         ({"planner": "auto", "options": {"engine": "megatron", "tensor": 3}}, "tensor"),
         ({"planner": "auto", "options": {"engine": "deepspeed", "context": 2}}, "context"),
-        ({"planner": "auto", "options": {"engine": "fsdp", "expert": 2}}, "expert"),
+        ({"planner": "auto", "options": {"expert": 2}}, "expert"),
         ({"precision": "int4"}, "precision"),
         ({"precision": "fp8", "dtype": "float32"}, "precision"),
         ({"precision": "fp8", "dtype": "bfloat16", "options": {"engine": "deepspeed"}}, "precision"),
