@@ -1,9 +1,11 @@
 """Models: the SPECs of the published models that the data names, by the letters and digits of their names."""
 
+from collections.abc import Mapping
+
 LENGTH = 8192
 
 
-def _gpt(hidden: int, layers: int, heads: int, vocabulary: int, **more: object) -> str:
+def _gpt(hidden: int, layers: int, heads: int, vocabulary: int, more: Mapping[str, object]) -> str:
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "vocabulary": vocabulary, "tied": "true", **more}
     return "preset:transformer?" + "&".join(f"{name}={value}" for name, value in sizes.items())
 
@@ -22,7 +24,7 @@ def _nemotron(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> 
     return _llama(hidden, layers, heads, kv_heads, ffn, 256_000, "nemotron")
 
 
-_GPT3 = {"vocabulary": 51_200, "sequence_length": 2048, "fused": "true"}
+_GPT3 = {"sequence_length": 2048, "fused": "true"}
 _QWEN3_MOE = (
     "hf:qwen3_moe?hidden_size=2048&num_hidden_layers=48&num_attention_heads=32&num_key_value_heads=4"
     "&moe_intermediate_size=768&num_experts=128&num_experts_per_tok=8&vocab_size=151936&max_position_embeddings=8192"
@@ -30,9 +32,9 @@ _QWEN3_MOE = (
 _GPT_OSS = "hf:gpt_oss?num_hidden_layers={layers}&num_local_experts={experts}&num_experts_per_tok=4&hidden_size=2880"
 
 MODELS = {
-    "gpt35b": _gpt(4096, 24, 32, **_GPT3),
-    "gpt320b": _gpt(6144, 44, 48, **_GPT3),
-    "gpt3175b": _gpt(12288, 96, 96, **_GPT3),
+    "gpt35b": _gpt(4096, 24, 32, 51_200, _GPT3),
+    "gpt320b": _gpt(6144, 44, 48, 51_200, _GPT3),
+    "gpt3175b": _gpt(12288, 96, 96, 51_200, _GPT3),
     "llama27b": _llama(4096, 32, 32, 32, 11008, 32_000),
     "llama213b": _llama(5120, 40, 40, 40, 13824, 32_000),
     "llama34b": _llama(8192, 48, 64, 8, 22016, 32_000),

@@ -79,7 +79,7 @@ def _predicted(row: Row, profiles: dict[object, Profile | PipeplanError]) -> Pre
             model=row.spec,
             microbatch_sizes=sizes,
             dtype=row.dtype,
-            optimizer=options.optimizer or "adamw",
+            optimizer="adam",
             sequence_length=row.sequence_length,
         )
         try:
@@ -113,5 +113,5 @@ def _planned(row: Row, profile: Profile, cluster: Cluster) -> tuple[Plan, bool]:
         answer = solve("auto", problem)
         if isinstance(answer, Plan):
             return answer, device == cluster.device
-    reasons = "; ".join(f"{each.rule}: {each.detail}" for each in answer.reasons)
+        reasons = "; ".join(f"{each.rule}: {each.detail}" for each in answer.reasons)
     raise InvalidInputError("row", f"must have a plan ({reasons})", row.model)

@@ -6,11 +6,13 @@ open, the planner chooses.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.named_clusters import SERVERS
 from pipeplan.errors import require
 from pipeplan.planners.problem import Options
+from pipeplan.protocol.estimates import Dtype
 from pipeplan.questions.smallest import sub_cluster
 
 GIB = 2**30
@@ -37,7 +39,7 @@ class Program:
     """
 
     engine: str
-    attention: str = "flash"
+    attention: Literal["flash", "unfused"] = "flash"
     compiled: bool = True
     network_gbit_per_s: float | None = None
     memory_gib: float | None = None
@@ -59,7 +61,7 @@ class Row:
     nodes_of: int
     sequence_length: int
     batch: int
-    dtype: str
+    dtype: Dtype
     precision: str | None
     program: Program
     options: Options

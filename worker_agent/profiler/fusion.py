@@ -99,7 +99,7 @@ def _added_inside(backward: Sequence[Traffic], sent: Collection[int]) -> list[Tr
         if member.fuses and len(target) == len(source) == len(made) == 1 and product and product.operation.flops:
             moved_bytes = product.operation.moved_bytes + sum(member.writes.values())
             operation = replace(product.operation, moved_bytes=moved_bytes)
-            reads = product.reads | {each: member.reads[each] for each in target}
+            reads = {**product.reads, **{each: member.reads[each] for each in target}}
             found[made.pop()] = replace(product, operation=operation, reads=reads, writes=member.writes)
             found[place] = None
     return [member for member in found.values() if member is not None]
