@@ -1,14 +1,13 @@
 """Counts: the operations of every block of a chain for one microbatch, and the bytes that it moves and keeps, without
 computing anything.
 
-Blocks run on fake tensors, which have shapes but no contents. They run as in a measurement: each as if it were a stage
-of its own, with gradients that already exist. Equal blocks with equal inputs run once.
+Blocks run on tensors that have shapes but no contents. They run as in a measurement: each as if it were a stage of its
+own, with gradients that already exist. Equal blocks with equal inputs run once.
 """
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipeplan.documents.forms import Collective, Form
+from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch
+from worker_agent.models.equality import shape_of, signature
 from worker_agent.models.fused import unfused_attention
 from worker_agent.models.losses import Loss
 from worker_agent.models.parallel import Region
+from worker_agent.models.spec import parse_spec
 from worker_agent.models.values import as_values, carries_gradient, first_trained, matching_dtype
 from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
 from worker_agent.profiler.fusion import fused
@@ -33,13 +35,6 @@ from worker_agent.profiler.operations import (
 )
 from worker_agent.profiler.peers import RecordedPeers
 from worker_agent.profiler.times import given
-
-UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
-"""Attributes of Hugging Face's layers that say where in the model they are: they change nothing that is counted."""
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_PLAIN = (bool, int, float, str, tuple, list, torch.dtype, type(None))
-"""Attributes of these types count as equal if their texts are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +67,23 @@ class BlockCounts:
     passed_bytes: int = 0
 
 
+def build_shapes(
+    spec: str, dtype: torch.dtype, *, gpu: bool, fused: bool = False
+) -> tuple[Chain, AbstractContextManager[object]]:
+    """The chain that a SPEC names, of tensors without contents, and the mode in which its blocks run.
+
+    A Hugging Face model is on the meta device, where operations take a fraction of the time that they take on fake
+    tensors. These stand for a CPU's, whose kernels are others, and have constants, which a user's factory may ask for.
+    """
+    rule = "must be a model that can be built of tensors without contents to be estimated"
+    on_meta = gpu and parse_spec(spec, field="model").is_hugging_face
+    mode = torch.device("meta") if on_meta else FakeTensorMode()
+    with foreign_code("model", rule, spec), nullcontext() if on_meta else mode:
+        return build_model(spec, seed=0, dtype=dtype, empty=on_meta, fused=fused), mode
+
+
 def count_blocks(
-    fake: FakeTensorMode,
+    mode: AbstractContextManager[object],
     blocks: Sequence[nn.Module],
     loss: Loss,
     microbatch: Microbatch,
@@ -81,7 +91,7 @@ def count_blocks(
     floating: torch.dtype,
     gpu: bool,
 ) -> tuple[BlockCounts, ...]:
-    """Every block's counts. The blocks must have been built under `fake`.
+    """Every block's counts. The blocks and their `mode` are those of `build_shapes`, or were built in this mode.
 
     Of the microbatch only the shapes matter; its floating-point tensors are taken as `floating`. With `gpu` the kernels
     are a GPU's, without it those of this machine's CPU.
@@ -90,7 +100,7 @@ def count_blocks(
     """
     known: dict[Hashable, tuple[BlockCounts, tuple[Tensor, ...]]] = {}
     counts = []
-    with fake:
+    with mode:
         values, targets = (
             tuple(torch.empty(t.shape, dtype=matching_dtype(t, floating)) for t in as_values(value))
             for value in microbatch
@@ -98,7 +108,7 @@ def count_blocks(
         first = first_trained(blocks)
         for index, block in enumerate(blocks):
             end = (loss, targets) if index == len(blocks) - 1 else None
-            key = (signature(block), tuple(map(_shape, values)), index > first, end is None)
+            key = (signature(block), tuple(map(shape_of, values)), index > first, end is None)
             if key not in known:
                 rule = f"must have blocks that run on tensors without contents to be estimated; block {index} does not"
                 with foreign_code("model", rule, type(block).__name__):
@@ -248,33 +258,3 @@ def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root.requires_grad]
     if pairs:
         torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-
-
-def _shape(tensor: Tensor) -> Hashable:
-    return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-
-
-def signature(block: nn.Module) -> Hashable:
-    """What two blocks must have in common to do the same: their modules' types, tensors' shapes and settings.
-
-    Settings are a module's own attributes: plain values by their text, others by identity, so that only the same object
-    is equal. A method is that of any module.
-    """
-    parts: list[Hashable] = []
-    for name, module in block.named_modules():
-        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        shapes = tuple((key, _shape(tensor), tensor.requires_grad) for key, tensor in tensors)
-        settings = tuple(
-            (key, repr(value) if isinstance(value, _PLAIN) else _identity(value))
-            for key, value in vars(module).items()
-            if key not in UNCOUNTED_ATTRIBUTES and key not in _OF_EVERY_MODULE
-        )
-        parts.append((name, type(module), shapes, settings))
-    return tuple(parts)
-
-
-def _identity(value: Any) -> Hashable:
-    """What an attribute has in common with equal ones: a method of another module, or a function with equal options."""
-    if isinstance(value, partial):
-        return _identity(value.func), repr((value.args, value.keywords))
-    return id(getattr(value, "__func__", value))

@@ -6,21 +6,22 @@ count_blocks.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.documents.forms import Form
 from pipeplan.errors import require, require_count, require_unique
-from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.chain import Chain
 from worker_agent.models.data import default_feed, in_blocks
+from worker_agent.models.equality import signature
 from worker_agent.models.losses import Loss, default_loss
 from worker_agent.models.parallel import BalancedExperts, Region, VocabularyLoss
 from worker_agent.models.sharding import module_styles, require_possible, shard
 from worker_agent.models.values import first_trained
-from worker_agent.profiler.counts import BlockCounts, BlockRun, recorded_region, signature
+from worker_agent.profiler.counts import BlockCounts, BlockRun, build_shapes, recorded_region
 from worker_agent.profiler.operations import foreign_code
 from worker_agent.profiler.peers import RecordedPeers
 from worker_agent.profiler.scaled import scaled
@@ -58,14 +59,14 @@ class FormCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapedModel:
-    """A language model whose parameters have shapes alone, and the mode in which it was built.
+    """A language model whose parameters have shapes alone, and the mode in which its blocks run.
 
     `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
     before it has.
     """
 
     chain: Chain
-    fake: FakeTensorMode
+    mode: AbstractContextManager[object]
     dtype: torch.dtype
     styles: Mapping[nn.Module, str]
     alike: tuple[int, ...]
@@ -74,13 +75,10 @@ class ShapedModel:
 
 def shape_model(spec: str, dtype: str) -> ShapedModel:
     """The model that a SPEC names. Raises InvalidInputError for one that is not possible, or no language model."""
-    fake = FakeTensorMode()
-    rule = "must be a model that can be built of tensors without contents to be estimated"
-    with foreign_code("model", rule, spec), fake:
-        chain = build_model(spec, seed=0, dtype=getattr(torch, dtype), fused=True)
+    floating = getattr(torch, dtype)
+    chain, mode = build_shapes(spec, floating, gpu=True, fused=True)
     require(chain.tokens is not None, "model", "must be a language model to be shared among devices", spec)
     if chain.uncut:
-        floating = getattr(torch, dtype)
         chain = in_blocks(chain, default_feed(chain).data, microbatch_size=1, seed=0, dtype=floating)
     last = len(chain.blocks) - 1
     firsts: dict[Hashable, int] = {}
@@ -95,8 +93,8 @@ def shape_model(spec: str, dtype: str) -> ShapedModel:
         seen |= set(block.parameters())
     return ShapedModel(
         chain=chain,
-        fake=fake,
-        dtype=getattr(torch, dtype),
+        mode=mode,
+        dtype=floating,
         styles=module_styles(chain.sharding, chain.root),
         alike=alike,
         later_names=tuple(later_names),
@@ -125,7 +123,7 @@ def count_form(
     require_possible(model.chain.sharding, form, name=model.chain.spec, sequence_length=sequence_length)
     own = loss is not default_loss and form.tensor > 1
     require(not own, "loss", "must be cross entropy where the vocabulary is shared", getattr(loss, "__name__", loss))
-    with model.fake:
+    with model.mode:
         region = recorded_region(form)
         shares = {number: shard(model.chain.blocks[number], model.styles, region) for number in set(model.alike)}
         walk = _Walk(
