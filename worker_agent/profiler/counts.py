@@ -5,7 +5,7 @@ Blocks run on tensors that have shapes but no contents. They run as in a measure
 own, with gradients that already exist. Equal blocks with equal inputs run once.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,7 @@ from worker_agent.profiler.operations import (
     DeviceOperation,
     GpuKernels,
     OperationRecorder,
+    Traffic,
     foreign_code,
     fused_attention,
 )
@@ -125,7 +126,7 @@ def recorded_region(form: Form) -> Region[RecordedPeers]:
 
 @dataclass(slots=True, kw_only=True)
 class BlockRun:
-    """One block's passes: one that is counted, and one without gradients of weights, for the split backward.
+    """One block's passes: forward, the backward without gradients of weights, for the split one, and the whole one.
 
     With `graded` its inputs get a gradient. `end` is the loss and its targets where the block is the last one. In a
     `region` the block's exchanges are noted by the region's peers. `unfused` attention runs as fused.unfused_attention
@@ -170,11 +171,10 @@ class BlockRun:
         saved = {recorder.number(each): each.nbytes() for each in (kept.saved | core.saved).values()}
         kept.forget()
         core.forget()
-        gradients = [torch.ones_like(root) for root in roots]
+        backward_input = self._backward_input(trained, roots, leaves, first, sent)
         before_bytes = recorder.held_bytes
         recorder.start_peak()
-        with recorder:
-            _backward(roots, gradients)
+        _backward(recorder, roots)
         workspace_bytes = max(workspace_bytes, recorder.peak_bytes - max(before_bytes, recorder.held_bytes))
         backward = recorder.take()
         if self.fused:
@@ -194,24 +194,29 @@ class BlockRun:
             forward_collectives=forward_collectives,
             backward_collectives=peers.take(),
             selective=selective,
-            backward_input=self._backward_input(trained),
+            backward_input=backward_input,
         )
         return counts, tuple(t.detach() for t in outputs)
 
-    def _backward_input(self, trained: Sequence[nn.Parameter]) -> tuple[DeviceOperation, ...]:
-        """The operations of a backward that computes no gradients of weights."""
+    def _backward_input(
+        self,
+        trained: Sequence[nn.Parameter],
+        roots: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+        first: Sequence[Traffic],
+        sent: Collection[int],
+    ) -> tuple[DeviceOperation, ...]:
+        """The operations of a backward that computes no gradients of weights. The graph stays as it is."""
+        recorder, graded = self._recorder.branch(), [leaf for leaf in leaves if leaf.requires_grad]
+        if not graded:
+            return ()
         for parameter in trained:
             parameter.requires_grad_(False)
-        recorder, leaves = OperationRecorder(), self._leaves()
-        with self._kernels(), recorder:
-            outputs, roots = self._forward(leaves)
-        gradients = [torch.ones_like(root) for root in roots]
-        recorder.take()
-        first, sent = recorder.take_traffic(), self._sent(recorder, leaves, outputs)
-        with recorder:
-            _backward(roots, gradients)
+        _backward(recorder, roots, inputs=graded, retain_graph=True)
         for parameter in trained:
             parameter.requires_grad_(True)
+        for leaf in graded:
+            leaf.grad = None
         self.region.peers.take()
         if not self.fused:
             return recorder.take()
@@ -254,7 +259,9 @@ class BlockRun:
         return output
 
 
-def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root.requires_grad]
-    if pairs:
-        torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+def _backward(recorder: OperationRecorder, roots: Sequence[Tensor], **options: Any) -> None:
+    graded = [root for root in roots if root.requires_grad]
+    gradients = [torch.ones_like(root) for root in graded]
+    if graded:
+        with recorder:
+            torch.autograd.backward(graded, gradients, **options)

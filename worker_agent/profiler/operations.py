@@ -238,6 +238,12 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Literal["again", "attention"]]] = {}
 
+    def branch(self) -> "OperationRecorder":
+        """A recorder of what could come next. It knows the storages that this one knows, which does not see what it notes."""
+        other = OperationRecorder()
+        other._numbers, other._storages, other._known = dict(self._numbers), self._storages, dict(self._known)
+        return other
+
     def start_peak(self) -> None:
         """Forgets the peak: a new one starts from what is held now."""
         self.peak_bytes = self.held_bytes
