@@ -239,7 +239,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Literal["again", "attention"]]] = {}
 
     def branch(self) -> "OperationRecorder":
-        """A recorder of what could come next. It knows the storages that this one knows, which does not see what it notes."""
+        """A recorder that knows the storages of this one, which does not see what the other notes."""
         other = OperationRecorder()
         other._numbers, other._storages, other._known = dict(self._numbers), self._storages, dict(self._known)
         return other

@@ -7,7 +7,7 @@ count_blocks.
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class ShapedModel:
     """A language model whose parameters have shapes alone, and the mode in which its blocks run.
 
     `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
-    before it has.
+    before it has. `known` are counts and outputs of blocks by what they depend on: several forms have the same.
     """
 
     chain: Chain
@@ -71,6 +71,7 @@ class ShapedModel:
     styles: Mapping[nn.Module, str]
     alike: tuple[int, ...]
     later_names: tuple[frozenset[str], ...]
+    known: dict[Hashable, tuple[BlockCounts, tuple[Tensor, ...]]] = field(default_factory=dict)
 
 
 def shape_model(spec: str, dtype: str) -> ShapedModel:
@@ -132,7 +133,7 @@ def count_form(
             region=region,
             unfused=attention == "unfused",
             fused=fused,
-            loss=loss if form.tensor == 1 else VocabularyLoss(region),
+            loss=loss,
         )
         found = walk.at(sorted(microbatch_sizes), sequence_length // form.context)
     numbers = next(blocks for _, blocks in found.values())
@@ -191,30 +192,42 @@ class _Walk:
         """The counts of every kind in the order in which they come, and the kind of every block."""
         require_count("microbatch_size", microbatch_size)
         tokens = torch.empty((microbatch_size, length), dtype=torch.int64)
-        known: dict[Hashable, tuple[int, tuple[Tensor, ...]]] = {}
-        first = first_trained(self.model.chain.blocks)
+        known, kinds = self.model.known, dict[Hashable, int]()
+        graded = first_trained(self.model.chain.blocks)
         values: tuple[Tensor, ...] = (tokens,)
-        found: list[BlockCounts] = []
         numbers = []
         for number, alike in enumerate(self.model.alike):
-            key = (alike, number > first, tuple((tuple(t.shape), t.dtype) for t in values))
+            shapes = tuple((tuple(t.shape), t.dtype) for t in values)
+            how = (self._form_of(alike), self.unfused, self.fused, self.loss)
+            key = (alike, number > graded, shapes, how)
             if key not in known:
-                block = self.shares[alike]
-                run = BlockRun(
-                    block=block,
-                    inputs=values,
-                    graded=number > first,
-                    end=(self.loss, (tokens,)) if number == len(self.model.alike) - 1 else None,
-                    gpu=True,
-                    region=self.region,
-                    unfused=self.unfused,
-                    fused=self.fused,
-                )
-                rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
-                with foreign_code("model", rule, type(block).__name__):
-                    counts, outputs = run.count()
-                known[key] = len(found), outputs
-                found.append(counts)
-            kind, values = known[key]
-            numbers.append(kind)
-        return tuple(found), tuple(numbers)
+                end = tokens if number == len(self.model.alike) - 1 else None
+                known[key] = self._run(number, values, graded=number > graded, end=end)
+            numbers.append(kinds.setdefault(key, len(kinds)))
+            values = known[key][1]
+        return tuple(known[key][0] for key in kinds), tuple(numbers)
+
+    def _form_of(self, alike: int) -> Form:
+        """What of the form a block depends on: without experts, not on how they are shared."""
+        experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
+        return self.region.form if experts else replace(self.region.form, expert=1)
+
+    def _run(
+        self, number: int, values: tuple[Tensor, ...], *, graded: bool, end: Tensor | None
+    ) -> tuple[BlockCounts, tuple[Tensor, ...]]:
+        """The counts of a block, and its outputs; the last one's loss is that of the tokens at its `end`."""
+        block = self.shares[self.model.alike[number]]
+        loss = self.loss if self.region.form.tensor == 1 else VocabularyLoss(self.region)
+        run = BlockRun(
+            block=block,
+            inputs=values,
+            graded=graded,
+            end=None if end is None else (loss, (end,)),
+            gpu=True,
+            region=self.region,
+            unfused=self.unfused,
+            fused=self.fused,
+        )
+        rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
+        with foreign_code("model", rule, type(block).__name__):
+            return run.count()
