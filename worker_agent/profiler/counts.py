@@ -162,12 +162,12 @@ class BlockRun:
         leaves = self._leaves()
         with self._kernels(), recorder, saved_tensors_hooks(pack, peers.unpack):
             outputs, roots = self._forward(leaves)
-        forward, workspace_bytes = recorder.take(), recorder.peak_bytes - recorder.held_bytes
+        workspace_bytes = recorder.peak_bytes - recorder.held_bytes
         forward_collectives, operations = peers.take(), tuple(self._core_operations)
         selective = SelectiveCounts(operations=operations, activation_bytes=kept.bytes) if operations else None
         activation_bytes = kept.bytes_with(core)
         kept_output_bytes = min(kept.bytes_of(outputs), activation_bytes)
-        first, sent = recorder.take_traffic(), self._sent(recorder, leaves, outputs)
+        first, sent = recorder.take(), self._sent(recorder, leaves, outputs)
         saved = {recorder.number(each): each.nbytes() for each in (kept.saved | core.saved).values()}
         kept.forget()
         core.forget()
@@ -176,9 +176,10 @@ class BlockRun:
         recorder.start_peak()
         _backward(recorder, roots)
         workspace_bytes = max(workspace_bytes, recorder.peak_bytes - max(before_bytes, recorder.held_bytes))
-        backward = recorder.take()
+        second = recorder.take()
+        forward, backward = (tuple(each.operation for each in traffic) for traffic in (first, second))
         if self.fused:
-            kernels = fused(first, recorder.take_traffic(), saved=saved, sent=sent)
+            kernels = fused(first, second, saved=saved, sent=sent)
             forward, backward = kernels.forward, kernels.backward
             activation_bytes += sum(kernels.added.values()) - sum(saved[each] for each in kernels.dropped)
             kept_output_bytes = min(kept_output_bytes, activation_bytes)
@@ -218,9 +219,10 @@ class BlockRun:
         for leaf in graded:
             leaf.grad = None
         self.region.peers.take()
+        second = recorder.take()
         if not self.fused:
-            return recorder.take()
-        return fused(first, recorder.take_traffic(), saved=(), sent=sent).backward
+            return tuple(each.operation for each in second)
+        return fused(first, second, saved=(), sent=sent).backward
 
     def _sent(self, recorder: OperationRecorder, leaves: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
         """The storages of what the block takes, gives and holds."""
@@ -251,11 +253,11 @@ class BlockRun:
         key, value = self.region.ring(key, value)
         if not self.unfused:
             return fused_attention(query, key, value, *args, **options)
-        start = len(self._recorder.operations)
+        start = len(self._recorder.traffic)
         self._core_inputs = inputs
         output = unfused_attention(query, key, value, *args, **options)
         self._core_inputs = frozenset()
-        self._core_operations += self._recorder.operations[start:]
+        self._core_operations += [each.operation for each in self._recorder.traffic[start:]]
         return output
 
 
