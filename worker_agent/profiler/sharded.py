@@ -24,7 +24,7 @@ from worker_agent.models.values import first_trained
 from worker_agent.profiler.counts import BlockCounts, BlockRun, build_shapes, recorded_region
 from worker_agent.profiler.operations import foreign_code
 from worker_agent.profiler.peers import RecordedPeers
-from worker_agent.profiler.scaled import scaled
+from worker_agent.profiler.scaled import Counted, laid_out, layout_of, scaled
 
 ATTENTION = ("flash", "unfused")
 """Attention in one kernel, as torch prefers it, or in four, as Megatron-LM had it in 2021."""
@@ -62,7 +62,7 @@ class ShapedModel:
     """A language model whose parameters have shapes alone, and the mode in which its blocks run.
 
     `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
-    before it has. `known` are counts and outputs of blocks by what they depend on: several forms have the same.
+    before it has. `known` are blocks' counts by what they depend on: several forms have the same.
     """
 
     chain: Chain
@@ -71,7 +71,7 @@ class ShapedModel:
     styles: Mapping[nn.Module, str]
     alike: tuple[int, ...]
     later_names: tuple[frozenset[str], ...]
-    known: dict[Hashable, tuple[BlockCounts, tuple[Tensor, ...]]] = field(default_factory=dict)
+    known: dict[Hashable, Counted] = field(default_factory=dict)
 
 
 def shape_model(spec: str, dtype: str) -> ShapedModel:
@@ -145,7 +145,7 @@ def count_form(
             KindCounts(
                 name=model.chain.block_names[number],
                 **held[kind],
-                by_size={size: counts[kind] for size, (counts, _) in found.items()},
+                by_size={size: counted[kind][0] for size, (counted, _) in found.items()},
             )
             for kind, number in enumerate(kinds)
         ),
@@ -177,22 +177,31 @@ class _Walk:
     fused: bool
     loss: Loss
 
-    def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[BlockCounts, ...], tuple[int, ...]]]:
-        """The counts of every kind and the kind of every block, by size: of sizes between counted ones `scaled`."""
+    def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[Counted, ...], tuple[int, ...]]]:
+        """Every kind and the kind of every block, by size. Kinds are `scaled` to sizes between, where they can be."""
         found = {size: self.count(size, length) for size in (*sizes[:2], *sizes[2:][-1:])}
-        counted = sorted(found)
+        kinds = min(len(each) for each, _ in found.values())
+        counted = [sorted(found)] * kinds
         for size in sizes:
             if size not in found:
-                between = scaled([(each, found[each][0]) for each in counted[-3:]], size)
-                found[size] = self.count(size, length) if between is None else (between, found[sizes[0]][1])
-                counted = sorted({*counted, size}) if between is None else counted
+                lines = [
+                    scaled([(each, found[each][0][kind]) for each in own[-3:]], size)
+                    for kind, own in enumerate(counted)
+                ]
+                found[size] = self.count(size, length, lines)
+                counted = [
+                    sorted({*own, size}) if line is None else own for own, line in zip(counted, lines, strict=True)
+                ]
         return found
 
-    def count(self, microbatch_size: int, length: int) -> tuple[tuple[BlockCounts, ...], tuple[int, ...]]:
-        """The counts of every kind in the order in which they come, and the kind of every block."""
+    def count(
+        self, microbatch_size: int, length: int, lines: Sequence[Counted | None] = ()
+    ) -> tuple[tuple[Counted, ...], tuple[int, ...]]:
+        """Every kind in the order in which they come, and the kind of every block. Kinds on `lines` are not counted."""
         require_count("microbatch_size", microbatch_size)
         tokens = torch.empty((microbatch_size, length), dtype=torch.int64)
         known, kinds = self.model.known, dict[Hashable, int]()
+        found: list[Counted] = []
         graded = first_trained(self.model.chain.blocks)
         values: tuple[Tensor, ...] = (tokens,)
         numbers = []
@@ -200,22 +209,24 @@ class _Walk:
             shapes = tuple((tuple(t.shape), t.dtype) for t in values)
             how = (self._form_of(alike), self.unfused, self.fused, self.loss)
             key = (alike, number > graded, shapes, how)
-            if key not in known:
-                end = tokens if number == len(self.model.alike) - 1 else None
-                known[key] = self._run(number, values, graded=number > graded, end=end)
-            numbers.append(kinds.setdefault(key, len(kinds)))
-            values = known[key][1]
-        return tuple(known[key][0] for key in kinds), tuple(numbers)
+            if key not in kinds:
+                line = lines[len(found)] if len(found) < len(lines) else None
+                if line is None and key not in known:
+                    end = tokens if number == len(self.model.alike) - 1 else None
+                    known[key] = self._run(number, values, graded=number > graded, end=end)
+                kinds[key] = len(found)
+                found.append(line or known[key])
+            numbers.append(kinds[key])
+            values = tuple(map(laid_out, found[kinds[key]][1]))
+        return tuple(found), tuple(numbers)
 
     def _form_of(self, alike: int) -> Form:
         """What of the form a block depends on: without experts, not on how they are shared."""
         experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
         return self.region.form if experts else replace(self.region.form, expert=1)
 
-    def _run(
-        self, number: int, values: tuple[Tensor, ...], *, graded: bool, end: Tensor | None
-    ) -> tuple[BlockCounts, tuple[Tensor, ...]]:
-        """The counts of a block, and its outputs; the last one's loss is that of the tokens at its `end`."""
+    def _run(self, number: int, values: tuple[Tensor, ...], *, graded: bool, end: Tensor | None) -> Counted:
+        """The counts of a block; the last one's loss is that of the tokens at its `end`."""
         block = self.shares[self.model.alike[number]]
         loss = self.loss if self.region.form.tensor == 1 else VocabularyLoss(self.region)
         run = BlockRun(
@@ -230,4 +241,5 @@ class _Walk:
         )
         rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
         with foreign_code("model", rule, type(block).__name__):
-            return run.count()
+            counts, outputs = run.count()
+        return counts, tuple(map(layout_of, outputs))
