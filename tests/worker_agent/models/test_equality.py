@@ -1,7 +1,7 @@
 """Equal calls run once; what differs in what a layer is, or in what it gets, runs again."""
 
 from collections import Counter
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,12 +26,12 @@ SPECS = {
 class Layer(nn.Module):
     """Counts the calls of all layers."""
 
-    def __init__(self, calls: Counter[str], layer_idx: int, *, width: int = 4, half: bool = False) -> None:
+    def __init__(self, calls: Counter[str], layer_idx: int, *, width: int = 4, variant: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, device="meta"))
         self.calls = calls
         self.layer_idx = layer_idx
-        self.half = half
+        self.variant = variant
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         self.calls["layer"] += 1
@@ -42,7 +42,7 @@ class Layer(nn.Module):
     ("second", "argument", "runs"),
     [
         ({}, {}, 1),
-        ({"half": True}, {}, 2),
+        ({"variant": True}, {}, 2),
         ({"width": 5}, {}, 2),
         ({}, {"scale": 2.0}, 2),
     ],
@@ -54,7 +54,7 @@ def test_a_layer_runs_unless_an_equal_one_has_got_the_same(
     layers, equal = (Layer(calls, 0), Layer(calls, 1, **second)), EqualCalls()
     hidden = torch.empty(2, 4, device="meta")
     for layer, named in zip(layers, ({}, argument), strict=True):
-        run: Callable[[], Tensor] = lambda layer=layer, named=named: layer(hidden, **named)  # noqa: E731
+        run = partial(layer, hidden, **named)
         assert equal.result(layer, ((hidden,), named), run).shape == (2, 4)
     assert calls["layer"] == runs
 
@@ -67,7 +67,7 @@ def test_a_model_has_the_flow_and_the_cuts_that_it_has_if_every_layer_runs(spec:
         root: Any = build_family(parse_spec(spec, field="model")).root
         layers = next(row for row in root.modules() if isinstance(row, nn.ModuleList))
         for number, layer in enumerate(layers):
-            layer.place = number if apart else 0
+            vars(layer)["place"] = number if apart else 0
         tokens = {"input_ids": torch.zeros(2, 5, dtype=torch.int64)}
         found.append((find_flow(root, tokens), find_cuts(root, tokens).before, find_cuts(root, tokens).after))
     assert found[0] == found[1]
