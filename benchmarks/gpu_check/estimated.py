@@ -1,23 +1,20 @@
 """Estimated: the profile that a datasheet gives of a trial's model, nothing being computed."""
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.gpu_check.measured import SEED, Trial
 from pipeplan.documents.profile import Model, Profile
-from worker_agent.models.chain import build_model
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.profiler.analytic import ModelCounts, profile_of
-from worker_agent.profiler.counts import count_blocks
+from worker_agent.profiler.counts import build_shapes, count_blocks
 from worker_agent.profiler.datasheets import Datasheet
 
 
 def estimated_profile(trial: Trial, sheet: Datasheet, microbatch_size: int) -> Profile:
     """At one microbatch size."""
-    fake, dtype = FakeTensorMode(), getattr(torch, trial.dtype)
-    with fake:
-        chain = build_model(trial.model, seed=SEED, dtype=dtype)
+    dtype = getattr(torch, trial.dtype)
+    chain, mode = build_shapes(trial.model, dtype, gpu=True)
     microbatch = open_data(trial.data, microbatch_size=microbatch_size, seed=SEED).microbatch(0)
     counts = ModelCounts(
         model=Model(name=chain.name, spec=chain.spec),
@@ -29,6 +26,6 @@ def estimated_profile(trial: Trial, sheet: Datasheet, microbatch_size: int) -> P
         tied=chain.tied_weights(),
         tied_frozen=chain.tied_weights(trained=False),
         sizes=(microbatch_size,),
-        blocks=(count_blocks(fake, chain.blocks, build_loss(None), microbatch, floating=dtype, gpu=True),),
+        blocks=(count_blocks(mode, chain.blocks, build_loss(None), microbatch, floating=dtype, gpu=True),),
     )
     return profile_of(counts, sheet, trial.optimizer)

@@ -91,11 +91,14 @@ def perform(folder: Path) -> None:
 
 def _estimate(task: EstimateTask) -> EstimateResult:
     """The model's profile by a datasheet. Raises InvalidInputError for one that is not known by name."""
+    import torch
+
     from worker_agent.profiler.analytic import estimate_profile
     from worker_agent.profiler.datasheets import DATASHEETS
     from worker_agent.profiler.forms import profile_with_forms
     from worker_agent.profiler.job import ProfileJob
 
+    torch.set_num_threads(1)  # nothing is computed, and waiting threads take processor time
     require(task.analytic in DATASHEETS, "analytic", f"must be one of {', '.join(DATASHEETS)}", task.analytic)
     asked, sizes = task.request, task.microbatch_sizes
     profiled = ProfileTask(

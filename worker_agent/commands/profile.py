@@ -181,9 +181,12 @@ def _estimated(
     job: "ProfileJob", sheet: "Datasheet", values: Mapping[str, Any], on_progress: Callable[[int, int, str], None]
 ) -> Profile:
     """The profile of the datasheet's device, with the forms that the command's options ask for."""
+    import torch
+
     from worker_agent.profiler.analytic import estimate_profile
     from worker_agent.profiler.forms import profile_with_forms
 
+    torch.set_num_threads(1)  # nothing is computed, and waiting threads take processor time
     sizes = job.task.microbatch_sizes
     if not values["forms"]:
         return estimate_profile(

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.equality import EqualCalls
 from worker_agent.models.flow import FACTORY, is_called
 from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, replaced, tensor_of
 
@@ -52,7 +53,8 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     what = f"have its layers in one ModuleList of {', '.join(sorted(kinds)) or 'layers'}, and has {len(rows)}"
     _require(len(rows) == 1, what, type(root).__name__)
     names = [f"{rows[0]}.{i}" for i in range(len(lists[rows[0]]))]
-    seen, result = _watched(root, names, inputs)
+    equal = EqualCalls()
+    seen, result = _watched(root, names, inputs, equal)
     at = [number for number, call in enumerate(seen) if call.module in names]
     _require([seen[n].module for n in at] == names, "call its layers one after the other, each once", names[0])
     _require(at == [*range(at[0], at[0] + len(at))], "call nothing between its layers", seen[at[0] + 1].module)
@@ -72,7 +74,7 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     hidden = _first_tensor(seen[at[0]])
     before = seen[: at[0]]
     for number in at:
-        layers.append(_understood(seen[number], hidden, before, root.get_submodule(seen[number].module)))
+        layers.append(_understood(seen[number], hidden, before, root.get_submodule(seen[number].module), equal))
         hidden = tensor_of(seen[number].output)
     rotary = {call.rotary.module for call in layers if call.rotary}
     own = [call for call in before if call.module not in rotary]
@@ -90,7 +92,9 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     )
 
 
-def _watched(root: Any, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> tuple[list[_Seen], Tensor]:
+def _watched(
+    root: Any, layers: Sequence[str], inputs: Mapping[str, Tensor], equal: EqualCalls
+) -> tuple[list[_Seen], Tensor]:
     """The calls of the layers, and of the largest modules that have none of them, in one forward; and its result."""
     seen: list[_Seen] = []
 
@@ -98,9 +102,10 @@ def _watched(root: Any, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> 
         own = module.forward
 
         def forward(*positional: Any, **named: Any) -> Any:
+            given = _mapped((positional, named), _to_meta)
             stand_in = module.__dict__.pop("forward")
             try:
-                output = own(*_mapped(positional, _to_meta), **_mapped(named, _to_meta))
+                output = equal.result(module, given, lambda: own(*given[0], **given[1]))
             except Exception:  # the library's code may raise anything; a layer's result is still known
                 if name not in layers:
                     raise
@@ -135,7 +140,7 @@ def _watched(root: Any, layers: Sequence[str], inputs: Mapping[str, Tensor]) -> 
     return seen, result
 
 
-def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.Module) -> LayerCall:
+def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.Module, equal: EqualCalls) -> LayerCall:
     """A layer's call, with what its block makes in the place of tensors.
 
     Positions that a layer only hands on, and does without, are for other ways to compute attention.
@@ -168,9 +173,10 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
     handed_on = {key for key, made in named.items() if made is Made.POSITIONS and (rotary or key not in takes)}
     kept = {key: made for key, made in named.items() if key not in handed_on}
     if handed_on:
+        given = _mapped((seen.positional, {key: seen.named[key] for key in kept}), _to_meta)
         try:  # without contents
             with torch.no_grad():
-                layer(*_mapped(seen.positional, _to_meta), **_mapped({key: seen.named[key] for key in kept}, _to_meta))
+                equal.result(layer, given, lambda: layer(*given[0], **given[1]))
         except Exception:  # the library's code may raise anything: the layer needs what it hands on
             kept = named
     return LayerCall(module=seen.module, positional=positional, named=kept, rotary=rotary)

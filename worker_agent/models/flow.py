@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.draws import Draws
+from worker_agent.models.equality import EqualCalls
 from worker_agent.models.layers import replaced
 from worker_agent.models.values import leaves_of
 
@@ -188,6 +189,7 @@ class _Watch:
         self._draws = Draws()
         self._drawn: dict[int, set[int]] = {}  # of every draw: the calls that use it
         self._failed: tuple[str, Exception] | None = None
+        self._equal = EqualCalls()
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The model's result."""
@@ -267,8 +269,7 @@ class _Watch:
             stand_in = module.__dict__.pop("forward")
             try:
                 on_meta = mapped(given, _to_meta)
-                with self._draws.aside() as drawn:
-                    found = own(*on_meta[0], **on_meta[1])
+                found, drawn = self._equal.result(module, on_meta, lambda: self._result(own, on_meta))
             except Exception as error:  # the library's code may raise anything
                 self._failed = self._failed or (name, error)
                 if name not in self._layers or _SHAPES.search(str(error)):
@@ -302,6 +303,11 @@ class _Watch:
             return output
 
         return forward
+
+    def _result(self, own: Callable[..., Any], given: Any) -> tuple[Any, Sequence[object]]:
+        """What a unit gives, and the random operations that it does."""
+        with self._draws.aside() as drawn:
+            return own(*given[0], **given[1]), drawn
 
 
 def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:

@@ -219,7 +219,7 @@ without_later.register_autograd(_earlier_gradients)
 def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
     x, bias = ctx.saved_tensors
     from_x = bias_gelu_backward(gradient, x, bias)
-    return from_x, _summed(from_x) if ctx.needs_input_grad[1] else None
+    return from_x, _summed(from_x) if _takes_bias(ctx) else None
 
 
 bias_gelu.register_autograd(_gelu_gradients, setup_context=_keep_inputs)
@@ -260,10 +260,16 @@ def _dropout_gradients(
     if gradient is None:
         return None, None, None, None
     from_x = masked_scale(gradient, ctx.saved_tensors[0], ctx.p) if ctx.p else gradient
-    return from_x, _summed(from_x) if ctx.needs_input_grad[1] else None, gradient, None
+    return from_x, _summed(from_x) if _takes_bias(ctx) else None, gradient, None
 
 
 bias_dropout_add.register_autograd(_dropout_gradients, setup_context=_keep_mask)
+
+
+def _takes_bias(ctx: Any) -> bool:
+    """Whether this backward computes the gradient of the bias, the second tensor, which may be frozen by now."""
+    bias = getattr(ctx.next_functions[1][0], "variable", None)
+    return bool(ctx.needs_input_grad[1] and (bias is None or bias.requires_grad))
 
 
 def _summed(gradient: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ class Flows:
     def of(self, names: frozenset[str]) -> Flow:
         """The flow of batches with these inputs. Raises InvalidInputError if its parts are not the blocks."""
         if names not in self._found:
-            with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):  # it is found amid a run: nothing shifts
+            # it is found amid a run, in whose modes and random numbers nothing shifts
+            with unset_fake_temporarily(), torch.device("cpu"), torch.random.fork_rng(devices=[]):
                 empty = all(tensor.is_meta for tensor in self.root.parameters())
                 model = self.root if empty else self.make()
                 flow = find_flow(model, {name: self.probes[name] for name in self.form.inputs if name in names})

@@ -1,8 +1,8 @@
 """Analytic: a profile from a model's shapes and a device's datasheet. Nothing is computed and no device is needed.
 
-The model's blocks are built and run on fake tensors. These show each block's operations and the bytes that it moves and
-keeps; the datasheet says how long that takes. Bytes are exact where the measuring profiler's are. Times are estimates,
-and the profile is marked as estimated.
+The model's blocks are built and run on tensors without contents. These show each block's operations and the bytes that
+it moves and keeps; the datasheet says how long that takes. Bytes are exact where the measuring profiler's are. Times
+are estimates, and the profile is marked as estimated.
 
 `kernels` has the time of each operation.
 """
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.costs.memory import OPTIMIZER_COPIES
 from pipeplan.documents.cluster import Cluster, Level
@@ -21,10 +20,10 @@ from pipeplan.documents.named_clusters import most_devices
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Method, Model, Overheads, Profile
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require, require_count
-from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.chain import Chain
 from worker_agent.models.data import DefaultFeed, default_feed, in_blocks, open_data
 from worker_agent.models.losses import build_loss
-from worker_agent.profiler.counts import BlockCounts, count_blocks
+from worker_agent.profiler.counts import BlockCounts, build_shapes, count_blocks
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import duration_s
 from worker_agent.profiler.operations import foreign_code
@@ -82,10 +81,7 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
     """The counts of the job's model and data, with a GPU's kernels or this machine's CPU's."""
     task = job.task
     dtype = getattr(torch, task.dtype)
-    fake = FakeTensorMode()
-    rule = "must be a model that can be built of tensors without contents to be estimated"
-    with foreign_code("model", rule, task.model), fake:  # fake weights take no memory, whatever the model's size
-        chain = build_model(task.model, seed=_SEED, dtype=dtype)
+    chain, mode = build_shapes(task.model, dtype, gpu=gpu)
     named = None if task.data is None else DefaultFeed(data=task.data, loss=job.loss, description="")
     feed = named or default_feed(chain, task.sequence_length)
     with foreign_code("data", "must be a factory of microbatches that can be read", feed.data):
@@ -99,7 +95,7 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
         with foreign_code("data", "must be a factory of microbatches that can be read", feed.data):
             source = open_data(feed.data, microbatch_size=size, seed=_SEED, form=chain.batches)
             microbatch = source.microbatch(0)
-        blocks.append(count_blocks(fake, chain.blocks, loss, microbatch, floating=dtype, gpu=gpu))
+        blocks.append(count_blocks(mode, chain.blocks, loss, microbatch, floating=dtype, gpu=gpu))
     return counts_of(chain, task, blocks)
 
 

@@ -22,7 +22,7 @@ from worker_agent.engine.graphs import NODE_BYTES, graph_bytes, refuses_hooks
 from worker_agent.models.data import Microbatch
 from worker_agent.models.losses import Loss
 from worker_agent.models.spec import UserCodeError
-from worker_agent.models.values import parts_of
+from worker_agent.models.values import is_dense, parts_of
 from worker_agent.profiler.autocast import Autocast
 from worker_agent.profiler.times import BlockCrossing, Direction, pass_backward, pass_forward
 
@@ -256,6 +256,11 @@ def passed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     return min(passed, sum(tensor.nbytes for tensor in inputs))
 
 
+def _memory_of(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The dense tensors of which a tensor consists; on the meta device those that it would consist of."""
+    return (tensor,) if tensor.is_meta and is_dense(tensor) else parts_of(tensor) or ()
+
+
 def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
@@ -271,7 +276,7 @@ class KeptStorages:
     def __init__(
         self, block: nn.Module, is_copy: Callable[[Tensor], bool] | None = None, *, closed: bool = False
     ) -> None:
-        own = (part for tensor in (*block.parameters(), *block.buffers()) for part in parts_of(tensor) or ())
+        own = (part for tensor in (*block.parameters(), *block.buffers()) for part in _memory_of(tensor))
         self._owned = set(map(storage_identity, own))
         self._is_copy = is_copy
         self._copies: dict[int, torch.UntypedStorage] = {}
@@ -306,7 +311,7 @@ class KeptStorages:
 
     def not_owned(self, tensors: Sequence[Tensor]) -> dict[int, torch.UntypedStorage]:
         """The storages of these tensors, without parameters and buffers."""
-        parts = [part for tensor in tensors for part in parts_of(tensor) or ()]
+        parts = [part for tensor in tensors for part in _memory_of(tensor)]
         pairs = ((storage_identity(part), part.untyped_storage()) for part in parts)
         return {identity: storage for identity, storage in pairs if identity not in self._owned}
 

@@ -1,14 +1,13 @@
 """Counts: the operations of every block of a chain for one microbatch, and the bytes that it moves and keeps, without
 computing anything.
 
-Blocks run on fake tensors, which have shapes but no contents. They run as in a measurement: each as if it were a stage
-of its own, with gradients that already exist. Equal blocks with equal inputs run once.
+Blocks run on tensors that have shapes but no contents. They run as in a measurement: each as if it were a stage of its
+own, with gradients that already exist. Equal blocks with equal inputs run once.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from pipeplan.documents.forms import Collective, Form
+from worker_agent.models.chain import Chain, build_model
 from worker_agent.models.data import Microbatch
+from worker_agent.models.equality import shape_of, signature
 from worker_agent.models.fused import unfused_attention
 from worker_agent.models.losses import Loss
 from worker_agent.models.parallel import Region
+from worker_agent.models.spec import parse_spec
 from worker_agent.models.values import as_values, carries_gradient, first_trained, matching_dtype
 from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
 from worker_agent.profiler.fusion import fused
@@ -28,6 +30,7 @@ from worker_agent.profiler.operations import (
     DeviceOperation,
     GpuKernels,
     OperationRecorder,
+    Traffic,
     foreign_code,
     fused_attention,
 )
@@ -36,13 +39,6 @@ from worker_agent.profiler.times import given
 
 HALF_BYTES = 2
 """Of an element of a result in 16 bits."""
-
-UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
-"""Attributes of Hugging Face's layers that say where in the model they are: they change nothing that is counted."""
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_PLAIN = (bool, int, float, str, tuple, list, torch.dtype, type(None))
-"""Attributes of these types count as equal if their texts are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +72,23 @@ class BlockCounts:
     passed_bytes: int = 0
 
 
+def build_shapes(
+    spec: str, dtype: torch.dtype, *, gpu: bool, fused: bool = False
+) -> tuple[Chain, AbstractContextManager[object]]:
+    """The chain that a SPEC names, of tensors without contents, and the mode in which its blocks run.
+
+    A Hugging Face model is on the meta device, where operations take a fraction of the time that they take on fake
+    tensors. These stand for a CPU's, whose kernels are others, and have constants, which a user's factory may ask for.
+    """
+    rule = "must be a model that can be built of tensors without contents to be estimated"
+    on_meta = gpu and parse_spec(spec, field="model").is_hugging_face
+    mode = torch.device("meta") if on_meta else FakeTensorMode()
+    with foreign_code("model", rule, spec), nullcontext() if on_meta else mode:
+        return build_model(spec, seed=0, dtype=dtype, empty=on_meta, fused=fused), mode
+
+
 def count_blocks(
-    fake: FakeTensorMode,
+    mode: AbstractContextManager[object],
     blocks: Sequence[nn.Module],
     loss: Loss,
     microbatch: Microbatch,
@@ -85,7 +96,7 @@ def count_blocks(
     floating: torch.dtype,
     gpu: bool,
 ) -> tuple[BlockCounts, ...]:
-    """Every block's counts. The blocks must have been built under `fake`.
+    """Every block's counts. The blocks and their `mode` are those of `build_shapes`, or were built in this mode.
 
     Of the microbatch only the shapes matter; its floating-point tensors are taken as `floating`. With `gpu` the kernels
     are a GPU's, without it those of this machine's CPU.
@@ -94,7 +105,7 @@ def count_blocks(
     """
     known: dict[Hashable, tuple[BlockCounts, tuple[Tensor, ...]]] = {}
     counts = []
-    with fake:
+    with mode:
         values, targets = (
             tuple(torch.empty(t.shape, dtype=matching_dtype(t, floating)) for t in as_values(value))
             for value in microbatch
@@ -102,7 +113,7 @@ def count_blocks(
         first = first_trained(blocks)
         for index, block in enumerate(blocks):
             end = (loss, targets) if index == len(blocks) - 1 else None
-            key = (signature(block), tuple(map(_shape, values)), index > first, end is None)
+            key = (signature(block), tuple(map(shape_of, values)), index > first, end is None)
             if key not in known:
                 rule = f"must have blocks that run on tensors without contents to be estimated; block {index} does not"
                 with foreign_code("model", rule, type(block).__name__):
@@ -119,7 +130,7 @@ def recorded_region(form: Form) -> Region[RecordedPeers]:
 
 @dataclass(slots=True, kw_only=True)
 class BlockRun:
-    """One block's passes: one that is counted, and one without gradients of weights, for the split backward.
+    """One block's passes: forward, the backward without gradients of weights, for the split one, and the whole one.
 
     With `graded` its inputs get a gradient. `end` is the loss and its targets where the block is the last one. In a
     `region` the block's exchanges are noted by the region's peers. `unfused` attention runs as fused.unfused_attention
@@ -155,24 +166,24 @@ class BlockRun:
         leaves = self._leaves()
         with self._kernels(), recorder, saved_tensors_hooks(pack, peers.unpack):
             outputs, roots = self._forward(leaves)
-        forward, workspace_bytes = recorder.take(), recorder.peak_bytes - recorder.held_bytes
+        workspace_bytes = recorder.peak_bytes - recorder.held_bytes
         forward_collectives, operations = peers.take(), tuple(self._core_operations)
         selective = SelectiveCounts(operations=operations, activation_bytes=kept.bytes) if operations else None
         activation_bytes = kept.bytes_with(core)
         kept_output_bytes = min(kept.bytes_of(outputs), activation_bytes)
-        first, sent = recorder.take_traffic(), self._sent(recorder, leaves, outputs)
+        first, sent = recorder.take(), self._sent(recorder, leaves, outputs)
         saved = {recorder.number(each): each.nbytes() for each in (kept.saved | core.saved).values()}
         kept.forget()
         core.forget()
-        gradients = [torch.ones_like(root) for root in roots]
+        backward_input = self._backward_input(trained, roots, leaves, first, sent)
         before_bytes = recorder.held_bytes
         recorder.start_peak()
-        with recorder:
-            _backward(roots, gradients)
+        _backward(recorder, roots)
         workspace_bytes = max(workspace_bytes, recorder.peak_bytes - max(before_bytes, recorder.held_bytes))
-        backward = recorder.take()
+        second = recorder.take()
+        forward, backward = (tuple(each.operation for each in traffic) for traffic in (first, second))
         if self.fused:
-            kernels = fused(first, recorder.take_traffic(), saved=saved, sent=sent)
+            kernels = fused(first, second, saved=saved, sent=sent)
             forward, backward = kernels.forward, kernels.backward
             activation_bytes += sum(kernels.added.values()) - sum(saved[each] for each in kernels.dropped)
             kept_output_bytes = min(kept_output_bytes, activation_bytes)
@@ -191,28 +202,34 @@ class BlockRun:
             forward_collectives=forward_collectives,
             backward_collectives=peers.take(),
             selective=selective,
-            backward_input=self._backward_input(trained),
+            backward_input=backward_input,
         )
         return counts, tuple(t.detach() for t in outputs)
 
-    def _backward_input(self, trained: Sequence[nn.Parameter]) -> tuple[DeviceOperation, ...]:
-        """The operations of a backward that computes no gradients of weights."""
+    def _backward_input(
+        self,
+        trained: Sequence[nn.Parameter],
+        roots: Sequence[Tensor],
+        leaves: Sequence[Tensor],
+        first: Sequence[Traffic],
+        sent: Collection[int],
+    ) -> tuple[DeviceOperation, ...]:
+        """The operations of a backward that computes no gradients of weights. The graph stays as it is."""
+        recorder, graded = self._recorder.branch(), [leaf for leaf in leaves if leaf.requires_grad]
+        if not graded:
+            return ()
         for parameter in trained:
             parameter.requires_grad_(False)
-        recorder, leaves = OperationRecorder(), self._leaves()
-        with self._kernels(), recorder:
-            outputs, roots = self._forward(leaves)
-        gradients = [torch.ones_like(root) for root in roots]
-        recorder.take()
-        first, sent = recorder.take_traffic(), self._sent(recorder, leaves, outputs)
-        with recorder:
-            _backward(roots, gradients)
+        _backward(recorder, roots, inputs=graded, retain_graph=True)
         for parameter in trained:
             parameter.requires_grad_(True)
+        for leaf in graded:
+            leaf.grad = None
         self.region.peers.take()
+        second = recorder.take()
         if not self.fused:
-            return recorder.take()
-        return fused(first, recorder.take_traffic(), saved={}, sent=sent).backward
+            return tuple(each.operation for each in second)
+        return fused(first, second, saved={}, sent=sent).backward
 
     def _sent(self, recorder: OperationRecorder, leaves: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
         """The storages of what the block takes, gives and holds. The last one gives nothing but its loss."""
@@ -244,18 +261,20 @@ class BlockRun:
         key, value = self.region.ring(key, value)
         if not self.unfused:
             return fused_attention(query, key, value, *args, **options)
-        start = len(self._recorder.operations)
+        start = len(self._recorder.traffic)
         self._core_inputs = inputs
         output = unfused_attention(query, key, value, *args, **options)
         self._core_inputs = frozenset()
-        self._core_operations += self._recorder.operations[start:]
+        self._core_operations += [each.operation for each in self._recorder.traffic[start:]]
         return output
 
 
-def _backward(roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    pairs = [(root, g) for root, g in zip(roots, gradients, strict=True) if root.requires_grad]
-    if pairs:
-        torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+def _backward(recorder: OperationRecorder, roots: Sequence[Tensor], **options: Any) -> None:
+    graded = [root for root in roots if root.requires_grad]
+    gradients = [torch.ones_like(root) for root in graded]
+    if graded:
+        with recorder:
+            torch.autograd.backward(graded, gradients, **options)
 
 
 def _by_operation(
@@ -273,33 +292,3 @@ def _by_operation(
     return SelectiveCounts(
         operations=tuple(again), activation_bytes=min(kept_bytes, activation_bytes), unit="operation"
     )
-
-
-def _shape(tensor: Tensor) -> Hashable:
-    return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
-
-
-def signature(block: nn.Module) -> Hashable:
-    """What two blocks must have in common to do the same: their modules' types, tensors' shapes and settings.
-
-    Settings are a module's own attributes: plain values by their text, others by identity, so that only the same object
-    is equal. A method is that of any module.
-    """
-    parts: list[Hashable] = []
-    for name, module in block.named_modules():
-        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        shapes = tuple((key, _shape(tensor), tensor.requires_grad) for key, tensor in tensors)
-        settings = tuple(
-            (key, repr(value) if isinstance(value, _PLAIN) else _identity(value))
-            for key, value in vars(module).items()
-            if key not in UNCOUNTED_ATTRIBUTES and key not in _OF_EVERY_MODULE
-        )
-        parts.append((name, type(module), shapes, settings))
-    return tuple(parts)
-
-
-def _identity(value: Any) -> Hashable:
-    """What an attribute has in common with equal ones: a method of another module, or a function with equal options."""
-    if isinstance(value, partial):
-        return _identity(value.func), repr((value.args, value.keywords))
-    return id(getattr(value, "__func__", value))

@@ -20,6 +20,7 @@ class _Group:
     """Operations of one pass that are one kernel; a product is a group of its own."""
 
     members: list[Traffic] = field(default_factory=list)
+    _reads: dict[int, int] | None = field(default=None, init=False)
 
     @property
     def fuses(self) -> bool:
@@ -31,6 +32,16 @@ class _Group:
 
     def reads(self) -> dict[int, int]:
         """What it takes from other kernels, by storage."""
+        if self._reads is None:
+            self._reads = self._found_reads()
+        return self._reads
+
+    def precede(self, group: "_Group") -> None:
+        """Takes the operations of an earlier group."""
+        self.members[:0] = group.members
+        self._reads = None
+
+    def _found_reads(self) -> dict[int, int]:
         made: set[int] = set()
         found: dict[int, int] = {}
         for member in self.members:
@@ -137,7 +148,7 @@ def _groups(pass_: Sequence[Traffic], sent: Collection[int]) -> list[_Group]:
         made = group.made.keys()
         takers = [other for other in groups[place + 1 :] if made & other.reads().keys()]
         if group.fuses and len(takers) == 1 and takers[0].fuses and not made & set(sent):
-            takers[0].members[:0] = group.members
+            takers[0].precede(group)
             del groups[place]
     return groups
 

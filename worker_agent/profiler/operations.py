@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from pipeplan.errors import InvalidInputError, PipeplanError
@@ -231,7 +230,6 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[DeviceOperation] = []
         self.traffic: list[Traffic] = []
         self._numbers: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._storages = 0
@@ -240,17 +238,18 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Literal["again", "attention"]]] = {}
 
+    def branch(self) -> "OperationRecorder":
+        """A recorder that knows the storages of this one, which does not see what the other notes."""
+        other = OperationRecorder()
+        other._numbers, other._storages, other._known = dict(self._numbers), self._storages, dict(self._known)
+        return other
+
     def start_peak(self) -> None:
         """Forgets the peak: a new one starts from what is held now."""
         self.peak_bytes = self.held_bytes
 
-    def take(self) -> tuple[DeviceOperation, ...]:
+    def take(self) -> tuple[Traffic, ...]:
         """The operations since the last call."""
-        taken, self.operations = tuple(self.operations), []
-        return taken
-
-    def take_traffic(self) -> tuple[Traffic, ...]:
-        """The same operations with their storages, since the last call of this."""
         taken, self.traffic = tuple(self.traffic), []
         return taken
 
@@ -284,7 +283,6 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
                 operand=self._operand(_operands(kernel, args)[0]) if kernel in _FIRST_OPERAND else None,
                 copied_bytes=copied_bytes(_operands(kernel, args)) if kernel in _FIRST_OPERAND else MOST_COPIED_BYTES,
             )
-            self.operations.append(operation)
             self.traffic.append(
                 Traffic(
                     operation=operation,
@@ -309,7 +307,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         found: dict[int, int] = {}
         for tensor in tensors:
             number = self.number(tensor.untyped_storage())
-            found[number] = max(found.get(number, 0), _distinct_bytes([tensor]))
+            found[number] = max(found.get(number, 0), _bytes(tensor))
         return found
 
     def _operand(self, tensor: Tensor) -> Literal["new", "again", "attention"]:
@@ -381,15 +379,21 @@ def _flops(kernel: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 def _distinct_bytes(tensors: Iterable[Tensor]) -> int:
     """The bytes of these tensors, each counted once. Of an expanded tensor only the elements that exist count."""
-    seen = {(storage_identity(t), t.storage_offset(), tuple(t.shape), tuple(t.stride())): t for t in tensors}
-    total_bytes = 0
-    for tensor in seen.values():
-        dimensions = zip(tensor.shape, tensor.stride(), strict=True)
-        total_bytes += prod(size if stride else min(size, 1) for size, stride in dimensions) * tensor.element_size()
-    return total_bytes
+    seen = {(storage_identity(t), t.storage_offset(), t.shape, t.stride()): t for t in tensors}
+    return sum(map(_bytes, seen.values()))
+
+
+def _bytes(tensor: Tensor) -> int:
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    dimensions = zip(tensor.shape, tensor.stride(), strict=True)
+    return prod(size if stride else min(size, 1) for size, stride in dimensions) * tensor.element_size()
 
 
 def _tensors(value: Any) -> list[Tensor]:
     """The dense tensors in a value, and the parts of others."""
-    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return [part for leaf in leaves for part in ((leaf,) if is_dense(leaf) else parts_of(leaf) or ())]
+    if isinstance(value, Tensor):
+        return [value] if is_dense(value) else list(parts_of(value) or ())
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return _tensors(tuple(value.values())) if isinstance(value, dict) else []

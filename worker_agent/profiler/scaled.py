@@ -1,4 +1,4 @@
-"""Scaled: counts of a microbatch size between sizes that were counted, where all three of these lie on lines.
+"""Scaled: a block's counts at a microbatch size between sizes that were counted, where all three lie on lines.
 
 A block's operations and bytes grow by the same for every sample. So does a peak of memory while the same operation
 makes it: three sizes on one line, the smallest and the largest among them, are taken to have one and the same. Where
@@ -9,16 +9,35 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from worker_agent.profiler.counts import BlockCounts
 
+Layout = tuple[tuple[int, ...], tuple[int, ...], int, int, torch.dtype]
+"""A tensor without contents: its shape, strides, place in its storage, the storage's elements, and the type."""
 
-def scaled(
-    counted: Sequence[tuple[int, tuple[BlockCounts, ...]]], microbatch_size: int
-) -> tuple[BlockCounts, ...] | None:
-    """The counts at a size between the first and the last of three; None where these are on no line."""
+Counted = tuple[BlockCounts, tuple[Layout, ...]]
+"""A block's counts and the layouts of its outputs."""
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """The layout of a tensor."""
+    elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+    return tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), elements, tensor.dtype
+
+
+def laid_out(layout: Layout) -> Tensor:
+    """A tensor of this layout."""
+    shape, stride, offset, elements, dtype = layout
+    return torch.empty(elements, dtype=dtype).as_strided(shape, stride, offset)
+
+
+def scaled(counted: Sequence[tuple[int, Counted]], microbatch_size: int) -> Counted | None:
+    """A block at a size between the first and the last of three; None where these are on no line."""
     sizes = [size for size, _ in counted]
     try:
-        found: tuple[BlockCounts, ...] = _on_line([counts for _, counts in counted], sizes, microbatch_size)
+        found: Counted = _on_line([each for _, each in counted], sizes, microbatch_size)
     except _BentError:
         return None
     return found

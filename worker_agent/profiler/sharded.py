@@ -6,24 +6,25 @@ count_blocks.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan.documents.forms import Form
 from pipeplan.errors import require, require_count, require_unique
-from worker_agent.models.chain import Chain, build_model
+from worker_agent.models.chain import Chain
 from worker_agent.models.data import default_feed, in_blocks
+from worker_agent.models.equality import signature
 from worker_agent.models.losses import Loss, default_loss
 from worker_agent.models.parallel import BalancedExperts, Region, VocabularyLoss
 from worker_agent.models.sharding import module_styles, require_possible, shard
 from worker_agent.models.values import first_trained
-from worker_agent.profiler.counts import BlockCounts, BlockRun, recorded_region, signature
+from worker_agent.profiler.counts import BlockCounts, BlockRun, build_shapes, recorded_region
 from worker_agent.profiler.operations import foreign_code
 from worker_agent.profiler.peers import RecordedPeers
-from worker_agent.profiler.scaled import scaled
+from worker_agent.profiler.scaled import Counted, laid_out, layout_of, scaled
 
 ATTENTION = ("flash", "unfused")
 """Attention in one kernel, as torch prefers it, or in four, as Megatron-LM had it in 2021."""
@@ -58,29 +59,27 @@ class FormCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapedModel:
-    """A language model whose parameters have shapes alone, and the mode in which it was built.
+    """A language model whose parameters have shapes alone, and the mode in which its blocks run.
 
     `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
-    before it has.
+    before it has. `known` are blocks' counts by what they depend on: several forms have the same.
     """
 
     chain: Chain
-    fake: FakeTensorMode
+    mode: AbstractContextManager[object]
     dtype: torch.dtype
     styles: Mapping[nn.Module, str]
     alike: tuple[int, ...]
     later_names: tuple[frozenset[str], ...]
+    known: dict[Hashable, Counted] = field(default_factory=dict)
 
 
 def shape_model(spec: str, dtype: str) -> ShapedModel:
     """The model that a SPEC names. Raises InvalidInputError for one that is not possible, or no language model."""
-    fake = FakeTensorMode()
-    rule = "must be a model that can be built of tensors without contents to be estimated"
-    with foreign_code("model", rule, spec), fake:
-        chain = build_model(spec, seed=0, dtype=getattr(torch, dtype), fused=True)
+    floating = getattr(torch, dtype)
+    chain, mode = build_shapes(spec, floating, gpu=True, fused=True)
     require(chain.tokens is not None, "model", "must be a language model to be shared among devices", spec)
     if chain.uncut:
-        floating = getattr(torch, dtype)
         chain = in_blocks(chain, default_feed(chain).data, microbatch_size=1, seed=0, dtype=floating)
     last = len(chain.blocks) - 1
     firsts: dict[Hashable, int] = {}
@@ -95,8 +94,8 @@ def shape_model(spec: str, dtype: str) -> ShapedModel:
         seen |= set(block.parameters())
     return ShapedModel(
         chain=chain,
-        fake=fake,
-        dtype=getattr(torch, dtype),
+        mode=mode,
+        dtype=floating,
         styles=module_styles(chain.sharding, chain.root),
         alike=alike,
         later_names=tuple(later_names),
@@ -125,7 +124,7 @@ def count_form(
     require_possible(model.chain.sharding, form, name=model.chain.spec, sequence_length=sequence_length)
     own = loss is not default_loss and form.tensor > 1
     require(not own, "loss", "must be cross entropy where the vocabulary is shared", getattr(loss, "__name__", loss))
-    with model.fake:
+    with model.mode:
         region = recorded_region(form)
         shares = {number: shard(model.chain.blocks[number], model.styles, region) for number in set(model.alike)}
         walk = _Walk(
@@ -134,7 +133,7 @@ def count_form(
             region=region,
             unfused=attention == "unfused",
             fused=fused,
-            loss=loss if form.tensor == 1 else VocabularyLoss(region),
+            loss=loss,
         )
         found = walk.at(sorted(microbatch_sizes), sequence_length // form.context)
     numbers = next(blocks for _, blocks in found.values())
@@ -146,7 +145,7 @@ def count_form(
             KindCounts(
                 name=model.chain.block_names[number],
                 **held[kind],
-                by_size={size: counts[kind] for size, (counts, _) in found.items()},
+                by_size={size: counted[kind][0] for size, (counted, _) in found.items()},
             )
             for kind, number in enumerate(kinds)
         ),
@@ -178,45 +177,69 @@ class _Walk:
     fused: bool
     loss: Loss
 
-    def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[BlockCounts, ...], tuple[int, ...]]]:
-        """The counts of every kind and the kind of every block, by size: of sizes between counted ones `scaled`."""
+    def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[Counted, ...], tuple[int, ...]]]:
+        """Every kind and the kind of every block, by size. Kinds are `scaled` to sizes between, where they can be."""
         found = {size: self.count(size, length) for size in (*sizes[:2], *sizes[2:][-1:])}
-        counted = sorted(found)
+        kinds = min(len(each) for each, _ in found.values())
+        counted = [sorted(found)] * kinds
         for size in sizes:
             if size not in found:
-                between = scaled([(each, found[each][0]) for each in counted[-3:]], size)
-                found[size] = self.count(size, length) if between is None else (between, found[sizes[0]][1])
-                counted = sorted({*counted, size}) if between is None else counted
+                lines = [
+                    scaled([(each, found[each][0][kind]) for each in own[-3:]], size)
+                    for kind, own in enumerate(counted)
+                ]
+                found[size] = self.count(size, length, lines)
+                counted = [
+                    sorted({*own, size}) if line is None else own for own, line in zip(counted, lines, strict=True)
+                ]
         return found
 
-    def count(self, microbatch_size: int, length: int) -> tuple[tuple[BlockCounts, ...], tuple[int, ...]]:
-        """The counts of every kind in the order in which they come, and the kind of every block."""
+    def count(
+        self, microbatch_size: int, length: int, lines: Sequence[Counted | None] = ()
+    ) -> tuple[tuple[Counted, ...], tuple[int, ...]]:
+        """Every kind in the order in which they come, and the kind of every block. Kinds on `lines` are not counted."""
         require_count("microbatch_size", microbatch_size)
         tokens = torch.empty((microbatch_size, length), dtype=torch.int64)
-        known: dict[Hashable, tuple[int, tuple[Tensor, ...]]] = {}
-        first = first_trained(self.model.chain.blocks)
+        known, kinds = self.model.known, dict[Hashable, int]()
+        found: list[Counted] = []
+        graded = first_trained(self.model.chain.blocks)
         values: tuple[Tensor, ...] = (tokens,)
-        found: list[BlockCounts] = []
         numbers = []
         for number, alike in enumerate(self.model.alike):
-            key = (alike, number > first, tuple((tuple(t.shape), t.dtype) for t in values))
-            if key not in known:
-                block = self.shares[alike]
-                run = BlockRun(
-                    block=block,
-                    inputs=values,
-                    graded=number > first,
-                    end=(self.loss, (tokens,)) if number == len(self.model.alike) - 1 else None,
-                    gpu=True,
-                    region=self.region,
-                    unfused=self.unfused,
-                    fused=self.fused,
-                )
-                rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
-                with foreign_code("model", rule, type(block).__name__):
-                    counts, outputs = run.count()
-                known[key] = len(found), outputs
-                found.append(counts)
-            kind, values = known[key]
-            numbers.append(kind)
+            shapes = tuple((tuple(t.shape), t.dtype) for t in values)
+            how = (self._form_of(alike), self.unfused, self.fused, self.loss)
+            key = (alike, number > graded, shapes, how)
+            if key not in kinds:
+                line = lines[len(found)] if len(found) < len(lines) else None
+                if line is None and key not in known:
+                    end = tokens if number == len(self.model.alike) - 1 else None
+                    known[key] = self._run(number, values, graded=number > graded, end=end)
+                kinds[key] = len(found)
+                found.append(line or known[key])
+            numbers.append(kinds[key])
+            values = tuple(map(laid_out, found[kinds[key]][1]))
         return tuple(found), tuple(numbers)
+
+    def _form_of(self, alike: int) -> Form:
+        """What of the form a block depends on: without experts, not on how they are shared."""
+        experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
+        return self.region.form if experts else replace(self.region.form, expert=1)
+
+    def _run(self, number: int, values: tuple[Tensor, ...], *, graded: bool, end: Tensor | None) -> Counted:
+        """The counts of a block; the last one's loss is that of the tokens at its `end`."""
+        block = self.shares[self.model.alike[number]]
+        loss = self.loss if self.region.form.tensor == 1 else VocabularyLoss(self.region)
+        run = BlockRun(
+            block=block,
+            inputs=values,
+            graded=graded,
+            end=None if end is None else (loss, (end,)),
+            gpu=True,
+            region=self.region,
+            unfused=self.unfused,
+            fused=self.fused,
+        )
+        rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
+        with foreign_code("model", rule, type(block).__name__):
+            counts, outputs = run.count()
+        return counts, tuple(map(layout_of, outputs))

@@ -103,7 +103,8 @@ def test_rows_are_copied_by_the_bytes_of_which_all_start_at_a_multiple(
     with OperationRecorder() as recorder:
         logits = torch.nn.functional.linear(hidden, weights)
         torch.autograd.grad(logits, (hidden, weights), torch.empty_like(logits))
-    assert [op.copied_bytes for op in recorder.operations if op.sizes is not None] == copied_bytes
+    operations = [each.operation for each in recorder.traffic]
+    assert [op.copied_bytes for op in operations if op.sizes is not None] == copied_bytes
 
 
 def test_attention_has_a_rate_of_its_own_and_skips_later_positions() -> None:

@@ -114,7 +114,7 @@ def test_on_one_device_counts_are_those_of_the_whole_blocks(spec: str, dtype: st
     shaped = model(spec, dtype)
     tokens = torch.zeros(2, 64, dtype=torch.int64)
     chain, floating = shaped.chain, getattr(torch, dtype)
-    whole = count_blocks(shaped.fake, chain.blocks, default_loss, (tokens, tokens), floating=floating, gpu=True)
+    whole = count_blocks(shaped.mode, chain.blocks, default_loss, (tokens, tokens), floating=floating, gpu=True)
     found = counts_of(shaped, Form())
     assert tuple(found.kinds[kind].by_size[2] for kind in found.blocks) == whole
     assert sum(found.kinds[kind].parameters for kind in found.blocks) == sum(
@@ -265,7 +265,7 @@ def test_balanced_experts_do_the_arithmetic_of_those_that_route() -> None:
     shaped = model(MIXTRAL, "bfloat16")
     tokens = torch.zeros(2, 64, dtype=torch.int64)
     pair = (tokens, tokens)
-    routed = count_blocks(shaped.fake, shaped.chain.blocks, default_loss, pair, floating=torch.bfloat16, gpu=True)[1]
+    routed = count_blocks(shaped.mode, shaped.chain.blocks, default_loss, pair, floating=torch.bfloat16, gpu=True)[1]
     balanced = layer_of(shaped, Form())
     assert flops(balanced.forward) == flops(routed.forward) and flops(balanced.backward) == flops(routed.backward)
     b, s, h, k, ffn = 2, 64, 64, 2, 96
