@@ -7,6 +7,7 @@ from statistics import mean
 from benchmarks.truth.counted import count_rows
 from benchmarks.truth.planned import Planned, taken, usable_bytes
 from benchmarks.truth.rows import GIB, Row, by_source
+from pipeplan.documents.accuracy import IterationErrors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,18 @@ def document(found: Sequence[Prediction]) -> dict[str, object]:
     return {"sources": sources, "rows": [each.document() for each in found]}
 
 
+def iteration_errors(found: Sequence[Prediction]) -> list[IterationErrors]:
+    """By generation of GPUs and engine, as answers name them."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for each in found:
+        key = each.row.gpu.partition("-")[0].upper(), each.row.program.engine
+        groups.setdefault(key, []).append(abs(each.error))
+    return [
+        IterationErrors(generation=generation, engine=engine, rows=len(errors), error=round(mean(errors), 3))
+        for (generation, engine), errors in sorted(groups.items())
+    ]
+
+
 def print_tables(found: Sequence[Prediction]) -> None:
     """Errors by source, and the rows that are said not to fit."""
     print("| source | rows | mean error | signed | worst | regret | memory |")
@@ -129,6 +142,8 @@ def print_tables(found: Sequence[Prediction]) -> None:
             _percent(memory),
         ]
         print(f"| {' | '.join(cells)} |")
+    print("\nof documents/accuracy.py:")
+    print("\n".join(f"  {errors}" for errors in iteration_errors(found)))
     misfits = [each for each in found if each.memory_gib > each.usable_gib]
     print(f"\n{len(found) - len(misfits)} of {len(found)} rows, all of which ran, are said to fit")
     for each in misfits:

@@ -62,8 +62,8 @@ def _selective(x: Tensor, dt: Tensor, *others: Any, z: Tensor | None = None, **n
     kernel's memory traffic (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces",
     section 3.3.2).
     """
-    others = _tensors(dt, *others, *named.values())
-    found: Tensor = scan(x, others, 6 * x.numel() * others[1].shape[-1])
+    given = _tensors(dt, *others, *named.values())
+    found: Tensor = scan(x, given, 6 * x.numel() * given[1].shape[-1])
     return found if z is None else found * functional.silu(z)
 
 

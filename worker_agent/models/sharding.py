@@ -238,9 +238,9 @@ def _experts(layer: Any, region: Region[Peers]) -> nn.Module:
         "down_proj": (1 if transposed else 2, "1"),
     }
     shares = {key: _share(first[key], *shared[key], region) if key in shared else first[key] for key in first}
-    activation = getattr(layer, "act_fn", None) or layer.mlp.activation_fn
-    gate = getattr(layer, "_apply_gate", None) if up == "gate_up_proj" else activation
-    return BalancedExperts(shares, gate or partial(gated, activation), region, transposed=transposed)
+    gate = getattr(layer, "_apply_gate", None) if up == "gate_up_proj" else layer.act_fn
+    gate = gate or partial(gated, layer.act_fn if hasattr(layer, "act_fn") else layer.mlp.activation_fn)
+    return BalancedExperts(shares, gate, region, transposed=transposed)
 
 
 def _enter_first(

@@ -80,9 +80,9 @@ def tensor_plan(name: str, root: Any, *, cut: bool, one_kernel: bool) -> Shardin
     """The plan of a model of family `name`. `cut`: one tensor goes from layer to layer. `one_kernel`: attention's."""
     sequential = _sequential(root) or (None if one_kernel else "attention of several kernels")
     if not cut:
-        experts = [experts_in(module) for module in root.modules()]
-        unknown = "ALiBi attention" if _has_alibi(root) else "layers that exchange several tensors"
-        return Sharding(styles={}, divided={}, experts=max(experts), unknown=unknown, sequential=sequential)
+        most = max(experts_in(module) for module in root.modules())
+        what = "ALiBi attention" if _has_alibi(root) else "layers that exchange several tensors"
+        return Sharding(styles={}, divided={}, experts=most, unknown=what, sequential=sequential)
     styles = dict(_GPT2) if name == "gpt2" else {}
     keys, other_names = root.config.to_dict(), root.config.attribute_map  # an attribute may be an error: a layer's own
     divided = {key: keys.get(other_names.get(key, key)) for key in _COUNTS}

@@ -5,7 +5,8 @@ whole ones, with a GPU's kernels. Equal blocks are one kind. In the form of one 
 count_blocks.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -72,11 +73,22 @@ class ShapedModel:
     later_names: tuple[frozenset[str], ...]
 
 
+@contextmanager
+def local_default(dtype: torch.dtype) -> Iterator[None]:
+    """Has tensors that name no type made in this one: buffers, as the library loads models."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def shape_model(spec: str, dtype: str) -> ShapedModel:
     """The model that a SPEC names. Raises InvalidInputError for one that is not possible, or no language model."""
     fake = FakeTensorMode()
     rule = "must be a model that can be built of tensors without contents to be estimated"
-    with foreign_code("model", rule, spec), fake:
+    with foreign_code("model", rule, spec), fake, local_default(getattr(torch, dtype)):
         chain = build_model(spec, seed=0, dtype=getattr(torch, dtype), fused=True)
     require(chain.tokens is not None, "model", "must be a language model to be shared among devices", spec)
     if chain.uncut:
