@@ -134,7 +134,7 @@ def count_form(
     require(len(microbatch_sizes) > 0, "microbatch_sizes", "must hold at least one size", microbatch_sizes)
     require_unique("microbatch_sizes", "must not hold a size twice", microbatch_sizes)
     require(attention in ATTENTION, "attention", f"must be one of {', '.join(ATTENTION)}", attention)
-    require_possible(model.chain.sharding, form, name=model.chain.spec, sequence_length=sequence_length)
+    require_possible(model.chain.sharding, form, name=model.chain.name, sequence_length=sequence_length)
     own = loss is not default_loss and form.tensor > 1
     require(not own, "loss", "must be cross entropy where the vocabulary is shared", getattr(loss, "__name__", loss))
     with model.fake:
