@@ -1,11 +1,13 @@
 """Report: errors of time and memory by source, and the regret of choosing by prediction."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from statistics import mean
 
 from benchmarks.truth.predictions import Prediction
 from benchmarks.truth.rows import Row
+from pipeplan.documents.accuracy import IterationErrors
 
 Found = Sequence[tuple[Row, Prediction | Exception]]
 """Every row with its prediction, or with why there is none."""
@@ -92,6 +94,19 @@ def _predicted(each: Prediction) -> dict[str, object]:
     }
 
 
+def iteration_errors(found: Found) -> list[IterationErrors]:
+    """Of clean rows, by generation of GPUs and engine, as answers name them."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row, each in found:
+        if isinstance(each, Prediction) and each.error is not None:
+            generation = next(part for part in re.split(r"[^a-z0-9]+", row.gpu.lower()) if part)
+            groups.setdefault((generation.upper(), row.program.engine), []).append(abs(each.error))
+    return [
+        IterationErrors(generation=generation, engine=engine, rows=len(errors), error=round(mean(errors), 3))
+        for (generation, engine), errors in sorted(groups.items())
+    ]
+
+
 def _grouped(found: Found, of: Callable[[Row], object]) -> list[tuple[str, list[tuple[Row, Prediction | Exception]]]]:
     groups: dict[str, list[tuple[Row, Prediction | Exception]]] = {}
     for row, each in found:
@@ -112,6 +127,8 @@ def print_tables(found: Found) -> None:
             cells = [key, *(str(known[count]) for count in ("rows", "no_answer", "clean"))]
             cells += [_percent(known[each], signed="error" in each and each != "mean_error") for each in percents]
             print(f"| {' | '.join([*cells, _percent(known['memory_mean_signed_error'], signed=True), fit])} |")
+    print("\nof documents/accuracy.py:")
+    print("\n".join(f"  {errors}" for errors in iteration_errors(found)))
     for row, each in found:
         if isinstance(each, Exception):
             print(f"  no answer: {row.source} {row.model} on {row.gpus} {row.gpu}: {each}")

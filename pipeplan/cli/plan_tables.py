@@ -116,6 +116,8 @@ def show_plan(plan: Plan) -> None:
     microbatches = "1 microbatch" if plan.microbatches == 1 else f"{plan.microbatches} microbatches"
     console.print(f"{several(plan.workers, 'worker')}, {microbatches} of {plan.microbatch_size}")
     console.print(training(plan), soft_wrap=True)
+    if plan.basis is not None:
+        console.print(f"seconds: {plan.basis}", soft_wrap=True)
     for warning in plan.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if plan.engine != OUR_RUNTIME:

@@ -166,7 +166,7 @@ class Plan:
 
     - `order`: of a graph, the profile's blocks in the order in which the stages hold them; a stage's [start, stop) are
       places in it.
-    - `estimated`: the profile was computed, not measured.
+    - `estimated`: the profile was computed, not measured. `basis` says from what, and how far that was off elsewhere.
     - `calibration_id`: the calibration that corrected the costs.
     - `pareto`: the plans that no other beats in both throughput and memory.
     - `master_weights`: gradients of 16-bit weights add up in float32, and the optimizer works on float32 copies.
@@ -229,6 +229,7 @@ class Plan:
     autocast: str | None = None
     tied: tuple[TiedStages, ...] = ()
     precision: str | None = None
+    basis: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -241,6 +242,8 @@ class Plan:
             require_line(name, getattr(self, name))
         for sentence in self.warnings:
             require_line("warnings", sentence)
+        if self.basis is not None:
+            require_line("basis", self.basis)
         whole = self.split_backward or not self.split_backward_half_way
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         rule = "must be off where a stage recomputes by block: its backward is done as a whole"

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
+from pipeplan.documents.accuracy import basis_of
 from pipeplan.documents.engines import OUR_RUNTIME, engine_named
 from pipeplan.documents.forms import AXES
 from pipeplan.documents.identity import content_id
@@ -64,7 +65,8 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     elif planner != "auto" and (problem.options.semantics or PLAYED) == PLAYED:
         asked = partial(by_play, planner, asked)
     answer = asked(problem.corrected)
-    notes = tuple(dict.fromkeys(note for each in (problem.profile, *problem.other_profiles) for note in each.notes))
+    profiles = problem.profile, *problem.other_profiles
+    notes = tuple(dict.fromkeys(note for each in profiles for note in each.notes))
     if not isinstance(answer, Plan):
         left_out = (note.partition(": ") for note in notes)
         return replace(answer, reasons=(*answer.reasons, *(Reason(rule=what, detail=why) for what, _, why in left_out)))
@@ -76,7 +78,8 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
     idle, devices = problem.cluster.devices - answer.workers, problem.cluster.devices
     rule = f"{idle} of {devices} devices stay idle: no plan of the search is faster with them"
     warnings = (*answer.warnings, *notes, *([rule] if idle else []))
-    answer = replace(answer, planner_version=VERSIONS[planner], simulated=simulated, warnings=warnings)
+    basis = basis_of(profiles, answer.engine)
+    answer = replace(answer, planner_version=VERSIONS[planner], simulated=simulated, warnings=warnings, basis=basis)
     if problem.calibration is None:
         return answer
     return replace(

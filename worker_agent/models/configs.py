@@ -53,6 +53,8 @@ _ALIKE = {
     "glm4v_moe": "glm4_moe",
     "kimi_k2": "deepseek_v3",
     "kimi_k25": "deepseek_v3",
+    "minimax_m1": "minimax",
+    "minimax_text_01": "minimax",
     "qwen2_5": "qwen2",
     "qwen2_5_omni": "qwen2",
 }
@@ -106,6 +108,8 @@ def language_model(name: str, content: Mapping[str, Any]) -> tuple[str, dict[str
     ahead = next((key for key in _AHEAD if isinstance(keys.get(key), int) and keys[key] > 0), None)
     if ahead is not None:
         left_out.append(f"the layers of multi-token prediction ({ahead} {keys[ahead]}) are left out")
+    if known == "minimax" and isinstance(keys.get("attn_type_list"), list):
+        keys["layer_types"] = ["full_attention" if kind else "linear_attention" for kind in keys["attn_type_list"]]
     keys = {key: value for key, value in keys.items() if key != "model_type" and not key.startswith("_")}
     return known, {key: value for key, value in keys.items() if key not in (*NOT_OPTIONS, *QUANTISED)}, tuple(left_out)
 

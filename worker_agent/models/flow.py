@@ -91,6 +91,12 @@ class Flow:
         later = self.result_uses.union(*(call.uses for call in self.calls[start:]))
         return tuple(sorted(key for key in later if key[0] < start and not self.calls[key[0]].maker))
 
+    def shape_of(self, key: Key) -> tuple[int, ...]:
+        """The shape that a tensor had in the watched forward."""
+        shapes: dict[int, tuple[int, ...]] = {}
+        mapped(self.calls[key[0]].result, lambda shape: shapes.update({shape.number: shape.shape}))
+        return shapes[key[1]]
+
     def used(self, part: int) -> frozenset[Key]:
         """The tensors of which the calls of a part, or the result after the last of them, are made."""
         start, stop = self.starts[part], self.stops[part]

@@ -23,7 +23,8 @@ FLASH_HEAD = 256
 """The widest head that the flash kernel takes."""
 
 WINDOWED = "pipeplan_windowed"
-"""The library's name for `windowed_attention`."""
+SPARSE = "pipeplan_sparse"
+"""The library's names for `windowed_attention`: of layers that get no mask, and of those that choose keys by one."""
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -315,16 +316,18 @@ def windowed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    indices: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attention as Hugging Face's models call it, (B, N, S, D) -> (B, S, N, D), with the arithmetic of fused kernels.
 
-    Such kernels take a causal mask, a window, soft caps and sinks as they go: no mask is made, and with a window each
-    query meets so many keys. It is for counting: beside a window the keys are not those that the model attends to.
+    Such kernels take a causal mask, a window, soft caps and sinks as they go: no mask is made, and with a window, or
+    with `indices` of chosen keys (B, S, K), each query meets so many keys. It is for counting: these keys are not those
+    that the model attends to.
     """
     length, groups = query.shape[2], query.shape[1] // key.shape[1]
     shape, causal = query.shape, bool(getattr(module, "is_causal", True))
-    window = sliding_window or length
+    window = indices.shape[-1] if indices is not None else sliding_window or length
     if causal and window < length and length % window == 0 and key.shape[2] == length:
         query, key, value = (
             each.transpose(1, 2).reshape(-1, window, each.shape[1], each.shape[3]).transpose(1, 2)
@@ -337,4 +340,4 @@ def windowed_attention(
     found = functional.scaled_dot_product_attention(
         query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=groups > 1
     )
-    return found.transpose(1, 2).reshape(shape[0], length, shape[1], -1), None
+    return found.transpose(1, 2).reshape(shape[0], length, shape[1], -1).contiguous(), None

@@ -23,9 +23,10 @@ from worker_agent.models.configs import TASKS, config_of, kinds, known_keys, lan
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless
 from worker_agent.models.folders import read_config, weight_files
-from worker_agent.models.fused import WINDOWED, windowed_attention
+from worker_agent.models.fused import SPARSE, WINDOWED, windowed_attention
 from worker_agent.models.layers import Cuts
 from worker_agent.models.materialise import build_empty
+from worker_agent.models.scans import scan_in_one_kernel
 from worker_agent.models.segments import Flows, part_names, segments
 from worker_agent.models.sharding import Sharding
 from worker_agent.models.tensor_plan import tensor_plan
@@ -146,7 +147,7 @@ def build_family(spec: Spec, *, fused: bool = False) -> Family:
     refuse_unless(
         modules == list(root.modules()), "have the same modules for every length of its input", type(root).__name__
     )
-    shareable = config._attn_implementation in ("sdpa", WINDOWED)
+    shareable = config._attn_implementation in ("sdpa", WINDOWED, SPARSE)
     takes_tokens = form.inputs[0] == "input_ids" and not form.decodes
     return Family(
         name=name,
@@ -158,7 +159,7 @@ def build_family(spec: Spec, *, fused: bool = False) -> Family:
         if takes_tokens
         else None,
         batches=form,
-        sharding=tensor_plan(name, root) if quick and takes_tokens and shareable else None,
+        sharding=tensor_plan(name, root, cut=quick is not None, one_kernel=shareable) if takes_tokens else None,
         make=make,
         files=files,
         left_out=left_out,
@@ -168,7 +169,7 @@ def build_family(spec: Spec, *, fused: bool = False) -> Family:
 def _quick(root: Any, form: BatchForm) -> Cuts | None:
     """Blocks that make masks and positions themselves, if only one tensor is to cross a cut."""
     keys = root.config.to_dict()  # an attribute may be an error: a layer's own
-    for key in _WINDOWS if root.config._attn_implementation != WINDOWED else ():
+    for key in _WINDOWS if root.config._attn_implementation not in (WINDOWED, SPARSE) else ():
         window = keys.get(key)
         if isinstance(window, int) and window and window < form.positions:
             return None
@@ -247,6 +248,7 @@ def _build(
     """The model of a family, from a file's config and the SPEC's own options, which take precedence."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
+    from transformers.masking_utils import eager_mask
 
     if name not in transformers.CONFIG_MAPPING:
         field = "model" if text.startswith(f"hf:{name}") else "model.model_type"
@@ -269,9 +271,15 @@ def _build(
         _require_our_loss(config, classes=TASKS[models[0][1]] == "class")
         usual = "sdpa" if kind._supports_sdpa else "eager"
         model: nn.Module = kind._from_config(config, attn_implementation=attention or usual)
-        if fused and hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS"):
-            transformers.AttentionInterface.register(WINDOWED, windowed_attention)
-            config._attn_implementation = WINDOWED
+        library_code = sys.modules[kind.__module__]
+        scan_in_one_kernel(library_code)
+        if fused and getattr(config, "_experts_implementation", None):
+            config._experts_implementation = "batched_mm"  # by shapes alone
+        if fused and hasattr(library_code, "ALL_ATTENTION_FUNCTIONS"):
+            for name_of_it in (WINDOWED, SPARSE):
+                transformers.AttentionInterface.register(name_of_it, windowed_attention)
+            transformers.AttentionMaskInterface.register(SPARSE, eager_mask)
+            config._attn_implementation = SPARSE if getattr(config, "index_topk", None) else WINDOWED
         return model
     except InvalidInputError:
         raise

@@ -253,7 +253,8 @@ class BalancedExperts(nn.Module):
         self.transposed = transposed
 
     def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """(tokens, H), and the experts of each token and their weights (tokens, k) -> (tokens, H)."""
+        """(..., H), and the experts of each of its tokens and their weights (tokens, k) -> (..., H)."""
+        shape, hidden = hidden.shape, hidden.reshape(-1, hidden.shape[-1])
         order = top_k_index.flatten().argsort()
         tokens = order // top_k_index.shape[-1]
         own = self.region.enter(self.region.trade(hidden.index_select(0, tokens)).unsqueeze(0))
@@ -264,7 +265,7 @@ class BalancedExperts(nn.Module):
         made = self._product(self.gate(self._product(rows.view(experts, each, -1), up, 1)), "down_proj", 0)
         back = self.region.trade(self.region.leave(made.view(1, each * experts, -1)[:, :count]).squeeze(0))
         weighted = back * top_k_weights.flatten().index_select(0, order).unsqueeze(-1)
-        return torch.zeros_like(hidden).index_add(0, tokens, weighted.to(hidden.dtype))
+        return torch.zeros_like(hidden).index_add(0, tokens, weighted.to(hidden.dtype)).view(shape)
 
     def _product(self, rows: Tensor, name: str, own_bias: int) -> Tensor:
         """Every expert's rows with its weight; devices that share the input's features add a part of the bias each."""

@@ -70,7 +70,8 @@ class Holder(nn.Module):
 class Segment(nn.Module):
     """A block: consecutive calls of a model's units.
 
-    `quick` does the same for one tensor, and returns only one tensor.
+    `quick` does the same for one tensor, and returns only one tensor. `crossing` are the shapes of what is carried in
+    and out, in order: parts that carry other things are not alike.
     """
 
     def __init__(self, flows: Flows, flow: Flow, number: int, quick: nn.Module | None) -> None:
@@ -80,6 +81,9 @@ class Segment(nn.Module):
         units = [flows.root.get_submodule(name) for name in flow.units(number)]
         self.parts = nn.ModuleList(unit for unit in units if unit not in there)
         self.held = nn.ModuleList(Holder(flows.root.get_submodule(name)) for name in sorted(flow.held[number]))
+        self.crossing = tuple(
+            tuple(map(flow.shape_of, flow.carried(place))) for place in (flow.starts[number], flow.stops[number])
+        )
         self._flows = flows
         flows.numbers[self] = number
 

@@ -16,8 +16,8 @@ their blocks. It gives modules a style, by name:
                      any form as many tokens for every expert
     routed           experts with their router, all of which would compute all tokens: they get the chosen ones
 
-Modules without a style are whole on every device. A plan is for models whose attention is torch's
-scaled_dot_product_attention alone: with context parallelism that is where the devices meet.
+Modules without a style are whole on every device. With context parallelism devices meet in torch's
+scaled_dot_product_attention: a model in which other modules see the whole sequence has no context degree.
 """
 
 import copy
@@ -34,6 +34,7 @@ from torch.nn import functional
 
 from pipeplan.documents.forms import Form
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.layers import causal_mask
 from worker_agent.models.parallel import (
     BalancedExperts,
     ColumnShare,
@@ -58,13 +59,15 @@ class Sharding:
     """A plan: styles by names of modules, in which * is a number, and what the tensor degree must divide, by name.
 
     `experts` are those of a layer; 0 in a model without. `unknown` is a large layer of which the plan does not say how
-    devices share it: the model then has no tensor degree.
+    devices share it: the model then has no tensor degree. `sequential` is what sees the whole sequence and is not
+    torch's attention: the model then has no context degree.
     """
 
     styles: Mapping[str, str]
     divided: Mapping[str, int]
     experts: int = 0
     unknown: str | None = None
+    sequential: str | None = None
 
 
 class BareLinear(nn.Linear):
@@ -85,7 +88,8 @@ def joined(blocks: Sequence[nn.Module]) -> Sharding | None:
     styles = {f"{number}.{name}": style for number, plan in plans.items() for name, style in plan.styles.items()}
     divided = {name: count for plan in plans.values() for name, count in plan.divided.items()}
     experts = max((plan.experts for plan in plans.values()), default=0)
-    return Sharding(styles=styles, divided=divided, experts=experts) if plans else None
+    sequential = next((plan.sequential for plan in plans.values() if plan.sequential), None)
+    return Sharding(styles=styles, divided=divided, experts=experts, sequential=sequential) if plans else None
 
 
 def require_possible(sharding: Sharding | None, form: Form, *, name: str, sequence_length: int) -> None:
@@ -95,6 +99,9 @@ def require_possible(sharding: Sharding | None, form: Form, *, name: str, sequen
     require((experts or 1) % form.expert == 0, "expert", rule, form.expert)
     rule = "is needed for a model with experts and tensor parallelism"
     require(form.tensor == 1 or form.sequence_parallel or not experts, "sequence_parallel", rule, False)
+    whole = sharding is not None and not {"experts", "routed"} & set(sharding.styles.values())
+    rule = f"needs a sharding plan, and none is known for {sharding.unknown if sharding else ''} of {name}"
+    require(form.expert == 1 or not whole, "expert", rule, form.expert)
     if form.devices == 1:
         return
     field = "tensor" if form.tensor > 1 else "context"
@@ -103,6 +110,8 @@ def require_possible(sharding: Sharding | None, form: Form, *, name: str, sequen
         raise InvalidInputError(field, rule, getattr(form, field))
     rule = f"needs a sharding plan, and none is known for {sharding.unknown} of {name}"
     require(form.tensor == 1 or sharding.unknown is None, "tensor", rule, form.tensor)
+    rule = f"must be 1: {sharding.sequential} of {name} sees the whole sequence, and has no shared form here"
+    require(form.context == 1 or sharding.sequential is None, "context", rule, form.context)
     for what, count in sharding.divided.items():
         require(count % form.tensor == 0, "tensor", f"must divide {what}, which is {count}", form.tensor)
     rule = f"must divide the {sequence_length} tokens of a sequence"
@@ -146,9 +155,10 @@ def shard(
     if (style and isinstance(block, nn.Conv1d | nn.Embedding)) or style == "rotary":
         return _alone(block, style, detail, region)
     clone = copy.copy(block)
-    enters = any(styles.get(child, "").partition(" ")[0] in _COLUMNS for child in block.children())
+    enters = not entered and any(styles.get(child, "").partition(" ")[0] in _COLUMNS for child in block.children())
     clone._modules = {
-        name: child and shard(child, styles, region, entered=enters) for name, child in block._modules.items()
+        name: child and shard(child, styles, region, entered=entered or enters)
+        for name, child in block._modules.items()
     }
     if style == "routed":
         return RoutedExperts(clone)
@@ -168,8 +178,9 @@ def _divide(clone: Any, style: str, names: Sequence[str], region: Region[Peers])
         value: Any = getattr(clone, name, None)
         fits = (style == "divided" and isinstance(value, int | nn.Parameter)) or name == "config"
         require(fits, "model.sharding", f"must name a style that fits {type(clone).__name__}", f"{style} {name}")
-        if isinstance(value, nn.Parameter):
-            clone._parameters[name] = _share(value, 0, "1", region)
+        if isinstance(value, nn.Parameter):  # of heads, whatever dimensions of 1 stand beside
+            heads = next((dim for dim, size in enumerate(value.shape) if size > 1), 0)
+            clone._parameters[name] = _share(value, heads, "1", region)
         elif name == "config":
             clone.config = copy.copy(value)
             for key in ("num_attention_heads", "num_key_value_heads"):
@@ -197,9 +208,20 @@ def _alone(block: Any, style: str, detail: str, region: Region[Peers]) -> nn.Mod
     return clone  # type: ignore[no-any-return]
 
 
+def experts_of(layer: Any) -> dict[str, nn.Parameter]:
+    """The weights of experts by EXPERTS; DBRX's are rows of three matrices."""
+    rows = [getattr(getattr(layer, "mlp", None), key, None) for key in ("w1", "v1", "w2")]
+    if all(isinstance(each, nn.Parameter) and each.dim() == 2 for each in rows):
+        gate, up, down = (each.detach().view(layer.num_experts, -1, each.shape[1]) for each in rows)  # type: ignore[union-attr]
+        trained = rows[0].requires_grad  # type: ignore[union-attr]
+        weights = {"gate_up_proj": torch.cat((gate, up), 1), "down_proj": down.transpose(1, 2).contiguous()}
+        return {key: nn.Parameter(weight, requires_grad=trained) for key, weight in weights.items()}
+    return {key: weight for key in EXPERTS if isinstance(weight := getattr(layer, key, None), nn.Parameter)}
+
+
 def _experts(layer: Any, region: Region[Peers]) -> nn.Module:
     """The first of the devices' experts: all have as many tokens."""
-    held = {key: weight for key in EXPERTS if isinstance(weight := getattr(layer, key, None), nn.Parameter)}
+    held = experts_of(layer)
     known = len(held) == 2 and "down_proj" in held and all(weight.dim() == 3 for weight in held.values())
     require(known, "model.sharding", f"must name a style that fits {type(layer).__name__}", "experts")
     up = next(key for key in held if key != "down_proj")
@@ -217,7 +239,8 @@ def _experts(layer: Any, region: Region[Peers]) -> nn.Module:
     }
     shares = {key: _share(first[key], *shared[key], region) if key in shared else first[key] for key in first}
     gate = getattr(layer, "_apply_gate", None) if up == "gate_up_proj" else layer.act_fn
-    return BalancedExperts(shares, gate or partial(gated, layer.act_fn), region, transposed=transposed)
+    gate = gate or partial(gated, layer.act_fn if hasattr(layer, "act_fn") else layer.mlp.activation_fn)
+    return BalancedExperts(shares, gate, region, transposed=transposed)
 
 
 def _enter_first(
@@ -225,13 +248,17 @@ def _enter_first(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call, of which the first has entered: Hugging Face's attention gets it by name.
 
-    Positions that the module gets are those of the whole sequence.
+    Positions and a mask that the module gets are those of the whole sequence.
     """
     if args:
         return (region.enter(args[0]), *args[1:]), options
     name = next(key for key, value in options.items() if isinstance(value, Tensor) and value.is_floating_point())
-    positions = {key: region.positions(options[key]) for key in ("position_ids",) if options.get(key) is not None}
-    return args, options | positions | {name: region.enter(options[name])}
+    entered = region.enter(options[name])
+    made = {key: region.positions(options[key]) for key in ("position_ids",) if options.get(key) is not None}
+    mask = options.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        made["attention_mask"] = causal_mask(entered).expand(len(entered), -1, -1, -1)
+    return args, options | made | {name: entered}
 
 
 def _linear(layer: Any, style: str, parts: str, region: Region[Peers], *, entered: bool) -> nn.Module:

@@ -8,13 +8,13 @@ shares what makes heads of latents; what makes latents is whole, and every devic
 """
 
 from collections.abc import Iterator
-from inspect import signature
+from inspect import signature, unwrap
 from math import gcd
 from typing import Any
 
 from torch import nn
 
-from worker_agent.models.sharding import EXPERTS, Sharding
+from worker_agent.models.sharding import Sharding, experts_of
 
 _ENTERS = frozenset(
     {
@@ -36,7 +36,12 @@ _LEAVES = frozenset(
 )
 """Linear layers that are shared by input features."""
 
-_LATENTS = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "fc1_latent_proj", "fc2_latent_proj"})
+_LATENTS = frozenset(
+    {
+        *("q_a_proj", "kv_a_proj_with_mqa", "f_a_proj", "g_a_proj", "fc1_latent_proj", "fc2_latent_proj"),
+        *("wq_b", "wk", "weights_proj"),  # of what chooses keys (DSA)
+    }
+)
 """Linear layers that are whole: what they make is small, and all heads or experts read all of it."""
 
 _SMALL = 8
@@ -47,7 +52,7 @@ _HEADS = ("num_heads", "num_attention_heads", "n_heads", "num_key_value_heads", 
 
 _MIXER = (
     *("num_heads", "intermediate_size", "n_groups", "conv_dim", "num_v_heads", "num_k_heads", "key_dim", "value_dim"),
-    *("dt_bias", "A_log", "D"),
+    *("qkv_dim", "dt_bias", "A_log", "D"),
 )
 """Attributes of state-space and linear-attention mixers that count what is shared, and their own parameters."""
 
@@ -67,22 +72,34 @@ _GPT2 = {
 }
 
 
-def tensor_plan(name: str, root: Any) -> Sharding:
-    """The plan of a model of family `name`."""
+_ATTENTION = frozenset({"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"})
+"""What code names that has its attention from torch."""
+
+
+def tensor_plan(name: str, root: Any, *, cut: bool, one_kernel: bool) -> Sharding:
+    """The plan of a model of family `name`. `cut`: one tensor goes from layer to layer. `one_kernel`: attention's."""
+    sequential = _sequential(root) or (None if one_kernel else "attention of several kernels")
+    if not cut:
+        most = max(experts_in(module) for module in root.modules())
+        what = "ALiBi attention" if _has_alibi(root) else "layers that exchange several tensors"
+        return Sharding(styles={}, divided={}, experts=most, unknown=what, sequential=sequential)
     styles = dict(_GPT2) if name == "gpt2" else {}
     keys, other_names = root.config.to_dict(), root.config.attribute_map  # an attribute may be an error: a layer's own
     divided = {key: keys.get(other_names.get(key, key)) for key in _COUNTS}
     experts = 0
     for prefix, module in root.named_modules() if name != "gpt2" else ():
-        styles |= {f"{prefix}.{part}".strip("."): style for part, style in _styles(module, root.config)}
-        experts = len(module.down_proj) if is_experts(module) else experts
+        own = dict(_styles(module, root.config))
+        styles |= {f"{prefix}.{part}".strip("."): style for part, style in own.items()}
+        for key in set(own.get("", "").split()[1:]) & set(_HEADS):
+            divided[key] = gcd(divided.get(key) or 0, getattr(module, key))
+        experts = experts_in(module) or experts
         if isinstance(getattr(module, "k_proj", None), nn.Linear) and isinstance(
             getattr(module, "head_dim", None), int
         ):
             heads = module.k_proj.out_features // module.head_dim
             divided["num_key_value_heads"] = gcd(divided.get("num_key_value_heads") or 0, heads)
-        if _is_mixer(module) and hasattr(module, "n_groups"):
-            divided |= {"the heads of its mixers": module.num_heads, "n_groups": module.n_groups}
+        counts = (("the heads of its mixers", "num_heads"), ("n_groups", "n_groups")) if _is_mixer(module) else ()
+        divided |= {what: getattr(module, key) for what, key in counts if hasattr(module, key)}
     embeddings = root.get_input_embeddings(), root.get_output_embeddings()
     names = {module: prefix for prefix, module in root.named_modules()}
     styles |= {names[embedding]: "vocabulary" for embedding in embeddings if embedding in names}
@@ -99,30 +116,47 @@ def tensor_plan(name: str, root: Any) -> Sharding:
         styles=styles,
         divided={key: count for key, count in divided.items() if isinstance(count, int)},
         experts=experts,
-        unknown=next(unknown, None),
+        unknown="ALiBi attention" if _has_alibi(root) else next(unknown, None),
+        sequential=sequential,
     )
 
 
-def is_experts(module: Any) -> bool:
-    """Whether a module is experts as weights of three dimensions."""
-    weights = [getattr(module, key, None) for key in EXPERTS]
-    return sum(isinstance(weight, nn.Parameter) and weight.dim() == 3 for weight in weights) == 2
+def experts_in(module: Any) -> int:
+    """The number of experts that a module has as weights of three dimensions; 0 for other modules."""
+    held = experts_of(module) if isinstance(module, nn.Module) else {}
+    known = len(held) == 2 and all(weight.dim() == 3 for weight in held.values())
+    return len(next(iter(held.values()))) if known else 0
+
+
+def _sequential(root: Any) -> str | None:
+    """The first module that sees a whole sequence by other means than torch's attention: a convolution or own heads."""
+    for prefix, module in root.named_modules():
+        children, names = list(module.children()), unwrap(type(module).forward).__code__.co_names
+        heads = any(isinstance(child, nn.Linear) for child in children) and any(hasattr(module, key) for key in _HEADS)
+        convolves = any(isinstance(child, nn.Conv1d) for child in children)
+        if convolves or (heads and not _ATTENTION & set(names)):
+            return str(prefix)
+    return None
+
+
+def _has_alibi(root: Any) -> bool:
+    """Whether attention adds a number for each distance, which the model makes for all heads."""
+    return bool(root.config.to_dict().get("alibi")) or any("alibi_tensor" in key for key in dir(root.base_model))
 
 
 def _is_mixer(module: Any) -> bool:
     """Whether a module is a state-space or linear-attention mixer, with a convolution over the sequence."""
-    return isinstance(getattr(module, "conv1d", None), nn.Conv1d) and isinstance(
-        getattr(module, "out_proj", None), nn.Linear
-    )
+    makes = any(isinstance(getattr(module, key, None), nn.Linear) for key in ("out_proj", "o_proj"))
+    return makes and any(isinstance(getattr(module, key, None), nn.Conv1d) for key in ("conv1d", "conv"))
 
 
 def _styles(module: Any, config: Any) -> Iterator[tuple[str, str]]:
     """The styles of a module's parts by name, and its own by none."""
     if type(module).__name__.endswith("RotaryEmbedding"):
         yield "", "rotary"
-    elif is_experts(module):
+    elif experts_in(module):
         yield "", "experts"
-    elif is_experts(getattr(module, "experts", None)) and len(signature(module.experts.forward).parameters) == 1:
+    elif experts_in(getattr(module, "experts", None)) and len(signature(module.experts.forward).parameters) == 1:
         yield "", "routed"  # Llama 4's experts all compute all tokens: the module dispatches them instead
     elif _is_mixer(module):
         yield from mixer_styles(module)
@@ -148,6 +182,7 @@ def layer_styles(module: Any, config: Any) -> Iterator[tuple[str, str]]:
     yield making[0], "rowwise"
     own = [key for key in _HEADS if isinstance(getattr(module, key, None), int)]
     own += ["config"] if fused is not None else []
+    own += ["hidden_size"] if fused == "Wqkv" and getattr(module, "hidden_size", 0) == queries else []
     own += [
         key for key, p in module.named_parameters(recurse=False) if len(p) == getattr(config, "num_attention_heads", 0)
     ]
@@ -165,22 +200,43 @@ def layer_styles(module: Any, config: Any) -> Iterator[tuple[str, str]]:
 
 def mixer_styles(module: Any) -> Iterator[tuple[str, str]]:
     """State-space and linear-attention mixers, whose convolution has the heads' and the groups' features."""
-    if hasattr(module, "key_dim"):  # gated delta net
+    linear = {key: part for key, part in module.named_children() if isinstance(part, nn.Linear)}
+    convolution, making = (
+        "conv1d" if hasattr(module, "conv1d") else "conv",
+        "out_proj" if "out_proj" in linear else "o_proj",
+    )
+    enters = {key: "colwise" for key in linear if key in _ENTERS}
+    if {"q_proj", "k_proj", "v_proj"} <= linear.keys():  # delta nets of separate layers, gates of latents among them
+        features = [linear[key].out_features for key in ("q_proj", "k_proj", "v_proj")]
+        inputs = {convolution: features}
+        enters = {key: "colwise" for key in linear if key != making and not key.endswith("_a_proj")}
+        for name, gate in module.named_children():
+            if hasattr(gate, "f_b_proj"):
+                yield f"{name}.f_b_proj", "colwise"
+                yield name, _divided(gate)
+    elif hasattr(module, "key_dim"):  # gated delta net
         features = [module.key_dim, module.key_dim, module.value_dim]
-        inputs = {"in_proj_qkv": features, "conv1d": features}
+        inputs = {"in_proj_qkv": features, convolution: features}
     elif hasattr(module, "x_proj"):  # Mamba's first form
         features = [module.intermediate_size]
-        inputs = {"in_proj": [*features, *features], "dt_proj": features, "conv1d": features}
+        inputs = {"in_proj": [*features, *features], "dt_proj": features, convolution: features}
         yield "x_proj", "reduced"
+    elif convolution == "conv":  # a short convolution between two gates
+        features = [linear[making].in_features]
+        inputs = {"in_proj": features * 3, convolution: features}
     else:
         groups = module.n_groups * module.ssm_state_size
         features = [module.intermediate_size, groups, groups]
-        inputs = {"in_proj": [module.intermediate_size, *features, module.num_heads], "conv1d": features}
+        inputs = {"in_proj": [module.intermediate_size, *features, module.num_heads], convolution: features}
         if getattr(getattr(module, "norm", None), "weight", None) is not None:
             yield "norm", "divided weight"
     sizes = {key: "+".join(map(str, parts)) if len(parts) > 1 else "1" for key, parts in inputs.items()}
-    packed = {key: f"packed {parts}" for key, parts in sizes.items()}
-    linear = {key: "colwise" for key, part in module.named_children() if key in _ENTERS and isinstance(part, nn.Linear)}
-    yield from (linear | packed).items()
-    yield "out_proj", "rowwise"
-    yield "", f"divided {' '.join(key for key in _MIXER if isinstance(getattr(module, key, None), int | nn.Parameter))}"
+    yield from (enters | {key: f"packed {parts}" for key, parts in sizes.items()}).items()
+    yield making, "rowwise"
+    if convolution != "conv":
+        yield "", _divided(module)
+
+
+def _divided(module: Any) -> str:
+    """The style of a module for what it counts, and its own parameters."""
+    return f"divided {' '.join(key for key in _MIXER if isinstance(getattr(module, key, None), int | nn.Parameter))}"

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Value = Tensor | tuple[Tensor, ...]
@@ -142,6 +143,8 @@ def cast_in_place(tensor: Tensor, dtype: torch.dtype) -> None:
     if tensor.dtype is dtype or not tensor.is_floating_point():
         return
     if is_dense(tensor):
+        if isinstance(tensor, FakeTensor):  # a constant's value would keep its type
+            tensor.constant = None
         tensor.data = tensor.data.to(dtype)
         return
     cast = tensor.detach().to(dtype)  # through `data` a sparse tensor would keep its old values

@@ -57,7 +57,8 @@ def profile_with_forms(
             axis = error.field if error.field in AXES else next(iter(shared), error.field)
             if form == WHOLE or not asked.may_lack(axis):
                 raise
-            degrees = lacking.setdefault((axis, error.rule), [])
+            rule = "no sharded form of its blocks is known here" if error.field == "model" else error.rule
+            degrees = lacking.setdefault((axis, rule), [])
             degrees += [getattr(form, axis)] * (getattr(form, axis) not in degrees)
     whole, chain = found[WHOLE], model.chain
     experts = chain.sharding.experts if chain.sharding else 0

@@ -74,9 +74,12 @@ def fused(forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Siz
     first, second = _groups(forward, kept), _groups(backward, kept)
     others = (group for group in second if not group.fuses)
     taken = {each for group in (*first, *others) for each in group.reads()}
-    maker = {each: member for group in first if group.fuses for member in group.members for each in member.writes}
-    dropped = maker.keys() - taken - kept
-    again = [_again(group, maker, dropped) for group in second]
+    sources: dict[int, dict[int, int]] = {}  # what each result is made of, by all who write it
+    for member in (member for group in first if group.fuses for member in group.members):
+        for each in member.writes:
+            sources.setdefault(each, {}).update(member.reads)
+    dropped = sources.keys() - taken - kept
+    again = [_again(group, sources, dropped) for group in second]
     needed = {each: size for reads in again for each, size in reads.items()}
     made = {each for member in forward for each in member.writes}
     added = {each: needed[each] for each in (needed.keys() & made) - set(saved) - set(sent)}
@@ -153,16 +156,17 @@ def _groups(pass_: Sequence[Traffic], sent: Collection[int]) -> list[_Group]:
     return groups
 
 
-def _again(group: _Group, maker: Mapping[int, Traffic], dropped: Collection[int]) -> dict[int, int]:
+def _again(group: _Group, sources: Mapping[int, Sizes], dropped: Collection[int]) -> dict[int, int]:
     """What a kernel of the backward reads, where it computes again what was dropped."""
     found: dict[int, int] = {}
-    open_ = list(group.reads().items())
+    open_, seen = list(group.reads().items()), set[int]()  # a result of many steps is made again once
     while open_:
         each, size = open_.pop()
-        if each in dropped:
-            open_ += maker[each].reads.items()
-        else:
+        if each not in dropped:
             found[each] = max(size, found.get(each, 0))
+        elif each not in seen:
+            seen.add(each)
+            open_ += sources[each].items()
     return found
 
 

@@ -5,8 +5,8 @@ whole ones, with a GPU's kernels. Equal blocks are one kind. In the form of one 
 count_blocks.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -74,10 +74,22 @@ class ShapedModel:
     known: dict[Hashable, Counted] = field(default_factory=dict)
 
 
+@contextmanager
+def local_default(dtype: torch.dtype) -> Iterator[None]:
+    """Has tensors that name no type made in this one: buffers, as the library loads models."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def shape_model(spec: str, dtype: str) -> ShapedModel:
     """The model that a SPEC names. Raises InvalidInputError for one that is not possible, or no language model."""
     floating = getattr(torch, dtype)
-    chain, mode = build_shapes(spec, floating, gpu=True, fused=True)
+    with local_default(floating):
+        chain, mode = build_shapes(spec, floating, gpu=True, fused=True)
     require(chain.tokens is not None, "model", "must be a language model to be shared among devices", spec)
     if chain.uncut:
         chain = in_blocks(chain, default_feed(chain).data, microbatch_size=1, seed=0, dtype=floating)
@@ -121,7 +133,7 @@ def count_form(
     require(len(microbatch_sizes) > 0, "microbatch_sizes", "must hold at least one size", microbatch_sizes)
     require_unique("microbatch_sizes", "must not hold a size twice", microbatch_sizes)
     require(attention in ATTENTION, "attention", f"must be one of {', '.join(ATTENTION)}", attention)
-    require_possible(model.chain.sharding, form, name=model.chain.spec, sequence_length=sequence_length)
+    require_possible(model.chain.sharding, form, name=model.chain.name, sequence_length=sequence_length)
     own = loss is not default_loss and form.tensor > 1
     require(not own, "loss", "must be cross entropy where the vocabulary is shared", getattr(loss, "__name__", loss))
     with model.mode:

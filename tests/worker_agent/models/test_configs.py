@@ -82,6 +82,16 @@ def test_the_language_model_of_a_config_is_taken_and_the_rest_is_named(
     assert tuple(embedding.shape) == (64, 32)
 
 
+def test_layers_of_two_kinds_are_those_that_the_publisher_lists(tmp_path: Path) -> None:
+    """The library lists them by another key; without it every second layer has linear attention."""
+    content = {**LAYERS, "attn_type_list": [0, 0], "model_type": "minimax_text_01", "num_local_experts": 2}
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    chain = build_model(f"hf:{tmp_path}", seed=0, empty=True)
+    assert chain.name == "minimax"
+    root: Any = chain.root
+    assert root.config.layer_types == ["linear_attention"] * 2
+
+
 def test_code_that_a_config_names_never_runs(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(KIMI), encoding="utf-8")
     (tmp_path / "configuration_deepseek.py").write_text("raise SystemExit('it ran')", encoding="utf-8")

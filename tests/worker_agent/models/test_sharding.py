@@ -45,6 +45,21 @@ MIXERS = (
 )
 """Their weights are of parts of different sizes."""
 
+OTHERS = {
+    "dbrx": "hf:dbrx?n_layers=1&d_model=32&n_heads=8&vocab_size=64&max_seq_len=16"
+    '&attn_config={"kv_n_heads":4,"rope_theta":10000,"clip_qkv":8}'
+    '&ffn_config={"hidden_size":32,"ffn_hidden_size":48,"moe_num_experts":1,"moe_top_k":1}',
+    "delta nets": "hf:kimi_linear?num_hidden_layers=2&hidden_size=32&num_attention_heads=4&num_key_value_heads=4"
+    "&intermediate_size=48&vocab_size=64&kv_lora_rank=8&q_lora_rank=null&qk_nope_head_dim=8&qk_rope_head_dim=4"
+    '&v_head_dim=8&linear_num_heads=4&linear_head_dim=8&layer_types=["linear_attention","full_attention"]'
+    '&mlp_layer_types=["dense","dense"]&pad_token_id=0',
+    "short convolutions": "hf:lfm2?num_hidden_layers=2&hidden_size=32&num_attention_heads=4&num_key_value_heads=4"
+    '&intermediate_size=48&vocab_size=64&layer_types=["conv","full_attention"]&block_auto_adjust_ff_dim=false',
+    "states": "hf:mamba?num_hidden_layers=1&hidden_size=16&intermediate_size=32&state_size=4&vocab_size=64"
+    "&time_step_rank=2",
+}
+"""Models whose weights are packed in other ways."""
+
 TOKENS = torch.randint(64, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
@@ -171,6 +186,15 @@ def test_shares_of_mixers_compute_what_the_whole_model_does(form: Form) -> None:
     torch.testing.assert_close(summed, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.each_case
+@pytest.mark.parametrize("form", [Form(tensor=4, sequence_parallel=True), Form(tensor=2)], ids=str)
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_shares_of_other_models_compute_what_the_whole_model_does(name: str, form: Form) -> None:
+    chain = build_model(OTHERS[name], seed=0, dtype=torch.float64)
+    whole, shares = passed(chain.blocks, default_loss), passed_by_shares(OTHERS[name], form)
+    torch.testing.assert_close(torch.cat([each.logits for each in shares], dim=-1), whole.logits, rtol=1e-5, atol=1e-6)
+
+
 def test_a_vocabulary_that_is_not_divisible_is_rounded_up() -> None:
     chain = build_model("preset:transformer?vocabulary=65", seed=0)
     region = Region(form=Form(tensor=2), peers=ThreadPeers(Meeting(2), 1), rank=1)
@@ -205,7 +229,18 @@ def test_a_vocabulary_that_is_not_divisible_is_rounded_up() -> None:
             Form(tensor=2),
             "tensor: needs a sharding plan, and none is known for bert.encoder",
         ),
-        ("hf:llama?attn_implementation=eager", Form(context=2), "context: needs a sharding plan, which hf:llama"),
+        ("hf:llama?attn_implementation=eager", Form(context=2), "context: must be 1: attention of several kernels of"),
+        ("hf:jamba", Form(context=2), "context: must be 1: model.layers.0.mamba of hf:jamba sees the whole sequence"),
+        (
+            "hf:bloom",
+            Form(tensor=2),
+            "tensor: needs a sharding plan, and none is known for ALiBi attention of hf:bloom",
+        ),
+        (
+            "hf:falcon_h1",
+            Form(tensor=2),
+            "tensor: needs a sharding plan, and none is known for layers that exchange several tensors of hf:falcon_h1",
+        ),
         ("hf:mixtral?num_local_experts=4", Form(expert=8), "expert: must divide the 4 experts of a layer, got 8"),
         ("hf:llama", Form(expert=2), "expert: must be 1 for a model without experts, got 2"),
         ("hf:mixtral", Form(tensor=2), "sequence_parallel: is needed for a model with experts and tensor parallelism"),

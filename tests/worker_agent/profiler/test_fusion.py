@@ -108,6 +108,14 @@ def test_what_is_computed_again_keeps_what_it_is_made_of() -> None:
     assert (set(found.dropped), dict(found.added)) == ({3}, {2: 20})
 
 
+def test_a_result_to_which_many_ways_lead_is_computed_again_once() -> None:
+    """Two results that both take both of the step before: 2 ** 60 ways, which were all gone. And one in its place."""
+    steps = [elementwise({2 * i: 10, 2 * i + 1: 10}, {2 * i + side: 10}) for i in range(1, 61) for side in (2, 3)]
+    first = [elementwise({1: 10}, {2: 10}), elementwise({2: 10}, {2: 10}), elementwise({1: 10}, {3: 10}), *steps]
+    found = fused(first, [elementwise({200: 10, 122: 10, 123: 10}, {201: 10})], saved={122: 10, 123: 10}, sent={1, 201})
+    assert [op.moved_bytes for op in found.backward] == [10 + 10 + 10]
+
+
 def test_an_operation_joins_the_only_kernel_that_takes_its_result() -> None:
     """As the activation of a gate, after which another product comes first."""
     first = [

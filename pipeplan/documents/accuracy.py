@@ -1,0 +1,95 @@
+"""Accuracy: what estimated seconds rest on, and how far such predictions were off.
+
+KERNELS are the mean errors that `python -m benchmarks.kernels` prints, ITERATIONS those of `python -m
+benchmarks.truth`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeplan.documents.cluster import known_types
+from pipeplan.documents.profile import DTYPE_BYTES, Profile
+
+_BITS = {"fp8": 8, "mxfp8": 8, "nvfp4": 4}
+"""What products compute in, by the precision."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelErrors:
+    """The mean errors of the kernels of one generation: of products by their bits, and of attention.
+
+    `attention` is None where it was not measured, and is another generation's.
+    """
+
+    generation: str
+    products: Mapping[int, float]
+    attention: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationErrors:
+    """The mean error of the seconds of measured iterations, of a generation of GPUs and an engine."""
+
+    generation: str
+    engine: str
+    rows: int
+    error: float
+
+
+_A100 = KernelErrors(generation="A100", products={16: 0.066}, attention=0.044)
+_H100 = KernelErrors(generation="H100", products={16: 0.060, 8: 0.044}, attention=0.064)
+
+KERNELS: Mapping[str, KernelErrors] = {
+    "a100-40gb": _A100,
+    "a100-80gb": _A100,
+    "a800": _A100,
+    "h100-sxm": _H100,
+    "h800": _H100,
+    "h200-sxm": KernelErrors(generation="H200", products={16: 0.064, 8: 0.047}, attention=0.051),
+    "b200": KernelErrors(generation="B200", products={16: 0.084, 8: 0.055, 4: 0.118}, attention=0.067),
+    "b300": KernelErrors(generation="B300", products={16: 0.094, 8: 0.056, 4: 0.118}),
+    "gb200": KernelErrors(generation="GB200", products={16: 0.088, 8: 0.053, 4: 0.121}),
+    "gb300": KernelErrors(generation="GB300", products={16: 0.074, 8: 0.052, 4: 0.115}),
+    "l40s": KernelErrors(generation="L40S", products={16: 0.122, 8: 0.137}),
+}
+"""By the datasheets that have kernels of their own. An A800 and an H800 compute as an A100 and an H100."""
+
+ITERATIONS = (
+    IterationErrors(generation="A100", engine="megatron", rows=9, error=0.056),
+    IterationErrors(generation="A100", engine="deepspeed", rows=73, error=0.086),
+    IterationErrors(generation="A100", engine="fsdp", rows=96, error=0.052),
+    IterationErrors(generation="H100", engine="fsdp", rows=59, error=0.205),
+)
+
+
+def basis_of(profiles: Sequence[Profile], engine: str) -> str | None:
+    """One sentence on what the seconds of a plan for this engine rest on; None where profiles were measured."""
+    found = [_sentence(each, engine) for each in profiles if each.estimated]
+    return "; ".join(dict.fromkeys(found)) or None
+
+
+def _sentence(profile: Profile, engine: str) -> str:
+    keys = known_types(profile.device.name)
+    errors = KERNELS.get(next(iter(keys))) if len(keys) == 1 else None
+    if errors is None:
+        what = f"the vendor's peaks in the datasheet of {profile.device.name}, of which no kernels were measured"
+    else:
+        bits = _BITS.get(profile.precision or "", 8 * DTYPE_BYTES[profile.dtype])
+        what = f"kernels measured on this GPU ({errors.generation}: {_errors(errors, bits)})"
+    generation = None if errors is None else errors.generation
+    rows = next((each for each in ITERATIONS if (each.generation, each.engine) == (generation, engine)), None)
+    if rows is None:
+        return f"estimated from {what}; no measured iteration of this GPU with {engine} was predicted yet"
+    return (
+        f"estimated from {what}; such predictions were {rows.error:.0%} off on average over {rows.rows} measured "
+        f"iterations ({rows.generation}, {engine})"
+    )
+
+
+def _errors(errors: KernelErrors, bits: int) -> str:
+    products, attention = errors.products.get(bits), errors.attention
+    known = [(f"{bits}-bit products", products), ("attention", attention)]
+    off = ", ".join(f"{what} {error:.0%}" for what, error in known if error is not None)
+    missing = " and ".join(what for what, error in known if error is None)
+    of_others = f"{missing} not measured" if missing else ""
+    return ", ".join(part for part in (f"{off} off on average" if off else "", of_others) if part)
