@@ -75,7 +75,11 @@ def _sentence(profile: Profile, engine: str) -> str:
         what = f"the vendor's peaks in the datasheet of {profile.device.name}, of which no kernels were measured"
     else:
         bits = _BITS.get(profile.precision or "", 8 * DTYPE_BYTES[profile.dtype])
-        what = f"kernels measured on this GPU ({errors.generation}: {_errors(errors, bits)})"
+        known = [(f"{bits}-bit products", errors.products.get(bits)), ("attention", errors.attention)]
+        off = ", ".join(f"{kind} {error:.0%}" for kind, error in known if error is not None)
+        parts = [f"{off} off on average"] if off else []
+        parts += [f"{kind} not measured" for kind, error in known if error is None]
+        what = f"kernels measured on this GPU ({errors.generation}: {', '.join(parts)})"
     generation = None if errors is None else errors.generation
     rows = next((each for each in ITERATIONS if (each.generation, each.engine) == (generation, engine)), None)
     if rows is None:
@@ -84,12 +88,3 @@ def _sentence(profile: Profile, engine: str) -> str:
         f"estimated from {what}; such predictions were {rows.error:.0%} off on average over {rows.rows} measured "
         f"iterations ({rows.generation}, {engine})"
     )
-
-
-def _errors(errors: KernelErrors, bits: int) -> str:
-    products, attention = errors.products.get(bits), errors.attention
-    known = [(f"{bits}-bit products", products), ("attention", attention)]
-    off = ", ".join(f"{what} {error:.0%}" for what, error in known if error is not None)
-    missing = " and ".join(what for what, error in known if error is None)
-    of_others = f"{missing} not measured" if missing else ""
-    return ", ".join(part for part in (f"{off} off on average" if off else "", of_others) if part)

@@ -32,6 +32,9 @@ SHARDINGS = ("none", "optimizer", "gradients", "weights")
 
 OUR_RUNTIME = "pipeplan"
 
+HOST_S = 5e-5
+"""What a host needs for an operation of a PyTorch program."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimes:
@@ -122,7 +125,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             precisions=("fp8", "mxfp8", "nvfp4"),
             offloads_optimizer=True,
             offloads_activations=("none",),
-            times=EngineTimes(host_s=1e-5, tensor_hidden=0.6),
+            times=EngineTimes(host_s=HOST_S, tensor_hidden=0.6),
         ),
         TrainingEngine(
             name="deepspeed",
@@ -134,7 +137,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             offloads_optimizer=True,
             offloads_activations=("block",),
             offloads_of_pipelines=True,
-            times=EngineTimes(host_s=4.9e-5, gap_s=2e-6),
+            times=EngineTimes(host_s=HOST_S, gap_s=2e-6),
         ),
         TrainingEngine(
             name="fsdp",
@@ -150,7 +153,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             offloads_optimizer=True,
             offloads_activations=("none", "attention", "operation", "block"),
             offloads_of_pipelines=True,
-            times=EngineTimes(beside=0.4),
+            times=EngineTimes(host_s=HOST_S, beside=0.4),
         ),
     )
 }

@@ -30,8 +30,8 @@ LEAST_SAMPLES = 8
 USUAL_LENGTH = 512
 """Microbatches are estimated up to MOST_TOKENS, but at least up to LEAST_SAMPLES; USUAL_LENGTH is a sequence's."""
 
-MOST_SHARING = 8
-"""Devices that share a sequence, or experts, at most, unless more are asked for."""
+MOST_SHARING, MOST_EXPERT = 8, 64
+"""Devices that share a sequence, and those that share experts, at most, unless more are asked for."""
 
 LEAST_SHARE = 2048
 """Tokens of a sequence that each of several devices has at least, unless more devices are asked for."""
@@ -188,7 +188,7 @@ def forms_asked(
         expert=options.expert,
         most_tensor=cluster.levels[0].size if "tensor" in engine.axes else 1,
         most_context=min(MOST_SHARING, max(length // LEAST_SHARE, 1)) if "context" in engine.axes else 1,
-        most_expert=MOST_SHARING if "expert" in engine.axes else 1,
+        most_expert=min(MOST_EXPERT, cluster.devices) if "expert" in engine.axes else 1,
         sequence_parallel=engine.sequence_parallel and options.sequence_parallel is not False,
         precision=precision,
     )

@@ -111,4 +111,5 @@ def scan_in_one_kernel(library_code: Any) -> None:
 
 
 def _either(own: Callable[..., Any], counted: Callable[..., Any], first: Tensor, *others: Any, **named: Any) -> Any:
-    return (counted if isinstance(first, FakeTensor) else own)(first, *others, **named)
+    without_contents = first.is_meta or isinstance(first, FakeTensor)
+    return (counted if without_contents else own)(first, *others, **named)

@@ -163,8 +163,11 @@ class BlockRun:
             in_core = self._core_inputs and storage_identity(tensor) not in self._core_inputs
             return peers.pack(tensor, core if in_core else kept)
 
-        leaves = self._leaves()
-        with self._kernels(), recorder, saved_tensors_hooks(pack, peers.unpack):
+        leaves = self.inputs
+        if self.graded:
+            leaves = tuple(t.detach().requires_grad_(carries_gradient(t)) for t in leaves)
+        kernels: AbstractContextManager[object] = GpuKernels(self._attention) if self.gpu else nullcontext()
+        with kernels, recorder, saved_tensors_hooks(pack, peers.unpack):
             outputs, roots = self._forward(leaves)
         workspace_bytes = recorder.peak_bytes - recorder.held_bytes
         forward_collectives, operations = peers.take(), tuple(self._core_operations)
@@ -183,11 +186,11 @@ class BlockRun:
         second = recorder.take()
         forward, backward = (tuple(each.operation for each in traffic) for traffic in (first, second))
         if self.fused:
-            kernels = fused(first, second, saved=saved, sent=sent)
-            forward, backward = kernels.forward, kernels.backward
-            activation_bytes += sum(kernels.added.values()) - sum(saved[each] for each in kernels.dropped)
+            passes = fused(first, second, saved=saved, sent=sent)
+            forward, backward = passes.forward, passes.backward
+            activation_bytes += sum(passes.added.values()) - sum(saved[each] for each in passes.dropped)
             kept_output_bytes = min(kept_output_bytes, activation_bytes)
-            workspace_bytes = kernels.workspace_bytes
+            workspace_bytes = passes.workspace_bytes
         if self.gpu and selective is None and self.end is None:
             selective = _by_operation(forward, sum(t.nbytes for t in self.inputs), activation_bytes)
         counts = BlockCounts(
@@ -238,11 +241,6 @@ class BlockRun:
         given_on = outputs if self.end is None else ()
         return {recorder.number(tensor.untyped_storage()) for tensor in (*leaves, *given_on, *held, *gradients)}
 
-    def _leaves(self) -> tuple[Tensor, ...]:
-        if not self.graded:
-            return self.inputs
-        return tuple(t.detach().requires_grad_(carries_gradient(t)) for t in self.inputs)
-
     def _forward(self, leaves: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Outputs, and the roots of the graph that carry gradients: the loss is the last block's."""
         result = self.block(*given(self.block, leaves))
@@ -251,9 +249,6 @@ class BlockRun:
             return outputs, tuple(t for t in outputs if carries_gradient(t))
         loss, targets = self.end
         return outputs, (loss(result, targets[0] if len(targets) == 1 else targets),)
-
-    def _kernels(self) -> AbstractContextManager[object]:
-        return GpuKernels(self._attention) if self.gpu else nullcontext()
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Tensor:
         """Attention to the whole sequence. Notes separately the operations and tensors of unfused attention."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipeplan.errors import require
-from worker_agent.profiler.counts import BlockCounts, SelectiveCounts
+from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import FLOAT4, FLOAT8, Datasheet
 from worker_agent.profiler.operations import DeviceOperation
 from worker_agent.profiler.sharded import FormCounts
@@ -68,21 +68,18 @@ def narrowed(counts: BlockCounts, recipe: PrecisionRecipe) -> BlockCounts:
             beside = op.operand == "attention"  # its own backward keeps its result
             kept_bytes += sizes.m * sizes.k * (recipe.element_bytes - (0 if beside else WIDE_BYTES))
     again = counts.selective
+    if again and again.unit == "operation":  # inputs of linear layers are not kept, but made again
+        again = replace(again, operations=tuple(_narrow(again.operations, recipe)))
+    elif again:
+        again = replace(again, activation_bytes=max(0, again.activation_bytes + round(kept_bytes)))
     return replace(
         counts,
         forward=tuple(_narrow(counts.forward, recipe)),
         backward=tuple(_narrow(counts.backward, recipe)),
         backward_input=tuple(_narrow(counts.backward_input, recipe)),
         activation_bytes=max(0, counts.activation_bytes + round(kept_bytes)),
-        selective=again and _narrowed_again(again, kept_bytes, recipe),
+        selective=again,
     )
-
-
-def _narrowed_again(again: SelectiveCounts, kept_bytes: float, recipe: PrecisionRecipe) -> SelectiveCounts:
-    """What runs again. One operation after the other, the inputs of linear layers are not kept but made again."""
-    if again.unit == "operation":
-        return replace(again, operations=tuple(_narrow(again.operations, recipe)))
-    return replace(again, activation_bytes=max(0, again.activation_bytes + round(kept_bytes)))
 
 
 def is_linear(op: DeviceOperation) -> bool:

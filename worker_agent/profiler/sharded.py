@@ -219,7 +219,9 @@ class _Walk:
         numbers = []
         for number, alike in enumerate(self.model.alike):
             shapes = tuple((tuple(t.shape), t.dtype) for t in values)
-            how = (self._form_of(alike), self.unfused, self.fused, self.loss)
+            experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
+            form = self.region.form if experts else replace(self.region.form, expert=1)  # what a block depends on
+            how = (form, self.unfused, self.fused, self.loss)
             key = (alike, number > graded, shapes, how)
             if key not in kinds:
                 line = lines[len(found)] if len(found) < len(lines) else None
@@ -231,11 +233,6 @@ class _Walk:
             numbers.append(kinds[key])
             values = tuple(map(laid_out, found[kinds[key]][1]))
         return tuple(found), tuple(numbers)
-
-    def _form_of(self, alike: int) -> Form:
-        """What of the form a block depends on: without experts, not on how they are shared."""
-        experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
-        return self.region.form if experts else replace(self.region.form, expert=1)
 
     def _run(self, number: int, values: tuple[Tensor, ...], *, graded: bool, end: Tensor | None) -> Counted:
         """The counts of a block; the last one's loss is that of the tokens at its `end`."""

@@ -193,18 +193,13 @@ class RecipeTerms:
 
     def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
         """Seconds of the collectives for which the device waits."""
-        form, links = self.recipe.form, self.links
-        waits = dict.fromkeys(AXES, 1.0)
+        form, waited_s = self.recipe.form, dict.fromkeys(AXES, 0.0)
+        for each in collectives:
+            if getattr(form, each.axis) > 1:
+                waited_s[each.axis] += each.count * self.links[each.axis].seconds(each.kind, each.size_bytes)
         if form.sequence_parallel:
-            waits["tensor"] -= self.engine.times.tensor_hidden
-        return sum(
-            (
-                waits[each.axis] * each.count * links[each.axis].seconds(each.kind, each.size_bytes)
-                for each in collectives
-                if getattr(form, each.axis) > 1
-            ),
-            0.0,
-        )
+            waited_s["tensor"] *= 1 - self.engine.times.tensor_hidden
+        return sum(waited_s.values())
 
 
 def _kept(measured: FormMeasurement, recompute: str) -> int:

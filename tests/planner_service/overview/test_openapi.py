@@ -141,7 +141,7 @@ def test_no_parameter_may_be_null(http: TestClient) -> None:
                 assert any("type" in each for each in schemas), (path, parameter)
 
 
-UNSAID = {"warnings", "planner_version", "choices", "form", "autocast", "precision", "tied"}
+UNSAID = {"warnings", "planner_version", "choices", "form", "autocast", "precision", "tied", "basis"}
 """Later fields of a plan, which are left out while they say nothing."""
 
 
