@@ -33,23 +33,20 @@ class _Group:
     def reads(self) -> dict[int, int]:
         """What it takes from other kernels, by storage."""
         if self._reads is None:
-            self._reads = self._found_reads()
+            made: set[int] = set()
+            found: dict[int, int] = {}
+            for member in self.members:
+                for each, size in member.reads.items():
+                    if each not in made:
+                        found[each] = max(size, found.get(each, 0))
+                made |= member.writes.keys()
+            self._reads = found
         return self._reads
 
     def precede(self, group: "_Group") -> None:
         """Takes the operations of an earlier group."""
         self.members[:0] = group.members
         self._reads = None
-
-    def _found_reads(self) -> dict[int, int]:
-        made: set[int] = set()
-        found: dict[int, int] = {}
-        for member in self.members:
-            for each, size in member.reads.items():
-                if each not in made:
-                    found[each] = max(size, found.get(each, 0))
-            made |= member.writes.keys()
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
