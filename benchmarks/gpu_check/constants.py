@@ -1,6 +1,9 @@
 """Constants: a datasheet of this device, and the share of it that training reaches, by size of operation."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from statistics import mean
 from typing import Any
 
 import torch
@@ -8,6 +11,9 @@ import torch
 from benchmarks.gpu_check.findings import Findings
 from benchmarks.gpu_check.here import MIB, datasheet, device, is_short
 from benchmarks.gpu_check.timing import device_s, host_s, synchronise
+from worker_agent.profiler.datasheets import FLOAT8, Datasheet
+from worker_agent.profiler.kernels import Kernels
+from worker_agent.profiler.operations import DeviceOperation, MatrixSizes
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
@@ -16,6 +22,11 @@ TRAINING_SHAPES = ((2048, 1024, 1024), (4096, 1024, 4096), (4096, 2048, 5632), (
 
 LONGEST_S = 0.3
 """Products that would take longer are left out."""
+
+ATTENTIONS = tuple((8192 // length, length, head) for length in (1024, 2048, 4096, 8192) for head in (64, 128))
+"""(sequences, tokens of each, a head's width) of causal attention with `HEADS` heads."""
+
+HEADS = 16
 
 BYTES = (MIB, 8 * MIB, 64 * MIB, 512 * MIB)
 
@@ -47,10 +58,73 @@ def check(findings: Findings) -> None:
         return found["launches"]
 
     kinds = DTYPES[:1] if short else DTYPES
-    findings.run(
-        {f"products in {dtype}".replace("torch.", ""): partial(products, dtype) for dtype in kinds}
-        | {"memory": memory, "launches": launches, "datasheet constants": partial(suggested, found)}
-    )
+    beside = partial(beside_estimates, shapes, ((1, 32, 16),) if short else ATTENTIONS, datasheet())
+    checks: dict[str, Callable[[], dict[str, Any]]] = {
+        f"products in {dtype}".replace("torch.", ""): partial(products, dtype) for dtype in kinds
+    }
+    checks |= {"memory": memory, "launches": launches, "datasheet constants": partial(suggested, found)}
+    findings.run(checks | {"kernels beside their estimates": beside})
+
+
+def beside_estimates(
+    shapes: Sequence[tuple[int, int, int]], attentions: Sequence[tuple[int, int, int]], sheet: Datasheet | None
+) -> dict[str, Any]:
+    """Seconds of products in 16 and 8 bits and of attention, measured and by the datasheet; and the mean errors.
+
+    Devices without products in 8 bits have none.
+    """
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+
+    def note(kind: str, shape: Sequence[int], operation: DeviceOperation, measured_s: float) -> None:
+        alone = None if sheet is None else replace(sheet, sustained=1.0)
+        estimated_s = None if alone is None else float(Kernels.of([operation]).seconds(alone).sum())
+        error = None if estimated_s is None else estimated_s / measured_s - 1
+        row = {"measured_s": measured_s, "estimated_s": estimated_s, "error": error}
+        found.setdefault(kind, {})["x".join(map(str, shape))] = row
+
+    for m, k, n in shapes:
+        product = DeviceOperation(
+            name="mm",
+            flops=2 * m * k * n,
+            dtype="bfloat16",
+            moved_bytes=2 * (m * k + k * n + m * n),
+            sizes=MatrixSizes(batch=1, m=m, n=n, k=k),
+        )
+        note("products", (m, k, n), product, product.flops / product_flops_per_s(m, k, n, torch.bfloat16))
+        if device().type == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
+            narrow = replace(product, dtype=FLOAT8, moved_bytes=m * k + k * n + 2 * m * n)
+            note("products in 8 bits", (m, k, n), narrow, narrow_product_s(m, k, n))
+    for batch, length, head in attentions:
+        attention = DeviceOperation(
+            name="_scaled_dot_product_flash_attention",
+            flops=4 * batch * HEADS * length * length * head,
+            dtype="bfloat16",
+            moved_bytes=2 * 4 * batch * length * head * HEADS,
+            sizes=MatrixSizes(batch=batch * HEADS, m=length, n=length, k=head),
+            causal=True,
+        )
+        note("attention", (batch, length, head), attention, attention_s(batch, length, head))
+    errors = {
+        kind: mean(abs(row["error"]) for row in rows.values() if row["error"] is not None)
+        for kind, rows in found.items()
+        if sheet is not None
+    }
+    return {"mean_errors": errors, **found}
+
+
+def narrow_product_s(rows: int, inner: int, columns: int) -> float:
+    """Seconds of a product of 8-bit operands with one scale each, and a result of 16 bits."""
+    where = device()
+    left, right = torch.randn(rows, inner, device=where), torch.randn(columns, inner, device=where)
+    one, a, b = torch.ones((), device=where), left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn)
+    return device_s(lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16), where)
+
+
+def attention_s(batch: int, length: int, head: int) -> float:
+    """Seconds of the forward of causal attention in one kernel."""
+    where = device()
+    query, key, value = (torch.randn(batch, HEADS, length, head, device=where).bfloat16() for _ in range(3))
+    return device_s(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True), where)
 
 
 def product_flops_per_s(rows: int, inner: int, columns: int, dtype: torch.dtype) -> float:

@@ -62,6 +62,8 @@ def require_figures(parts: dict[str, dict[str, Any]]) -> None:
         assert run["measured"].keys() >= {"allocated_bytes", "reserved_bytes", "device_bytes"}
     constants = parts["constants"]["figures"]["datasheet constants"]
     assert min(constants["memory_bandwidth_bytes_per_s"], constants["launch_s"], *constants["flops_per_s"].values()) > 0
+    rows = parts["constants"]["figures"]["kernels beside their estimates"]
+    assert all(each["measured_s"] > 0 for kind in ("products", "attention") for each in rows[kind].values())
     executor = parts["executor"]["figures"]["tiny blocks, fused"]
     assert executor.keys() == {"executor", "by_hand", "added", "device", "by_hand_device"}
     assert 0 <= executor["device"]["idle_fraction"] <= 1
