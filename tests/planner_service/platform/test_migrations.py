@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,11 +38,12 @@ from tests.planner_service.servers import PIPEPLAN, environment, pipeplan
 
 
 @pytest.fixture
-def database(database_url: str) -> Database:
+def database(database_url: str) -> Iterator[Database]:
     """A database at the newest revision."""
     database = Database(database_url)
     upgrade(database)
-    return database
+    yield database
+    database.close()
 
 
 def test_the_migrations_give_exactly_the_declared_tables(database: Database) -> None:

