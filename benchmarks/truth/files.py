@@ -53,7 +53,7 @@ SIMULATED = "vtrain-single-node"
 
 
 class Fields:
-    """A line's fields by column, read with one error for what is wrong."""
+    """A line's fields by column. A wrong field raises one error that names its place."""
 
     def __init__(self, fields: Mapping[str, str | None], place: str) -> None:
         self._fields, self.place = fields, place
@@ -192,7 +192,7 @@ CLEAN_TWINS = 1.25
 
 
 USUAL_HEADS = 64
-"""Of BigScience's models, where a row names none: it has the seconds of the row that names so many."""
+"""Of BigScience's models, where a row names none. Such rows have the seconds of equal rows with 64 heads."""
 
 
 def _bigscience(fields: Fields) -> Row:
@@ -227,7 +227,7 @@ def _bigscience(fields: Fields) -> Row:
     )
 
 
-PRECISIONS = {"BF16": None, "FP8": "fp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "fp8": "fp8", "bfloat16": None, "": "fp8"}
+PRECISIONS = {"BF16": None, "FP8": "fp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "fp8": "fp8", "bfloat16": None}
 
 
 def _bridge(fields: Fields) -> Row:
@@ -259,8 +259,9 @@ def _bridge(fields: Fields) -> Row:
 
 
 def _mlperf(fields: Fields) -> Row | None:
+    """MLPerf's pre-training, where layout and precision are known."""
     benchmark = fields.text("benchmark")
-    if "lora" in benchmark or not fields.text("tensor_parallel"):
+    if "lora" in benchmark or not fields.text("tensor_parallel") or not fields.text("precision"):
         return None
     program = Program(engine="megatron")
     return Row(
@@ -300,7 +301,7 @@ def _small(fields: Fields) -> Row | None:
         sequence_length=length,
         batch=batch,
         dtype="bfloat16",
-        precision=fields.word("precision", PRECISIONS | {"fp8": "fp8"}),
+        precision=fields.word("precision", PRECISIONS),
         program=program,
         options=_options(fields, program),
         seconds=batch * length / (fields.amount("measured") * gpus),

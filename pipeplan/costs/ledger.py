@@ -9,12 +9,12 @@ With Adam in mixed precision and d replicas:
     fsdp                                  2 + 16 / d       16 / d
 
 Megatron adds gradients up in float32 (its documentation of the distributed optimizer, 2023). DeepSpeed keeps them as
-the weights are (Rajbhandari et al. 2020, "ZeRO", section 3.1); to those of bfloat16 weights, unless they are sharded,
-its `BF16_Optimizer` adds sums in float32, which it exchanges: 4 more. FSDP keeps float32 weights in shares and computes
-on copies of 16 bits (Zhao et al. 2023, section 4.4). A device that keeps shares of the weights also holds the whole
-weights of two blocks: the block that computes, and the next one, which is gathered ahead. In a pipeline all of a
-stage's weights are whole from the first microbatch to the last, and so are their gradients (torchtitan 2024, section
-2.1).
+the weights are (Rajbhandari et al. 2020, "ZeRO", section 3.1). With ZeRO-1 on the devices its optimizer for bfloat16
+also sums them in float32 and exchanges the sums: 4 bytes more (`BF16_Optimizer`; `runtime/engine.py` of 0.19 refuses
+these sums without ZeRO-1). FSDP keeps float32 weights in shares and computes on copies of 16 bits (Zhao et al. 2023,
+section 4.4). A device that keeps shares of the weights also holds the whole weights of two blocks: the block that
+computes, and the next one, which is gathered ahead. In a pipeline all of a stage's weights are whole from the first
+microbatch to the last, and so are their gradients (torchtitan 2024, section 2.1).
 
 With the optimizer on the host, the host holds a share of the weights as a float32 copy, with its gradients and its
 states: 16 / d with Adam. The device of a single stage keeps:
@@ -34,6 +34,11 @@ from pipeplan.documents.profile import DTYPE_BYTES
 
 GATHERED_BLOCKS = 2
 """Blocks whose whole weights are on a device at once if weights are sharded."""
+
+
+def sums_in_float32(dtype: str, sharding: str) -> bool:
+    """Whether DeepSpeed sums gradients apart, where the optimizer is on the devices."""
+    return dtype == "bfloat16" and sharding == "optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +90,7 @@ def ledger(
     mixed = size < MASTER_BYTES
     state = MASTER_BYTES if mixed else size
     weights = size if engine != "fsdp" else state
-    summed = engine == "deepspeed" and dtype == "bfloat16" and shards < SHARDINGS.index("gradients")
+    summed = engine == "deepspeed" and sums_in_float32(dtype, sharding) and not optimizer_on_host
     gradients = size + state if summed else size if engine == "deepspeed" else state
     masters = state if mixed and engine != "fsdp" else 0
     states = OPTIMIZER_COPIES[optimizer] * state

@@ -7,6 +7,7 @@ ZeRO-2 and ZeRO-3 have no PipelineModule: DeepSpeed refuses them there, even wit
 import json
 from typing import Any
 
+from pipeplan.costs.ledger import sums_in_float32
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS
 from pipeplan.errors import require
@@ -54,7 +55,7 @@ def write(source: ExportSource) -> str:
     require(plan.form.expert == 1, "format", rule, f"expert {plan.form.expert}")
     on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}} if offloads_optimizer(plan.offload) else {}
     untested = not plan.optimizer.startswith("adam")  # ZeRO asserts Adam unless this is allowed
-    summed = plan.dtype == "bfloat16" and plan.sharding in _PIPELINED  # `costs.ledger`
+    summed = sums_in_float32(plan.dtype, plan.sharding) and not on_host
     zero = {"stage": SHARDINGS.index(plan.sharding)} | on_host
     config = {
         "train_batch_size": plan.microbatch_size * plan.microbatches * width,

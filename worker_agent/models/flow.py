@@ -275,7 +275,13 @@ class _Watch:
             stand_in = module.__dict__.pop("forward")
             try:
                 on_meta = mapped(given, _to_meta)
-                found, drawn = self._equal.result(module, on_meta, lambda: self._result(own, on_meta))
+
+                def run() -> tuple[Any, Sequence[object]]:
+                    """What the unit gives, and the random operations that it does."""
+                    with self._draws.aside() as drawn:
+                        return own(*on_meta[0], **on_meta[1]), drawn
+
+                found, drawn = self._equal.result(module, on_meta, run)
             except Exception as error:  # the library's code may raise anything
                 self._failed = self._failed or (name, error)
                 if name not in self._layers or _SHAPES.search(str(error)):
@@ -309,11 +315,6 @@ class _Watch:
             return output
 
         return forward
-
-    def _result(self, own: Callable[..., Any], given: Any) -> tuple[Any, Sequence[object]]:
-        """What a unit gives, and the random operations that it does."""
-        with self._draws.aside() as drawn:
-            return own(*given[0], **given[1]), drawn
 
 
 def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:

@@ -25,13 +25,13 @@ BACKWARD_FLOPS = 2.5
 @torch.library.custom_op("pipeplan::scan", mutates_args=())
 def scan(like: Tensor, others: list[Tensor], flops: int) -> Tensor:
     """A recurrence's output, which has the shape of its first input. It has no contents."""
-    raise NotImplementedError
+    raise TypeError("a scan that is counted needs tensors without contents: those with contents run the library's code")
 
 
 @torch.library.custom_op("pipeplan::scan_backward", mutates_args=())
 def scan_backward(gradient: Tensor, output: Tensor, inputs: list[Tensor], flops: int) -> list[Tensor]:
     """The gradients of all inputs. They have no contents."""
-    raise NotImplementedError
+    raise TypeError("a scan that is counted needs tensors without contents: those with contents run the library's code")
 
 
 scan.register_fake(lambda like, *_: torch.empty_like(like))
@@ -58,9 +58,9 @@ def _scan_flops(*arguments: Any, **_: Any) -> int:
 
 
 def _selective(x: Tensor, dt: Tensor, *others: Any, z: Tensor | None = None, **named: Any) -> Tensor:
-    """Mamba's: (B, H, S) and others -> (B, H, S), with six operations for each number of a state. They hide behind the
-    kernel's memory traffic (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces",
-    section 3.3.2).
+    """Mamba's: (B, H, S) and others -> (B, H, S), with six operations for each number of a state. The kernel's memory
+    traffic takes longer (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", section
+    3.3.2).
     """
     given = _tensors(dt, *others, *named.values())
     found: Tensor = scan(x, given, 6 * x.numel() * given[1].shape[-1])

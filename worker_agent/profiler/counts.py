@@ -7,7 +7,7 @@ own, with gradients that already exist. Equal blocks with equal inputs run once.
 
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,20 +25,18 @@ from worker_agent.models.parallel import Region
 from worker_agent.models.spec import parse_spec
 from worker_agent.models.values import as_values, carries_gradient, first_trained, matching_dtype
 from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
-from worker_agent.profiler.fusion import fused
+from worker_agent.profiler.fusion import Fused, fused
 from worker_agent.profiler.operations import (
     DeviceOperation,
     GpuKernels,
     OperationRecorder,
+    Sizes,
     Traffic,
     foreign_code,
     fused_attention,
 )
 from worker_agent.profiler.peers import RecordedPeers
 from worker_agent.profiler.times import given
-
-HALF_BYTES = 2
-"""Of an element of a result in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,14 +183,6 @@ class BlockRun:
         workspace_bytes = max(workspace_bytes, recorder.peak_bytes - max(before_bytes, recorder.held_bytes))
         second = recorder.take()
         forward, backward = (tuple(each.operation for each in traffic) for traffic in (first, second))
-        if self.fused:
-            passes = fused(first, second, saved=saved, sent=sent)
-            forward, backward = passes.forward, passes.backward
-            activation_bytes += sum(passes.added.values()) - sum(saved[each] for each in passes.dropped)
-            kept_output_bytes = min(kept_output_bytes, activation_bytes)
-            workspace_bytes = passes.workspace_bytes
-        if self.gpu and selective is None and self.end is None:
-            selective = _by_operation(forward, sum(t.nbytes for t in self.inputs), activation_bytes)
         counts = BlockCounts(
             input_bytes=sum(t.nbytes for t in self.inputs),
             output_bytes=sum(t.nbytes for t in outputs),
@@ -207,6 +197,10 @@ class BlockRun:
             selective=selective,
             backward_input=backward_input,
         )
+        if self.fused:
+            counts = _in_kernels(counts, fused(first, second, saved=saved, sent=sent), saved)
+        if self.gpu and selective is None and self.end is None:
+            counts = replace(counts, selective=_by_operation(counts))
         return counts, tuple(t.detach() for t in outputs)
 
     def _backward_input(
@@ -272,18 +266,33 @@ def _backward(recorder: OperationRecorder, roots: Sequence[Tensor], **options: A
             torch.autograd.backward(graded, gradients, **options)
 
 
-def _by_operation(
-    forward: Sequence[DeviceOperation], input_bytes: int, activation_bytes: int
-) -> SelectiveCounts | None:
+def _in_kernels(counts: BlockCounts, passes: Fused, saved: Sizes) -> BlockCounts:
+    """The counts with both passes in fused kernels; `saved` are the bytes that the graph keeps of storages."""
+    dropped_bytes = sum(saved[each] for each in passes.dropped)
+    activation_bytes = counts.activation_bytes + sum(passes.added.values()) - dropped_bytes
+    return replace(
+        counts,
+        forward=passes.forward,
+        backward=passes.backward,
+        activation_bytes=activation_bytes,
+        kept_output_bytes=min(counts.kept_output_bytes, activation_bytes),
+        workspace_bytes=passes.workspace_bytes,
+    )
+
+
+def _by_operation(counts: BlockCounts) -> SelectiveCounts | None:
     """Of the products every second one is kept, and so is attention; None for a block without both."""
-    products = [op for op in forward if op.sizes and "attention" not in op.name]
-    attention = [op.sizes for op in forward if op.sizes and "attention" in op.name]
+    products = [op for op in counts.forward if op.sizes and "attention" not in op.name]
+    attention = [op for op in counts.forward if op.sizes and "attention" in op.name]
     if not products or not attention:
         return None
-    kept = [op.sizes.batch * op.sizes.m * op.sizes.n for op in products[::2] if op.sizes]
-    kept += [sizes.batch * sizes.m * sizes.k for sizes in attention]
-    again = [op for op in forward if not op.sizes] + products[1::2]
-    kept_bytes = input_bytes + HALF_BYTES * sum(kept)
+    kept_bytes = counts.input_bytes
+    for op in (*products[::2], *attention):
+        if op.sizes:
+            columns = op.sizes.k if op in attention else op.sizes.n
+            kept_bytes += op.sizes.batch * op.sizes.m * columns * getattr(torch, op.dtype).itemsize
     return SelectiveCounts(
-        operations=tuple(again), activation_bytes=min(kept_bytes, activation_bytes), unit="operation"
+        operations=(*(op for op in counts.forward if not op.sizes), *products[1::2]),
+        activation_bytes=min(kept_bytes, counts.activation_bytes),
+        unit="operation",
     )

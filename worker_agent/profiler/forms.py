@@ -1,7 +1,7 @@
 """Forms: one device's part of a model whose blocks devices share, estimated from counted operations.
 
-The engines that share blocks compute elementwise operations in fused kernels, by Transformer Engine or a compiler
-(`fusion`); those of 2021, whose attention is unfused, and those that are not compiled, in torch's.
+Engines that share blocks fuse elementwise operations, with Transformer Engine or a compiler (`fusion`). Programs of
+2021, whose attention is unfused, and programs that are not compiled run torch's own kernels.
 """
 
 from collections.abc import Callable, Sequence

@@ -13,8 +13,8 @@ D = 64
     [
         ("megatron", "none", 18),  # Megatron-LM, documentation of the distributed optimizer
         ("megatron", "optimizer", 6 + 12 / D),
-        ("deepspeed", "none", 20),  # with the sums of `BF16_Optimizer`
-        ("deepspeed", "optimizer", 8 + 12 / D),
+        ("deepspeed", "none", 16),  # Rajbhandari et al. 2020, figure 1, K = 12
+        ("deepspeed", "optimizer", 8 + 12 / D),  # 4 of them the sums of `BF16_Optimizer`
         ("deepspeed", "gradients", 2 + 14 / D),
         ("deepspeed", "weights", 16 / D),
         ("fsdp", "weights", 16 / D),  # Zhao et al. 2023, section 4.4
@@ -31,14 +31,20 @@ def test_deepspeed_keeps_gradients_of_float16_as_the_weights_are() -> None:
     for sharding, published in (("none", 16), ("optimizer", 4 + 12 / D)):
         kept = ledger("deepspeed", sharding, dtype="float16", optimizer="adamw", replicas=D)
         assert kept.kept == pytest.approx(published) and kept.exchanged == 2
-        assert ledger("deepspeed", sharding, dtype="bfloat16", optimizer="adamw", replicas=D).exchanged == 4
+
+
+def test_deepspeed_exchanges_the_sums_of_bfloat16_where_it_has_them() -> None:
+    """`runtime/engine.py` of 0.19.5: with ZeRO-1 alone, and not with the optimizer on the host."""
+    for sharding, on_host, exchanged in (("none", False, 2), ("optimizer", False, 4), ("optimizer", True, 2)):
+        kept = ledger("deepspeed", sharding, dtype="bfloat16", optimizer="adamw", replicas=D, optimizer_on_host=on_host)
+        assert kept.exchanged == exchanged
 
 
 @pytest.mark.parametrize(
     ("engine", "sharding", "left"),
     [
         ("megatron", "optimizer", 6),
-        ("deepspeed", "optimizer", 8),
+        ("deepspeed", "optimizer", 4),
         ("deepspeed", "gradients", 2),  # Ren et al. 2021, section 4.1: the 16-bit weights alone
         ("deepspeed", "weights", 2 / D),
         ("fsdp", "gradients", 2),

@@ -155,6 +155,19 @@ def test_torchtitans_python_has_the_same_degrees_and_says_whether_tokens_are_sha
     assert "config.training.mixed_precision_param = 'bfloat16'" in text
 
 
+def test_deepspeed_sums_in_float32_where_its_optimizer_for_bfloat16_does() -> None:
+    """It refuses such sums without ZeRO-1, and its optimizer on the host has none."""
+    source = _source("deepspeed", tensor=1, stages=1, sharding="optimizer")
+    for sharding, offload, expected in (
+        ("optimizer", "none", {"grad_accum_dtype": "fp32"}),
+        ("optimizer", "optimizer", None),
+        ("none", "none", None),
+    ):
+        plan = replace(source.plan, sharding=sharding, offload=offload)
+        config = json.loads(format_named("deepspeed").write(replace(source, plan=plan)))["config"]
+        assert plan.dtype == "bfloat16" and config.get("data_types") == expected
+
+
 def test_torchtitan_shares_experts_among_replicas() -> None:
     source = _source("fsdp", tensor=1, stages=1, sharding="weights")
     shared = replace(source, plan=replace(source.plan, form=Form(expert=2)))

@@ -27,9 +27,9 @@ SMALL = (LLAMA, GPT2, "preset:transformer?fused=true&dropout=0.1&tied=true")
 model = cache(shape_model)
 
 
-def gpt(hidden: int, heads: int, length: int) -> ShapedModel:
+def gpt(hidden: int, heads: int, length: int, dtype: str = "float16") -> ShapedModel:
     sizes = f"hidden={hidden}&heads={heads}&sequence_length={length}&layers=1&vocabulary=64"
-    return shape_model(f"preset:transformer?{sizes}&dropout=0.1&fused=true", "float16")
+    return shape_model(f"preset:transformer?{sizes}&dropout=0.1&fused=true", dtype)
 
 
 def counts_of(shaped: ShapedModel, form: Form, *, b: int = 2, s: int = 64, attention: str = "flash") -> FormCounts:
@@ -95,15 +95,16 @@ def test_selective_recomputation_runs_the_core_again() -> None:
     ]
 
 
-def test_selective_recomputation_of_fused_attention_keeps_it_and_every_second_product() -> None:
+@pytest.mark.parametrize("size", [2, 4])
+def test_selective_recomputation_of_fused_attention_keeps_it_and_every_second_product(size: int) -> None:
     b, a, s, h = 2, 4, 32, 64
-    layer = layer_of(gpt(h, a, s), WHOLE, b=b, s=s)
+    layer = layer_of(gpt(h, a, s, dtype="float16" if size == 2 else "float32"), WHOLE, b=b, s=s)
     assert layer.selective is not None and layer.selective.unit == "operation"
     again = [op for op in layer.selective.operations if op.sizes]
     products = [op for op in layer.forward if op.sizes and "attention" not in op.name]
     assert again == products[1::2] and not any("attention" in op.name for op in layer.selective.operations)
     kept = 3 * h + h + 4 * h  # queries, keys and values; attention; the inner layer
-    assert layer.selective.activation_bytes == 2 * b * s * (h + kept)
+    assert layer.selective.activation_bytes == size * b * s * (h + kept)
     assert layer.selective.activation_bytes < layer.activation_bytes
 
 
