@@ -144,7 +144,6 @@ class BlockRun:
     unfused: bool = False
     fused: bool = False
     _recorder: OperationRecorder = field(default_factory=OperationRecorder, init=False)
-    _core: KeptStorages | None = field(default=None, init=False)
     _core_inputs: frozenset[int] = field(default=frozenset(), init=False)
     _core_operations: list[DeviceOperation] = field(default_factory=list, init=False)
 
@@ -154,16 +153,13 @@ class BlockRun:
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
         recorder, peers = self._recorder, self.region.peers
-        kept, self._core = KeptStorages(self.block), KeptStorages(self.block)
-        core = self._core
+        kept, core = KeptStorages(self.block), KeptStorages(self.block)
 
         def pack(tensor: Tensor) -> Any:
             in_core = self._core_inputs and storage_identity(tensor) not in self._core_inputs
             return peers.pack(tensor, core if in_core else kept)
 
-        leaves = self.inputs
-        if self.graded:
-            leaves = tuple(t.detach().requires_grad_(carries_gradient(t)) for t in leaves)
+        leaves = tuple(t.detach().requires_grad_(self.graded and carries_gradient(t)) for t in self.inputs)
         kernels: AbstractContextManager[object] = GpuKernels(self._attention) if self.gpu else nullcontext()
         with kernels, recorder, saved_tensors_hooks(pack, peers.unpack):
             outputs, roots = self._forward(leaves)
@@ -182,7 +178,6 @@ class BlockRun:
         _backward(recorder, roots)
         workspace_bytes = max(workspace_bytes, recorder.peak_bytes - max(before_bytes, recorder.held_bytes))
         second = recorder.take()
-        forward, backward = (tuple(each.operation for each in traffic) for traffic in (first, second))
         counts = BlockCounts(
             input_bytes=sum(t.nbytes for t in self.inputs),
             output_bytes=sum(t.nbytes for t in outputs),
@@ -190,8 +185,8 @@ class BlockRun:
             kept_output_bytes=kept_output_bytes,
             passed_bytes=passed_bytes(leaves, outputs),
             workspace_bytes=workspace_bytes,
-            forward=forward,
-            backward=backward,
+            forward=tuple(each.operation for each in first),
+            backward=tuple(each.operation for each in second),
             forward_collectives=forward_collectives,
             backward_collectives=peers.take(),
             selective=selective,
