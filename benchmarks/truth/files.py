@@ -40,8 +40,8 @@ PROGRAMS = {
     "korthikanti": OF_2021,
     "narayanan": OF_2021,
     "torchtitan": Program(engine="fsdp", memory_gib=95),
-    "llm-foundry": Program(engine="fsdp", compiled=False),
-    "hf-ultrascale": Program(engine="megatron", compiled=False),
+    "llm-foundry": Program(engine="fsdp", fusion="loss"),
+    "hf-ultrascale": Program(engine="megatron", fusion="none"),
     "bigscience": Program(engine="deepspeed", attention="unfused", network_gbit_per_s=400),
     "NeMo": Program(engine="megatron"),
     "fms-fsdp": Program(engine="fsdp"),
@@ -138,7 +138,7 @@ def _own(fields: Fields) -> Row | None:
     if fields.word("unit", {"s/iteration": False, "tokens/s/gpu": True}):
         seconds = batch * length / (seconds * gpus)
     if source.startswith("torchtitan") and "compile" not in precision:
-        program = Program(engine="fsdp", compiled=False, memory_gib=95)
+        program = Program(engine="fsdp", fusion="none", memory_gib=95)
     sequence = fields.text("sequence_parallel")
     return Row(
         source=source,

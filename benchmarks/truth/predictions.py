@@ -72,7 +72,7 @@ def _predicted(row: Row, profiles: dict[object, Profile | PipeplanError]) -> Pre
         cluster, options, batch_size=row.batch, sequence_length=row.sequence_length, precision=row.precision
     )
     assert asked is not None, "other engines share blocks"
-    asked = replace(asked, attention=row.program.attention, compiled=row.program.compiled)
+    asked = replace(asked, attention=row.program.attention, fusion=row.program.fusion)
     key = asked, sizes, row.sequence_length
     if key not in profiles:
         task = ProfileTask(

@@ -40,7 +40,7 @@ class Program:
 
     engine: str
     attention: Literal["flash", "unfused"] = "flash"
-    compiled: bool = True
+    fusion: Literal["all", "loss", "none"] = "all"
     network_gbit_per_s: float | None = None
     memory_gib: float | None = None
 

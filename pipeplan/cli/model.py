@@ -56,9 +56,6 @@ DTYPE = "float32"
 WIDE = "bf16"
 """The precision in which linear layers compute in the dtype of the weights."""
 
-SWITCHES = ("sequence_parallel", "compiled")
-"""Of forms: what is on unless it is switched off."""
-
 _PROGRESS = re.compile(r"(estimating .*?)(: \d+ of \d+ steps, .*) \(\d+ s\)")
 """The profiler's lines of progress."""
 
@@ -94,7 +91,7 @@ class Estimate:
         """The command line."""
         given = asdict(self) | {"forms": None} | (asdict(self.forms) if self.forms else {})
         switches = ["--forms"] if self.forms else []
-        switches += [f"--no-{each.replace('_', '-')}" for each in SWITCHES if not given.pop(each, True)]
+        switches += [] if given.pop("sequence_parallel", True) else ["--no-sequence-parallel"]
         return switches + [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 

@@ -19,7 +19,7 @@ from pipeplan.documents.files import parse_sent
 from pipeplan.documents.forms import AXES, Form
 from pipeplan.documents.names import STRICT
 from pipeplan.documents.profile import PRECISIONS, Device, Profile, require_precision
-from pipeplan.errors import require, require_count
+from pipeplan.errors import require, require_count, require_one_of
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import Options
 from pipeplan.protocol.listing import WireModel
@@ -74,8 +74,9 @@ class FormsAsked:
 
     `tensor`, `context` and `expert` are degrees that must be possible. If they are None, all powers of two up to
     `most_tensor`, `most_context` and `most_expert` are tried, and those that are impossible for the model are left out.
-    `precision` is what linear layers compute in, where that is not the model's dtype. `compiled`: elementwise
-    operations run in fused kernels, as a compiler or Transformer Engine makes them.
+    `precision` is what linear layers compute in, where that is not the model's dtype. `fusion` says which
+    elementwise operations run in fused kernels, as a compiler or Transformer Engine makes them: those of all blocks,
+    those of the last block with its loss, or none.
     """
 
     tensor: int | None = None
@@ -86,7 +87,7 @@ class FormsAsked:
     most_expert: int = 1
     sequence_parallel: bool = True
     attention: Literal["flash", "unfused"] = "flash"
-    compiled: bool = True
+    fusion: Literal["all", "loss", "none"] = "all"
     precision: str | None = None
 
     __pydantic_config__: ClassVar = STRICT
@@ -95,14 +96,10 @@ class FormsAsked:
         for field in (*AXES, *(f"most_{axis}" for axis in AXES)):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
-        kernels = ("flash", "unfused")
-        require(
-            self.precision in (None, *PRECISIONS),
-            "precision",
-            f"must be one of {', '.join(PRECISIONS)}",
-            self.precision,
-        )
-        require(self.attention in kernels, "attention", f"must be one of {', '.join(kernels)}", self.attention)
+        if self.precision is not None:
+            require_one_of(PRECISIONS, "precision", self.precision)
+        require_one_of(("flash", "unfused"), "attention", self.attention)
+        require_one_of(("all", "loss", "none"), "fusion", self.fusion)
 
     @property
     def forms(self) -> tuple[Form, ...]:

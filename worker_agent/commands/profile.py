@@ -36,7 +36,7 @@ OF_FORMS = (
     "most_expert",
     "sequence_parallel",
     "attention",
-    "compiled",
+    "fusion",
     "precision",
 )
 """The options of forms to estimate: `estimates.FormsAsked`."""
@@ -85,9 +85,9 @@ def profile(
         bool, typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor parallelism: share tokens.")
     ] = True,
     attention: Annotated[str, typer.Option(help="Of forms: flash, or unfused as in 2021.")] = "flash",
-    compiled: Annotated[
-        bool, typer.Option("--compiled/--no-compiled", help="Of forms: elementwise operations in fused kernels.")
-    ] = True,
+    fusion: Annotated[
+        str, typer.Option(help="Of forms: whose elementwise operations are fused: all blocks', the loss', or none.")
+    ] = "all",
     precision: Annotated[
         str | None, typer.Option(help="Of forms: fp8, mxfp8 or nvfp4, in which linear layers compute.")
     ] = None,

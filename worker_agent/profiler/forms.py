@@ -1,7 +1,7 @@
 """Forms: one device's part of a model whose blocks devices share, estimated from counted operations.
 
 Engines that share blocks fuse elementwise operations, with Transformer Engine or a compiler (`fusion`). Programs of
-2021, whose attention is unfused, and programs that are not compiled run torch's own kernels.
+2021, whose attention is unfused, and eager programs (`fusion` none) run torch's own kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ def profile_with_forms(
                 microbatch_sizes=task.microbatch_sizes,
                 sequence_length=length,
                 attention=asked.attention,
-                fused=sheet.kind == "gpu" and asked.compiled and asked.attention != "unfused",
+                fusion=asked.fusion if sheet.kind == "gpu" and asked.attention != "unfused" else "none",
             )
             found[form] = counts if recipe is None else in_recipe(counts, recipe)
         except InvalidInputError as error:

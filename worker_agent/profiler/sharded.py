@@ -121,10 +121,10 @@ def count_form(
     microbatch_sizes: Sequence[int],
     sequence_length: int,
     attention: str = "flash",
-    fused: bool = False,
+    fusion: str = "none",
     loss: Loss = default_loss,
 ) -> FormCounts:
-    """What one device does in this form; `fused`, in the kernels of `fusion`.
+    """What one device does in this form, with the `fusion` of all blocks, of the last one with its loss, or of none.
 
     Raises InvalidInputError for a degree that does not divide what it shares, a model without a sharding plan, a loss
     of one's own with tensor parallelism, or a block that needs its tensors' contents.
@@ -144,7 +144,7 @@ def count_form(
             shares=shares,
             region=region,
             unfused=attention == "unfused",
-            fused=fused,
+            fusion=fusion,
             loss=loss,
         )
         found = walk.at(sorted(microbatch_sizes), sequence_length // form.context)
@@ -186,7 +186,7 @@ class _Walk:
     shares: Mapping[int, nn.Module]
     region: Region[RecordedPeers]
     unfused: bool
-    fused: bool
+    fusion: str
     loss: Loss
 
     def at(self, sizes: Sequence[int], length: int) -> dict[int, tuple[tuple[Counted, ...], tuple[int, ...]]]:
@@ -221,7 +221,7 @@ class _Walk:
             shapes = tuple((tuple(t.shape), t.dtype) for t in values)
             experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
             form = self.region.form if experts else replace(self.region.form, expert=1)  # what a block depends on
-            how = (form, self.unfused, self.fused, self.loss)
+            how = (form, self.unfused, self.fusion, self.loss)
             key = (alike, number > graded, shapes, how)
             if key not in kinds:
                 line = lines[len(found)] if len(found) < len(lines) else None
@@ -246,7 +246,7 @@ class _Walk:
             gpu=True,
             region=self.region,
             unfused=self.unfused,
-            fused=self.fused,
+            fused=self.fusion == "all" or (self.fusion == "loss" and end is not None),
         )
         rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
         with foreign_code("model", rule, type(block).__name__):

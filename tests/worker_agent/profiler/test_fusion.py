@@ -18,9 +18,9 @@ SIZES = (
 LLAMA = f"hf:llama?{SIZES}"
 
 
-def layer(spec: str = LLAMA, form: Form = WHOLE, *, fuses: bool = True) -> BlockCounts:
+def layer(spec: str = LLAMA, form: Form = WHOLE, *, fusion: str = "all") -> BlockCounts:
     model = shape_model(spec, "bfloat16")
-    counts = count_form(model, form, microbatch_sizes=(1,), sequence_length=TOKENS, fused=fuses)
+    counts = count_form(model, form, microbatch_sizes=(1,), sequence_length=TOKENS, fusion=fusion)
     return counts.kinds[counts.blocks[1]].by_size[1]
 
 
@@ -37,7 +37,7 @@ def test_a_layer_is_its_products_attention_and_a_kernel_between_them() -> None:
         *("fused", "mm", "mm", "mm", "fused", FLASH, "mm"),
         *("fused", "mm", "mm", "fused", "mm", "fused"),
     ]
-    eager = layer(fuses=False)
+    eager = layer(fusion="none")
     for one, other in ((counts.forward, eager.forward), (counts.backward, eager.backward)):
         assert [op.sizes for op in one if op.flops] == [op.sizes for op in other if op.flops]
         assert sum(op.moved_bytes for op in one) < sum(op.moved_bytes for op in other)
@@ -57,7 +57,7 @@ def test_a_layer_keeps_what_its_products_read_and_its_sums(tensor: int) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma2"])
 def test_other_families_layers_are_fused_as_well(family: str) -> None:
-    counts, eager = layer(f"hf:{family}?{SIZES}&head_dim=8"), layer(f"hf:{family}?{SIZES}&head_dim=8", fuses=False)
+    counts, eager = layer(f"hf:{family}?{SIZES}&head_dim=8"), layer(f"hf:{family}?{SIZES}&head_dim=8", fusion="none")
     assert len(counts.forward) <= 20 < len(eager.forward)
     assert counts.activation_bytes < eager.activation_bytes
     assert [op.sizes for op in counts.backward if op.flops] == [op.sizes for op in eager.backward if op.flops]
@@ -147,13 +147,14 @@ def test_the_workspace_is_what_kernels_write_for_later_ones_less_what_they_were_
 
 
 def test_a_fused_loss_keeps_logits_in_16_bits_and_no_copies_of_32() -> None:
-    def head(*, fuses: bool) -> BlockCounts:
-        counts = count_form(
-            shape_model(LLAMA, "bfloat16"), WHOLE, microbatch_sizes=(1,), sequence_length=TOKENS, fused=fuses
-        )
+    def head(fusion: str) -> BlockCounts:
+        model = shape_model(LLAMA, "bfloat16")
+        counts = count_form(model, WHOLE, microbatch_sizes=(1,), sequence_length=TOKENS, fusion=fusion)
         return counts.kinds[counts.blocks[-1]].by_size[1]
 
     logits, norm = TOKENS * 96, 2 * TOKENS * HIDDEN
-    assert head(fuses=False).activation_bytes >= 4 * logits
-    assert 2 * logits + norm <= head(fuses=True).activation_bytes <= 2 * logits + norm + 16 * TOKENS
-    assert head(fuses=True).workspace_bytes < head(fuses=False).workspace_bytes
+    assert head("none").activation_bytes >= 4 * logits
+    assert 2 * logits + norm <= head("all").activation_bytes <= 2 * logits + norm + 16 * TOKENS
+    assert head("all").workspace_bytes < head("none").workspace_bytes
+    assert head("loss") == head("all")
+    assert layer(fusion="loss") == layer(fusion="none")
