@@ -140,10 +140,17 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
 
 
 def prepare(settings: Settings, context: Context) -> None:
-    """Brings the database to the present tables. Raises PipeplanError where nobody could pass the door."""
-    upgrade(context.database)
-    if settings.demands_tokens:
-        stored_tokens.require_any_valid(context, settings.host)
+    """Brings the database to the present tables. Raises PipeplanError where nobody could pass the door.
+
+    A database that cannot be served is closed.
+    """
+    try:
+        upgrade(context.database)
+        if settings.demands_tokens:
+            stored_tokens.require_any_valid(context, settings.host)
+    except BaseException:
+        context.database.close()
+        raise
 
 
 def _context(settings: Settings, now: Callable[[], datetime], solve: Solve | None) -> Context:

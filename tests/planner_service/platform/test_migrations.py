@@ -19,9 +19,10 @@ from sqlalchemy import inspect, text
 
 from pipeplan.documents.cluster import Cluster, DeviceGroup, Level
 from pipeplan.documents.identity import canonical_json
-from pipeplan.errors import InvalidInputError, ServiceError
+from pipeplan.errors import InvalidInputError, ServiceError, UnavailableError
 from pipeplan.protocol.documents import ClusterQuery
 from pipeplan.protocol.jobs import Completion
+from planner_service.app import create_app, prepare
 from planner_service.documents.service import clusters
 from planner_service.jobs import service as jobs
 from planner_service.overview.openapi import CLUSTER
@@ -30,6 +31,7 @@ from planner_service.platform.context import Context
 from planner_service.platform.database import Database
 from planner_service.platform.listing import Cut
 from planner_service.platform.migrations import downgrade, head, migrations_folder, revision_of, upgrade
+from planner_service.platform.settings import Settings
 from planner_service.platform.tables import metadata
 from planner_service.runs import service as runs
 from tests.planner_service.answers import halve, halve_unplayed
@@ -171,6 +173,18 @@ def test_a_database_of_a_newer_version_is_refused_in_a_sentence(database: Databa
         assert ended.returncode != 0, command
         assert "is of a newer release (revision 9999)" in ended.stderr, (command, ended.stderr)
         assert "db downgrade" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_database_that_is_refused_is_closed(database: Database) -> None:
+    """Its connections would be those of a server that never starts."""
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    settings = Settings(database_url=database.url.render_as_string(hide_password=False))
+    context = create_app(settings).state.context
+    with pytest.raises(ServiceError, match="newer release"):
+        prepare(settings, context)
+    with pytest.raises(UnavailableError, match="has closed its database"), context.database.read():
+        pass
 
 
 def test_a_file_is_durable_and_keeps_its_references(sqlite_url: str) -> None:
