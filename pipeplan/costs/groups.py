@@ -13,6 +13,7 @@ from pipeplan.costs.collectives import LevelRing
 from pipeplan.costs.transfer import SharedPort
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.collectives import Collectives
+from pipeplan.documents.forms import AXES, Form
 from pipeplan.errors import InvalidInputError
 
 
@@ -116,3 +117,8 @@ def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
         beside *= min(len(inside) for inside in units.values())
         unit *= level.size
     return DeviceGroupLinks(tuple(hops))
+
+
+def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
+    """The links among the devices of each axis: tensor groups innermost, then context groups, then experts."""
+    return {axis: links_among(cluster, getattr(form, axis), form.stride(axis)) for axis in AXES}

@@ -75,6 +75,11 @@ class TrainingEngine:
     precisions: tuple[str, ...] = ()
     """What its linear layers can compute in (`documents.profile.PRECISIONS`), besides the dtype of the weights."""
 
+    keeps_narrow: bool = False
+    """Whether it keeps weights in a narrow precision, in rows and columns, from one update to the next: alone where the
+    devices share out the optimizer, beside those of the profile's dtype elsewhere.
+    """
+
     recomputes: tuple[str, ...] = ("block", "attention")
     """What it can run again at a time (`documents.plan.RECOMPUTE_UNITS`)."""
 
@@ -123,6 +128,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             pipelined_shardings=("none", "optimizer"),
             sharded_optimizers=("adam", "adamw"),
             precisions=("fp8", "mxfp8", "nvfp4"),
+            keeps_narrow=True,
             offloads_optimizer=True,
             offloads_activations=("none",),
             times=EngineTimes(host_s=HOST_S, tensor_hidden=0.6),

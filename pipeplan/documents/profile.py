@@ -1,6 +1,7 @@
 """Profile: what a model costs, block by block, measured at one or more microbatch sizes."""
 
 from bisect import bisect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -25,9 +26,9 @@ def require_autocast(autocast: str | None, dtype: str) -> None:
     require(autocast is None or dtype == "float32", "autocast", rule, autocast)
 
 
-PRECISIONS = ("fp8", "mxfp8", "nvfp4")
-"""What linear layers with bfloat16 weights may compute in, as Transformer Engine names its recipes: 8 bits with a scale
-for each tensor, 8 bits with one for each 32 elements, 4 bits with one for each 16.
+PRECISIONS: Mapping[str, float] = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""What linear layers with bfloat16 weights may compute in, and the bytes of an element with its scales. Transformer
+Engine's names: 8 bits with a scale for each tensor, 8 bits with one for each 32 elements, 4 bits with one for each 16.
 """
 
 

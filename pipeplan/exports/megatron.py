@@ -28,6 +28,13 @@ _NARROW = {
 }
 """With Transformer Engine; the flags of 4 bits came with core 0.15."""
 
+_NARROW_WEIGHTS = {
+    "fp8": ["--fp8-param-gather"],
+    "mxfp8": ["--fp8-param-gather --reuse-grad-buf-for-mxfp8-param-ag"],
+    "nvfp4": ["--fp4-param-gather"],
+}
+"""Weights are kept narrow alone, and gathered so: with the distributed optimizer on the devices."""
+
 _ALL_TO_ALL = "--moe-token-dispatcher-type alltoall"
 """How the plan's tokens reach their experts. Megatron's default gathers all tokens on every device."""
 
@@ -58,6 +65,7 @@ def write(source: ExportSource) -> str:
     recomputing = ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * plan.recompute
     if source.recomputes_attention:
         recomputing = ["--recompute-granularity selective --recompute-modules core_attn"]
+    narrow_alone = plan.sharding == "optimizer" and not offloads_optimizer(plan.offload)
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",
@@ -74,6 +82,7 @@ def write(source: ExportSource) -> str:
         *_OPTIMIZERS[plan.optimizer],
         *_PRECISIONS.get(plan.dtype, []),
         *_NARROW.get(plan.precision or "", []),
+        *(_NARROW_WEIGHTS[plan.precision] if plan.precision and narrow_alone else []),
         *(["--accumulate-allreduce-grads-in-fp32"] if plan.dtype == "float16" else []),  # with --bf16 it is the default
         *([UNTIED] if source.tied is False else []),
         *recomputing,

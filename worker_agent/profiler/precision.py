@@ -9,6 +9,7 @@ in rows and columns, and are cast when they are updated. Attention, norms, softm
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pipeplan.documents.profile import PRECISIONS
 from pipeplan.errors import require
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import FLOAT4, FLOAT8, Datasheet
@@ -20,17 +21,16 @@ WIDE_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionRecipe:
-    """What linear layers compute in, and its bytes an element with its scales. `needs` is what devices must have."""
+    """What linear layers compute in. `needs` is what devices must have."""
 
     dtype: str
-    element_bytes: float
     needs: str
+    element_bytes: float
 
 
 RECIPES: Mapping[str, PrecisionRecipe] = {
-    "fp8": PrecisionRecipe(dtype=FLOAT8, element_bytes=1.0, needs=FLOAT8),
-    "mxfp8": PrecisionRecipe(dtype=FLOAT8, element_bytes=1 + 1 / 32, needs=FLOAT4),
-    "nvfp4": PrecisionRecipe(dtype=FLOAT4, element_bytes=0.5 + 1 / 16, needs=FLOAT4),
+    name: PrecisionRecipe(dtype=dtype, needs=needs, element_bytes=PRECISIONS[name])
+    for name, dtype, needs in (("fp8", FLOAT8, FLOAT8), ("mxfp8", FLOAT8, FLOAT4), ("nvfp4", FLOAT4, FLOAT4))
 }
 """By the names of `documents.profile.PRECISIONS`. Devices that scale blocks in their products also have 4 bits."""
 

@@ -8,6 +8,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.ledger import Ledger
 from pipeplan.documents.forms import BlockKind, ModelForm
+from pipeplan.documents.profile import DTYPE_BYTES, PRECISIONS, Profile
 
 Entry = Callable[[Ledger], float]
 """Reads one of a ledger's fields."""
@@ -16,6 +17,25 @@ Entry = Callable[[Ledger], float]
 def by_block(model: ModelForm, count: Callable[[BlockKind], float]) -> FloatArray:
     """A figure of every block, from its kind's."""
     return np.asarray([count(kind) for kind in model.kinds], dtype=np.float64)[list(model.blocks)]
+
+
+def narrow_weights(model: ModelForm, profile: Profile, *, alone: bool, kept: bool) -> tuple[FloatArray, FloatArray]:
+    """By block, the bytes that a weight takes on top in the profile's precision, and those that replicas gather of it.
+
+    Products of the forward read rows, those of the backward columns: where an engine keeps them (`kept`), both are
+    there from one update to the next, beside the weight in the profile's dtype or `alone`. Replicas gather rows; where
+    32 elements share a scale, whose columns do not follow from rows, they gather the dtype's. The first and the last
+    block compute in the profile's dtype.
+    """
+    wide, precision = DTYPE_BYTES[profile.dtype], profile.precision
+    narrow = PRECISIONS[precision] if precision and kept else 0.0
+    more = 2 * narrow - (wide if alone else 0) if narrow else 0.0
+    gathered = narrow if narrow and alone and precision != "mxfp8" else float(wide)
+    outer = {model.blocks[0], model.blocks[-1]} - set(model.blocks[1:-1])
+    return (
+        np.asarray([0.0 if kind in outer else more for kind in model.blocks]),
+        np.asarray([wide if kind in outer else gathered for kind in model.blocks], dtype=np.float64),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,29 +16,19 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray
-from pipeplan.costs.groups import DeviceGroupLinks, grouped, links_among
+from pipeplan.arrays import FloatArray, sums
+from pipeplan.costs.groups import DeviceGroupLinks, axis_links, grouped, links_among
 from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
-from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.cluster import Level
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS, TrainingEngine
-from pipeplan.documents.forms import AXES, Collective, Form, FormMeasurement, ModelForm
+from pipeplan.documents.forms import AXES, Collective, FormMeasurement, ModelForm
 from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
-from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block
+from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block, narrow_weights
 
 _ROUNDING = 1e-12
-
-
-def sums(values: Sequence[float] | FloatArray) -> FloatArray:
-    """Sums of the values before each place, and of all."""
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
-
-
-def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
-    """The links among the devices of each axis: tensor groups innermost, then context groups, then experts."""
-    return {axis: links_among(cluster, getattr(form, axis), form.stride(axis)) for axis in AXES}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -352,7 +342,15 @@ class ReplicaTerms:
     @cached_property
     def fixed_bytes(self) -> FloatArray:
         """Sums of the states' bytes."""
-        return sums(self._of_parameters(lambda each: each.kept))
+        trained, frozen = self._parameters
+        narrow_bytes, _ = self._narrow
+        return sums(self._of_parameters(lambda each: each.kept) + narrow_bytes * (trained.every + frozen.every))
+
+    @cached_property
+    def _narrow(self) -> tuple[FloatArray, FloatArray]:
+        recipe, profile = self.terms.recipe, self.terms.problem.profile
+        alone = recipe.sharding == "optimizer" and not offloads_optimizer(recipe.offload)
+        return narrow_weights(self.terms.model, profile, alone=alone, kept=self.terms.engine.keeps_narrow)
 
     @cached_property
     def frozen_bytes(self) -> FloatArray:
@@ -387,12 +385,14 @@ class ReplicaTerms:
     def exchanged_bytes(self) -> FloatArray:
         """Sums of the bytes that a device exchanges once a batch, as of an all-reduce.
 
-        An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-2
-        gathers the weights after their update; other shares need theirs for every microbatch. Frozen weights are
+        An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-1 and 2
+        gather the weights after their update; other shares need theirs for every microbatch. Frozen weights are
         gathered alone, where they are shared.
         """
         ledger, (trained, frozen) = self.ledger, self._parameters
-        exchanged = ledger.exchanged if not self._shares("gradients") else 0.0
+        exchanged: float | FloatArray = ledger.exchanged if not self._shares("gradients") else 0.0
+        if self.terms.recipe.sharding == "optimizer":
+            exchanged = (ledger.exchanged + self._narrow[1]) / 2
         if self._shares("gradients") and self.pipelined:
             exchanged = ledger.gathered
         elif self._shares("gradients") and not self._gathers_for_forward:

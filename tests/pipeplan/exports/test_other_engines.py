@@ -263,6 +263,10 @@ def test_megatron_computes_in_the_plans_precision(precision: str, flags: str) ->
     source = _source("megatron", precision=precision, tensor=2)
     assert source.plan.precision == precision
     assert flags in _words(source)
+    alone = {"fp8": "--fp8-param-gather", "nvfp4": "--fp4-param-gather"}.get(precision, "--fp8-param-gather --reuse-")
+    assert alone in _words(source)
+    whole = _source("megatron", precision=precision, tensor=2, sharding="none")
+    assert "-param-gather" not in _words(whole), "it needs the distributed optimizer"
 
 
 def test_torchtitan_is_told_of_the_plans_precision() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import combinations, islice
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
@@ -638,3 +639,38 @@ def test_sharded_weights_pay_for_their_gathers() -> None:
     kept = answered(problem(held, machines, **fixed, sharding="none"))
     assert (sharded.throughput_samples_per_s or 0.0) < (kept.throughput_samples_per_s or 0.0)
     assert sharded.stages[0].memory_bytes < kept.stages[0].memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("precision", "sharding", "bytes_more", "gathered"),
+    [("fp8", "none", 2.0, 1.0), ("fp8", "optimizer", 0.0, 0.5), ("nvfp4", "optimizer", -0.875, 0.28125)],
+)
+def test_weights_kept_narrow_count_in_rows_and_columns(
+    precision: str, sharding: str, bytes_more: float, gathered: float
+) -> None:
+    """Beside 2 bytes a weight, or alone; a gather of rows is half of an all-reduce."""
+    wide, narrow = (
+        next(
+            placed.space.maker(placed.degrees).terms
+            for placed, _ in every_plan(
+                problem(
+                    replace(model(), dtype="bfloat16", precision=kind),
+                    cluster(model()),
+                    data=8,
+                    tensor=1,
+                    stages=1,
+                    sharding=sharding,
+                )
+            )
+        )
+        for kind in (None, precision)
+    )
+    layers = slice(1, -1)
+    parameters = wide.terms.parameters[layers]
+    more = (np.diff(narrow.fixed_bytes) - np.diff(wide.fixed_bytes))[layers]
+    assert more == pytest.approx(bytes_more * parameters)
+    less = (np.diff(wide.exchanged_bytes) - np.diff(narrow.exchanged_bytes))[layers]
+    expected = 0.0 if sharding == "none" else 1.0 - gathered
+    assert less == pytest.approx(expected * parameters)
+    for each in (0, -1):
+        assert np.diff(narrow.fixed_bytes)[each] == np.diff(wide.fixed_bytes)[each]
