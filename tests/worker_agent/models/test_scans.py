@@ -43,7 +43,7 @@ MODELS = {
 
 def counted(spec: str, form: Form = WHOLE, length: int = 64) -> FormCounts:
     model = shape_model(spec, "bfloat16")
-    return count_form(model, form, microbatch_sizes=(1,), sequence_length=length, fused=True)
+    return count_form(model, form, microbatch_sizes=(1,), sequence_length=length, fusion="all")
 
 
 def forward_flops(counts: FormCounts) -> int:
