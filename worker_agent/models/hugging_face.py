@@ -26,7 +26,7 @@ from worker_agent.models.folders import read_config, weight_files
 from worker_agent.models.fused import SPARSE, WINDOWED, windowed_attention
 from worker_agent.models.layers import Cuts
 from worker_agent.models.materialise import build_empty
-from worker_agent.models.scans import scan_in_one_kernel
+from worker_agent.models.scans import count_without_contents
 from worker_agent.models.segments import Flows, part_names, segments
 from worker_agent.models.sharding import Sharding
 from worker_agent.models.tensor_plan import tensor_plan
@@ -248,7 +248,7 @@ def _build(
     """The model of a family, from a file's config and the SPEC's own options, which take precedence."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
-    from transformers.masking_utils import eager_mask
+    from transformers import masking_utils
 
     if name not in transformers.CONFIG_MAPPING:
         field = "model" if text.startswith(f"hf:{name}") else "model.model_type"
@@ -272,13 +272,14 @@ def _build(
         usual = "sdpa" if kind._supports_sdpa else "eager"
         model: nn.Module = kind._from_config(config, attn_implementation=attention or usual)
         library_code = sys.modules[kind.__module__]
-        scan_in_one_kernel(library_code)
+        for code in (library_code, masking_utils):
+            count_without_contents(code)
         if fused and getattr(config, "_experts_implementation", None):
             config._experts_implementation = "batched_mm"  # by shapes alone
         if fused and hasattr(library_code, "ALL_ATTENTION_FUNCTIONS"):
             for name_of_it in (WINDOWED, SPARSE):
                 transformers.AttentionInterface.register(name_of_it, windowed_attention)
-            transformers.AttentionMaskInterface.register(SPARSE, eager_mask)
+            transformers.AttentionMaskInterface.register(SPARSE, masking_utils.eager_mask)
             config._attn_implementation = SPARSE if getattr(config, "index_topk", None) else WINDOWED
         return model
     except InvalidInputError:

@@ -93,18 +93,19 @@ def _tensors(*values: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-SCANS: dict[str, Callable[..., Any]] = {
+COUNTED: dict[str, Callable[..., Any]] = {
     "mamba_selective_scan": _selective,
     "mamba2_chunk_scan": _chunked,
     "torch_chunk_gated_delta_rule": _delta,
     "chunk_kimi_delta_attention": _delta,
+    "find_packed_sequence_indices": lambda _: None,  # a sample is one sequence
 }
-"""By the library's names for its own code."""
+"""What runs without contents, by the library's names for its own code."""
 
 
-def scan_in_one_kernel(library_code: Any) -> None:
-    """Has a module of the library count its scans as one operation each."""
-    for name, counted in SCANS.items():
+def count_without_contents(library_code: Any) -> None:
+    """Has a module of the library count its scans as one operation each, and ask for no tensor's contents."""
+    for name, counted in COUNTED.items():
         own = getattr(library_code, name, None)
         if own is not None and not isinstance(own, partial):
             setattr(library_code, name, partial(_either, own, counted))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pipeplan.documents.forms import WHOLE, Form
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.chain import build_model
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.sharded import FormCounts, count_form, shape_model
@@ -114,3 +115,11 @@ def test_a_small_constant_is_cast_with_its_value() -> None:
     with model.mode:
         kinds = {torch.zeros_like(parameter).dtype for parameter in model.chain.root.parameters()}
     assert kinds == {torch.float32}
+
+
+def test_layers_that_share_chosen_keys_are_counted_whole() -> None:
+    """The library's code asks for positions' contents, to find packed sequences: a sample is one."""
+    spec = f"hf:glm_moe_dsa?{ROUTED}{LATENTS}&index_topk=16&index_n_heads=4&index_head_dim=16"
+    assert forward_flops(counted(spec)) > 0
+    with pytest.raises(InvalidInputError, match="layers that exchange several tensors of glm_moe_dsa"):
+        counted(spec, Form(tensor=2, sequence_parallel=True))
