@@ -84,14 +84,15 @@ class Segment(nn.Module):
         self.crossing = tuple(
             tuple(map(flow.shape_of, flow.carried(place))) for place in (flow.starts[number], flow.stops[number])
         )
-        self._flows = flows
+        self._flows, self._number = flows, number
+        self._units = tuple(self.parts)  # a device's share of the block has others in their places
         flows.numbers[self] = number
 
     def forward(self, *values: Tensor) -> Any:
         """(carried ..., given ...) -> the same for the next block, or the model's result."""
         if self.quick is not None and len(values) == 1:
             return self.quick(values[0])
-        flows, number = self._flows, self._flows.numbers[self]
+        flows, number = self._flows, self._number
         values = flows.form.completed(values) if number == 0 else values
         given = values[len(values) - len(flows.form.inputs) :]
         inputs = {name: value for name, value in zip(flows.form.inputs, given, strict=True) if value.numel()}
@@ -99,7 +100,8 @@ class Segment(nn.Module):
         start = flow.starts[number]
         keys = flow.carried(start)
         carried = dict(zip(keys, values[: len(keys)], strict=True))
-        forward = PartialForward(flows, flow, number, carried, inputs)
+        shares = dict(zip(self._units, self.parts, strict=False))
+        forward = PartialForward(flows, flow, number, carried, inputs, shares)
         result = forward.run()
         if number == len(flow.starts) - 1:
             return result
@@ -109,11 +111,21 @@ class Segment(nn.Module):
 class PartialForward:
     """One forward of a model, of which only one part's calls compute.
 
-    `carried` are the results that are known, by their keys; those of the part's own calls are added.
+    `carried` are the results that are known, by their keys; those of the part's own calls are added. `shares` compute
+    in the place of the model's modules.
     """
 
-    def __init__(self, flows: Flows, flow: Flow, number: int, carried: dict[Key, Tensor], inputs: Inputs) -> None:
+    def __init__(
+        self,
+        flows: Flows,
+        flow: Flow,
+        number: int,
+        carried: dict[Key, Tensor],
+        inputs: Inputs,
+        shares: Mapping[nn.Module, nn.Module],
+    ) -> None:
         self.carried = carried
+        self._shares = shares
         self._flows = flows
         self._flow = flow
         self._start, self._stop = flow.starts[number], flow.stops[number]
@@ -159,7 +171,7 @@ class PartialForward:
         else:
             stand_in = module.__dict__.pop("forward")
             try:
-                found = module.forward(*positional, **named)
+                found = self._shares.get(module, module).forward(*positional, **named)
             finally:
                 module.__dict__["forward"] = stand_in
         if not call.maker:

@@ -82,7 +82,9 @@ def tensor_plan(name: str, root: Any, *, cut: bool, one_kernel: bool) -> Shardin
     if not cut:
         most = max(experts_in(module) for module in root.modules())
         what = "ALiBi attention" if _has_alibi(root) else "layers that exchange several tensors"
-        return Sharding(styles={}, divided={}, experts=most, unknown=what, sequential=sequential)
+        named = ((prefix, dict(_styles(module, root.config)).get("")) for prefix, module in root.named_modules())
+        inside = {prefix: style for prefix, style in named if style in ("experts", "routed")}  # of a layer alone
+        return Sharding(styles=inside, divided={}, experts=most, unknown=what, sequential=sequential)
     styles = dict(_GPT2) if name == "gpt2" else {}
     keys, other_names = root.config.to_dict(), root.config.attribute_map  # an attribute may be an error: a layer's own
     divided = {key: keys.get(other_names.get(key, key)) for key in _COUNTS}

@@ -120,6 +120,8 @@ def test_a_small_constant_is_cast_with_its_value() -> None:
 def test_layers_that_share_chosen_keys_are_counted_whole() -> None:
     """The library's code asks for positions' contents, to find packed sequences: a sample is one."""
     spec = f"hf:glm_moe_dsa?{ROUTED}{LATENTS}&index_topk=16&index_n_heads=4&index_head_dim=16"
-    assert forward_flops(counted(spec)) > 0
+    whole, shared = counted(spec), counted(spec, Form(expert=2))
+    assert forward_flops(whole) > 0
+    assert 0 < parameters(shared)[1] < parameters(whole)[1]
     with pytest.raises(InvalidInputError, match="layers that exchange several tensors of glm_moe_dsa"):
         counted(spec, Form(tensor=2, sequence_parallel=True))
