@@ -253,11 +253,14 @@ def _build(
     if name not in transformers.CONFIG_MAPPING:
         field = "model" if text.startswith(f"hf:{name}") else "model.model_type"
         raise not_one_of(FAMILIES, field, name, f", or another one of transformers {transformers.__version__}")
-    tied = (found | options).get("tie_word_embeddings", False)
+    tied, hint = (found | options).get("tie_word_embeddings", False), ""
     try:
-        known = known_keys(transformers.AutoConfig.for_model(name))
+        usual_config = transformers.AutoConfig.for_model(name)
+        language = usual_config.get_text_config(decoder=True).model_type
+        hint = "" if language == name else f"; its language model is hf:{language}"
+        known = known_keys(usual_config)
         for key, value in options.items():
-            require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set", value)
+            require(key in known, f"model.{key}", f"is not a key of {name}'s config that can be set{hint}", value)
         require(isinstance(tied, bool), "model.tie_word_embeddings", "must be true or false", tied)
         config = config_of(name, found, options)
         for size in _SIZES:
@@ -286,7 +289,7 @@ def _build(
         raise
     except (StrictDataclassError, *LIBRARY_ERRORS) as error:
         sentence = " ".join(str(error).split()).rstrip(".")
-        raise InvalidInputError("model", f"must be possible for {name} ({sentence})", text) from error
+        raise InvalidInputError("model", f"must be possible for {name} ({sentence}){hint}", text) from error
 
 
 def _require_our_loss(config: Any, *, classes: bool) -> None:

@@ -97,6 +97,11 @@ def test_rotary_frequencies_stay_exact_in_a_model_of_16_bits() -> None:
         ("hf:gpt2?n_layer=-1", "model.n_layer: must be at least 1, got -1"),
         ("hf:gpt2?n_head=0", "model.n_head: must be at least 1, got 0"),
         ("hf:llama?num_hidden_layers=0", "model.num_hidden_layers: must be at least 1, got 0"),
+        (
+            "hf:gemma3?num_hidden_layers=2",
+            "model.num_hidden_layers: is not a key of gemma3's config that can be set; its language model is "
+            "hf:gemma3_text, got 2",
+        ),
         ("hf:gpt2?use_cache=true", "model.use_cache: is not a key of gpt2's config that can be set, got True"),
         (
             "hf:gpt5",
