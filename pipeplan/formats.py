@@ -99,6 +99,7 @@ def price_of(other: Alternative) -> str:
 def scheme(each: Alternative) -> str:
     """`1f1b`; `1f1b, tensor 2, optimizer sharded` of what another engine shares out."""
     parts = [f"{axis} {getattr(each.form, axis)}" for axis in AXES if getattr(each.form, axis) > 1]
+    parts += ["expert tensor 1"] if each.form.expert_tensor else []
     parts += [f"{each.chunks} stages a rank"] if each.chunks > 1 else []
     parts += [f"{each.sharding} sharded"] if each.sharding != "none" else []
     parts += [f"offload {each.offload}"] if each.offload != "none" else []

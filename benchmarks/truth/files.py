@@ -231,7 +231,7 @@ PRECISIONS = {"BF16": None, "FP8": "fp8", "MXFP8": "mxfp8", "NVFP4": "nvfp4", "f
 
 
 def _bridge(fields: Fields) -> Row:
-    """Megatron-Bridge's tables: with `fsdp`, its own FSDP shards everything."""
+    """Megatron-Bridge's tables, whose experts are whole; with `fsdp`, its own FSDP shards everything."""
     sharded = fields.maybe("fsdp") not in (None, 0) if fields.text("fsdp") not in ("", "0") else False
     program = Program(engine="fsdp" if sharded else "megatron")
     gpus, length, batch = fields.count("gpus"), fields.count("sequence_length"), fields.count("batch")
@@ -251,6 +251,7 @@ def _bridge(fields: Fields) -> Row:
             fields,
             program,
             expert=fields.count("expert_parallel", 1),
+            expert_tensor=None if sharded else 1,
             sharding="weights" if sharded else "optimizer",
             chunks=fields.count("virtual_stages", 1),
         ),
@@ -321,6 +322,7 @@ def _automodel(fields: Fields) -> Row | None:
         tensor=t,
         context=c,
         expert=fields.maybe("EP"),
+        expert_tensor=1,
         stages=p,
         chunks=fields.maybe("VP") if p > 1 else 1,
         data=gpus // (t * p * c),

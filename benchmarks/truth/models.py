@@ -26,8 +26,9 @@ def _nemotron(hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> 
 
 _GPT3 = {"sequence_length": 2048, "fused": "true"}
 _QWEN3_MOE = (
-    "hf:qwen3_moe?hidden_size=2048&num_hidden_layers=48&num_attention_heads=32&num_key_value_heads=4"
-    "&moe_intermediate_size=768&num_experts=128&num_experts_per_tok=8&vocab_size=151936&max_position_embeddings=8192"
+    "hf:qwen3_moe?hidden_size={hidden}&num_hidden_layers={layers}&num_attention_heads={heads}&num_key_value_heads=4"
+    "&head_dim=128&moe_intermediate_size={ffn}&num_experts=128&num_experts_per_tok=8&vocab_size=151936"
+    "&max_position_embeddings=8192"
 )
 _GPT_OSS = "hf:gpt_oss?num_hidden_layers={layers}&num_local_experts={experts}&num_experts_per_tok=4&hidden_size=2880"
 
@@ -45,7 +46,8 @@ MODELS = {
     "nemotron8b": _nemotron(4096, 32, 32, 32, 16384),
     "nemotron22b": _nemotron(6144, 40, 48, 48, 24576),
     "nemotron340b": _nemotron(18432, 96, 96, 8, 73728),
-    "qwen330ba3b": _QWEN3_MOE,
+    "qwen330ba3b": _QWEN3_MOE.format(hidden=2048, layers=48, heads=32, ffn=768),
+    "qwen3235ba22b": _QWEN3_MOE.format(hidden=4096, layers=94, heads=64, ffn=1536),
     "deepseekv3671b": "hf:deepseek_v3",
     "kimik2": "hf:deepseek_v3?num_attention_heads=64&num_key_value_heads=64&n_routed_experts=384&vocab_size=163840"
     "&n_group=1&topk_group=1&first_k_dense_replace=1",
@@ -58,6 +60,8 @@ _OTHER_NAMES = {
     "llama13b": "llama213b",
     "llama70b": "llama270b",
     "qwen3moe30b": "qwen330ba3b",
+    "qwen3235b": "qwen3235ba22b",
+    "qwen3moe235b": "qwen3235ba22b",
 }
 
 

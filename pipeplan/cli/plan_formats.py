@@ -39,6 +39,7 @@ def as_env(plan: Plan) -> str:
         "TENSOR": plan.form.tensor,
         "CONTEXT": plan.form.context,
         "EXPERT": plan.form.expert,
+        "EXPERT_TENSOR": plan.form.expert_tensor_degree,
         "SHARDING": plan.sharding,
         "BATCH_SIZE": plan.batch_size,
         "MICROBATCH_SIZE": plan.microbatch_size,

@@ -129,7 +129,13 @@ _FLAGS: dict[str, Any] = {
         typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor: share tokens; default: on."),
     ],
     "context": Annotated[int | None, typer.Option(help="Devices that share a sequence; default: the best.")],
-    "expert": Annotated[int | None, typer.Option(help="Replicas that share a block's experts; default: the best.")],
+    "expert": Annotated[
+        int | None, typer.Option(help="Groups of devices that share a block's experts; default: the best.")
+    ],
+    "expert_tensor": Annotated[
+        int | None,
+        typer.Option(help="Devices that share an expert's features: 1, or those of --tensor; default: the best."),
+    ],
     "data": Annotated[int | None, typer.Option(help="Replicas of the pipeline; default: as many as there may be.")],
     "sharding": Annotated[
         str | None, typer.Option(help=f"The states that replicas share: {', '.join(SHARDINGS)}; default: the best.")
@@ -151,7 +157,7 @@ _GROUPS = {
     "split_backward split_backward_half_way synchronisation compression_ratio as_if time_limit_s",
     "Memory": "recompute recompute_unit recompute_factor memory optimizer master_weights",
     "Cuts": "cuts forced_cuts forbidden_cuts",
-    "Other engines": "engine tensor sequence_parallel context expert data sharding offload",
+    "Other engines": "engine tensor sequence_parallel context expert expert_tensor data sharding offload",
 }
 """The headings of these flags in the help."""
 

@@ -60,6 +60,7 @@ _OPTIONS = {
     "--data": f"{_DEGREES} {_DATA}",
     "--context": "cp context-parallel context-parallel-size cp-size",
     "--expert": "ep expert-parallel expert-parallel-size expert-model-parallel-size ep-size",
+    "--expert-tensor": "etp expert-tensor-parallel expert-tensor-parallel-size expert-tensor-parallel-degree",
     "--sequence-parallel": "sp",
     "--chunks": "vpp vp virtual-pipeline virtual-stages num-virtual-stages model-chunks interleave",
     "--batch-size": "gbs global-batch-size train-batch-size global-batch bs batch b",

@@ -120,5 +120,5 @@ def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
 
 
 def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
-    """The links among the devices of each axis: tensor groups innermost, then context groups, then experts."""
+    """The links among the devices of each axis: tensor groups innermost, then context groups; experts beside both."""
     return {axis: links_among(cluster, getattr(form, axis), form.stride(axis)) for axis in AXES}

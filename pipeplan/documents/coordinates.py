@@ -1,7 +1,8 @@
 """Coordinates: a plan's rank on each axis, and the ranks that share something with it.
 
 Tensor groups are innermost, then context groups (`Form.stride`). One entry of the placement, which places replicas and
-ranks of a pipeline, covers all devices of a form. Replicas that share experts have numbers in a row.
+ranks of a pipeline, covers all devices of a form. Devices that share experts have numbers in a row among all devices of
+a stage, replica by replica.
 
     rank = entry x form.devices + context x tensor's degree + tensor
 """
@@ -16,7 +17,7 @@ from pipeplan.errors import require
 class Coordinates:
     """A rank's place on every axis. `pipeline` is the first stage that the rank holds.
 
-    `expert` is the share of the experts that it holds: the replica's number among those that share them.
+    `expert` is the share of the experts that it holds.
     """
 
     pipeline: int
@@ -41,7 +42,7 @@ def coordinates_of(plan: Plan, rank: int) -> Coordinates:
         replica=worker.replica,
         tensor=tensor,
         context=context,
-        expert=worker.replica % form.expert,
+        expert=(worker.replica * form.devices + member) // form.stride("expert") % form.expert,
     )
 
 
@@ -49,19 +50,28 @@ def rank_at(plan: Plan, place: Coordinates) -> int:
     """The rank at these coordinates. Raises InvalidInputError if there is none."""
     form, worker = plan.form, Worker(stage=place.pipeline, replica=place.replica)
     inside = 0 <= place.tensor < form.tensor and 0 <= place.context < form.context
-    known = inside and worker in plan.placement and place.expert == place.replica % form.expert
-    require(known, "coordinates", "must be those of a rank of the plan", place)
+    rule = "must be those of a rank of the plan"
+    require(inside and worker in plan.placement, "coordinates", rule, place)
     member = place.context * form.stride("context") + place.tensor * form.stride("tensor")
-    return plan.placement.index(worker) * form.devices + member
+    rank = plan.placement.index(worker) * form.devices + member
+    require(coordinates_of(plan, rank).expert == place.expert, "coordinates", rule, place)
+    return rank
 
 
 def group_of(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:
     """The ranks that differ from a rank on one axis only, including itself, in the axis's order.
 
-    Those of `expert` are the replicas that share the experts of a block; those of `replica` hold the same weights.
+    Those of `expert` share the experts of a block, whatever their other coordinates are; those of `replica` hold the
+    same weights, without experts.
     """
     require(axis in GROUPS, "axis", f"must be one of {', '.join(GROUPS)}", axis)
     own, form = coordinates_of(plan, rank), plan.form
+    if axis == "expert":
+        stride, place = form.stride(axis), own.replica * form.devices + rank % form.devices
+        start = place - own.expert * stride
+        members = [divmod(start + stride * share, form.devices) for share in range(form.expert)]
+        entry = {worker.replica: at for at, worker in enumerate(plan.placement) if worker.stage == own.pipeline}
+        return tuple(entry[replica] * form.devices + member for replica, member in members)
     if axis in ("tensor", "context"):
         stride, start = form.stride(axis), rank - getattr(own, axis) * form.stride(axis)
         return tuple(start + stride * place for place in range(getattr(form, axis)))
@@ -71,6 +81,4 @@ def group_of(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:
         found = [(worker.stage, at) for worker, at in entries if worker.replica == own.replica]
     else:
         found = [(worker.replica, at) for worker, at in entries if worker.stage == own.pipeline]
-        if axis == "expert":
-            found = [each for each in found if each[0] // form.expert == own.replica // form.expert]
     return tuple(at for _, at in sorted(found))

@@ -59,6 +59,9 @@ class TrainingEngine:
     axes: tuple[str, ...] = ()
     """The degrees of a form that it can have above 1."""
 
+    whole_experts: bool = False
+    """Whether devices of a tensor group can hold whole experts, and dispatch their own tokens to them."""
+
     sequence_parallel: bool = False
     schedules: tuple[str, ...] | None = None
     """The schedules that it runs; None: all."""
@@ -121,6 +124,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
         TrainingEngine(
             name="megatron",
             axes=("tensor", "context", "expert"),
+            whole_experts=True,
             sequence_parallel=True,
             overlaps=True,
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
@@ -148,6 +152,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
         TrainingEngine(
             name="fsdp",
             axes=("tensor", "context", "expert"),
+            whole_experts=True,
             sequence_parallel=True,
             schedules=("data-parallel", "1f1b", "1f1b-interleaved"),
             shardings=("gradients", "weights"),
@@ -216,6 +221,8 @@ def require_form(engine: TrainingEngine, form: Form) -> None:
     for axis in ("tensor", "context", "expert"):
         rule = f"must be 1 for the engine {engine.name}, which has no {axis} parallelism"
         require(axis in engine.axes or getattr(form, axis) == 1, axis, rule, getattr(form, axis))
+    rule = f"must be the tensor degree for the engine {engine.name}"
+    require(engine.whole_experts or form.expert_tensor is None, "expert_tensor", rule, form.expert_tensor)
     rule = f"must be off for the engine {engine.name}, which has none"
     require(engine.sequence_parallel or not form.sequence_parallel, "sequence_parallel", rule, form.sequence_parallel)
 

@@ -32,7 +32,8 @@ DEGREES = {
     "virtual_stages": "stages of each rank",
     "data": "replicas of the pipeline, where all stages have the same",
     "context": "devices that share a sequence",
-    "expert": "replicas that share the experts of a block",
+    "expert": "groups of devices that share the experts of a block",
+    "expert_tensor": "devices that share the features of an expert",
 }
 """The number of ways in which a plan divides the work: `Plan.degrees`."""
 

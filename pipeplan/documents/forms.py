@@ -8,6 +8,7 @@ What they exchange stands beside what each computes: a cluster's links put a pri
 """
 
 from dataclasses import dataclass
+from math import gcd
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT, require_name
@@ -23,13 +24,17 @@ class Form:
     """How many devices share a block, and in which way.
 
     `tensor` devices share its matrices, with `sequence_parallel` also the tokens between them; `context` devices share
-    its sequences; its experts are shared among `expert` devices, which are replicas for all else.
+    its sequences. Its experts are shared among `expert` groups of neighbouring devices, whichever of the other axes
+    these devices differ on; the devices of a group share the features of each expert. A group has as many devices as a
+    tensor group or, with an `expert_tensor` of 1, a single one, which dispatches its own share of the tokens to whole
+    experts (Megatron-LM's `--expert-tensor-parallel-size`).
     """
 
     tensor: int = 1
     sequence_parallel: bool = False
     context: int = 1
     expert: int = 1
+    expert_tensor: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -38,19 +43,41 @@ class Form:
             require_count(axis, getattr(self, axis))
         rule = "needs tensor parallelism"
         require(self.tensor > 1 or not self.sequence_parallel, "sequence_parallel", rule, self.sequence_parallel)
+        rule = f"must be 1 below the tensor degree, {self.tensor}, or left out where it is that degree"
+        known = self.expert_tensor is None or self.expert_tensor == 1 < self.tensor
+        require(known, "expert_tensor", rule, self.expert_tensor)
 
     @property
     def devices(self) -> int:
-        """The devices that hold one copy of a stage together; experts are shared among copies."""
+        """The devices that hold one copy of a stage together, without its experts."""
         return self.tensor * self.context
+
+    @property
+    def expert_tensor_degree(self) -> int:
+        """The devices that share the features of an expert."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def expert_devices(self) -> int:
+        """The devices that hold one copy of a stage's experts together."""
+        return self.expert * self.expert_tensor_degree
+
+    @property
+    def replicas_together(self) -> int:
+        """The fewest replicas that have whole copies of the experts among them; their number divides all replicas'."""
+        return self.expert_devices // gcd(self.expert_devices, self.devices)
+
+    def expert_replicas(self, replicas: int) -> int:
+        """The copies of the experts that so many replicas of a stage have."""
+        return self.devices * replicas // self.expert_devices
 
     def stride(self, axis: str) -> int:
         """The distance in ranks from one device of an axis to the next: tensor groups are innermost, then context
         groups.
 
-        Replicas that share experts are neighbours.
+        Devices that share experts are neighbours among all of a stage (Megatron-LM's `parallel_state.py`).
         """
-        return {"tensor": 1, "context": self.tensor, "expert": self.devices}[axis]
+        return {"tensor": 1, "context": self.tensor, "expert": self.expert_tensor_degree}[axis]
 
 
 WHOLE = Form()

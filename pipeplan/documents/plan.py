@@ -347,6 +347,7 @@ class Plan:
             "data": self.width,
             "context": form.context,
             "expert": form.expert,
+            "expert_tensor": form.expert_tensor_degree,
         }
 
 

@@ -72,6 +72,7 @@ def write(source: ExportSource) -> str:
         *(["--sequence-parallel --tp-comm-overlap"] * plan.form.sequence_parallel),
         *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
         *([f"--expert-model-parallel-size {plan.form.expert}", _ALL_TO_ALL] if plan.form.expert > 1 else []),
+        *(["--expert-tensor-parallel-size 1"] if plan.form.expert_tensor else []),
         *(["--use-distributed-optimizer --overlap-param-gather"] if plan.sharding == "optimizer" else []),
         *(["--overlap-grad-reduce"] if width > 1 or plan.sharding == "optimizer" else []),
         *(["--optimizer-cpu-offload", "--use-precision-aware-optimizer"] * offloads_optimizer(plan.offload)),

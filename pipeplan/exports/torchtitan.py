@@ -94,6 +94,7 @@ class _Job:
     sequence_parallel: bool
     context: int
     expert: int
+    expert_tensor: int
     reshard: str | None
     computes_in: str | None
     on_host: bool
@@ -135,7 +136,9 @@ def write_toml(source: ExportSource) -> str:
     rule = "cannot be torchtitan 0.2, where tensor parallelism always shares tokens as well (sequence parallelism)"
     require(job.tensor == 1 or job.sequence_parallel, "format", rule, f"tensor {job.tensor}")
     inside = job.microbatches if job.pipelined else 1  # without a pipeline a forward takes the whole local batch
-    notes = [*job.notes, "For torchtitan 0.2, which reads jobs from TOML (--job.config_file)."]
+    inner = job.context * (job.tensor if job.expert_tensor < job.tensor else 1)
+    release = "0.2" if job.expert == 1 or job.expert % inner == 0 else "0.2.1 and later"
+    notes = [*job.notes, f"For torchtitan {release}, which reads jobs from TOML (--job.config_file)."]
     pipeline = []
     if job.pipelined:
         parts = ",\n".join(f"  {json.dumps(_modules(part, head='output'))}" for part in job.parts)
@@ -157,6 +160,7 @@ def write_toml(source: ExportSource) -> str:
             "",
             "[parallelism]",
             *(f"{name} = {json.dumps(value)}" for name, value in job.parallelism.items()),
+            *([f"expert_tensor_parallel_degree = {job.expert_tensor}"] if job.expert > 1 else []),
             *pipeline,
             "",
             "[activation_checkpoint]",
@@ -170,6 +174,8 @@ def write_toml(source: ExportSource) -> str:
 def write_python(source: ExportSource) -> str:
     """The module. Raises InvalidInputError for anything without a setting in torchtitan."""
     job = _job(source)
+    rule = "cannot be torchtitan's main branch, whose devices hold whole experts (expert_tensor 1)"
+    require(job.expert == 1 or job.expert_tensor == 1, "format", rule, f"expert_tensor {job.expert_tensor}")
     notes = [
         *job.notes,
         "For torchtitan's main branch of 2026-08, whose configurations are Python: set BASE below.",
@@ -245,6 +251,7 @@ def _job(source: ExportSource) -> _Job:
         sequence_parallel=plan.form.sequence_parallel,
         context=plan.form.context,
         expert=plan.form.expert,
+        expert_tensor=plan.form.expert_tensor_degree,
         reshard=_RESHARD["gradients" if ranks > 1 else plan.sharding] if sharded else None,
         computes_in=plan.dtype if sharded else None,
         on_host=offloads_optimizer(plan.offload),

@@ -45,9 +45,8 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
     left = devices // groups // ranks
     rule = f"must be at most {left}: tensor, context and stages leave so many replicas of {devices} devices"
     require(replicas <= left, "data", rule, replicas)
-    expert, size, share = options.expert or 1, options.microbatch_size or 1, batch_size // replicas
-    rule = f"must divide the {replicas} replicas (data)"
-    require(options.data is None or replicas % expert == 0, "expert", rule, expert)
+    size, share = options.microbatch_size or 1, batch_size // replicas
+    _require_expert_shares(options, engine, most=left * groups)
     rule = f"must divide the {share} samples of a batch that each of the {replicas} replicas has"
     require(share % size == 0, "microbatch_size", rule, size)
     rule = (
@@ -57,6 +56,22 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
     if options.data and options.microbatch_size and (options.chunks or 1) > 1:
         rule = f"must be 1 where {ranks} ranks do not divide a replica's {share // size} microbatches"
         require(share // size % ranks == 0, "chunks", rule, options.chunks)
+
+
+def _require_expert_shares(options: Options, engine: TrainingEngine, *, most: int) -> None:
+    """Raises InvalidInputError for experts that the devices of a stage, `most` of them, cannot share out."""
+    own, tensor, expert = options.expert_tensor, options.tensor, options.expert or 1
+    rule = f"must be left out for the engine {engine.name}, whose experts have the tensor degree"
+    require(engine.whole_experts or own in (None, tensor), "expert_tensor", rule, own)
+    rule = f"must be 1 or the tensor degree, {tensor}"
+    require(own is None or tensor is None or own in (1, tensor), "expert_tensor", rule, own)
+    least = own or (1 if engine.whole_experts else tensor or 1)
+    rule = f"must be at most {most // least}: a stage has at most {most} devices, and an expert {least} of them"
+    require(expert * least <= most, "expert", rule, expert)
+    if options.data is not None and tensor is not None and options.context is not None:
+        devices = tensor * options.context * options.data
+        rule = f"must divide, with the {least} devices of an expert, the {devices} of a stage (tensor x context x data)"
+        require(devices % (expert * least) == 0, "expert", rule, expert)
 
 
 def _require_schedule(options: Options, engine: TrainingEngine) -> None:

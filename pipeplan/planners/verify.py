@@ -113,6 +113,7 @@ def _fixed(plan: Plan, problem: PlanningProblem) -> list[tuple[str, object, obje
         ("sequence parallelism", form.sequence_parallel, options.sequence_parallel if form.tensor > 1 else None),
         ("context parallelism", form.context, options.context),
         ("expert parallelism", form.expert, options.expert),
+        ("tensor parallelism of experts", form.expert_tensor_degree, options.expert_tensor),
         ("number of replicas", plan.width, options.data),
         ("sharding", plan.sharding, options.sharding),
         ("offloading", plan.offload, None if options.offload == ANY_OFFLOAD else options.offload),

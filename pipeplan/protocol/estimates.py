@@ -33,6 +33,9 @@ USUAL_LENGTH = 512
 MOST_SHARING, MOST_EXPERT = 8, 64
 """Devices that share a sequence, and those that share experts, at most, unless more are asked for."""
 
+MOST_DEVICES = 4096
+"""Devices of a stage, at most: no more matter, and clusters that are larger have one profile."""
+
 LEAST_SHARE = 2048
 """Tokens of a sequence that each of several devices has at least, unless more devices are asked for."""
 
@@ -74,6 +77,8 @@ class FormsAsked:
 
     `tensor`, `context` and `expert` are degrees that must be possible. If they are None, all powers of two up to
     `most_tensor`, `most_context` and `most_expert` are tried, and those that are impossible for the model are left out.
+    `expert_tensor` is the experts' own tensor degree; if it is None, 1 and the tensor degree are tried where experts
+    are shared. A stage has `most_devices` at most, where that is known.
     `precision` is what linear layers compute in, where that is not the model's dtype. `fusion` says which
     elementwise operations run in fused kernels, as a compiler or Transformer Engine makes them: those of all blocks,
     those of the last block with its loss, or none.
@@ -89,11 +94,13 @@ class FormsAsked:
     attention: Literal["flash", "unfused"] = "flash"
     fusion: Literal["all", "loss", "none"] = "all"
     precision: str | None = None
+    expert_tensor: int | None = None
+    most_devices: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in (*AXES, *(f"most_{axis}" for axis in AXES)):
+        for field in (*AXES, "expert_tensor", *(f"most_{axis}" for axis in AXES), "most_devices"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         if self.precision is not None:
@@ -106,10 +113,25 @@ class FormsAsked:
         """All of them, whether they are possible for the model or not."""
         degrees = [(getattr(self, axis), getattr(self, f"most_{axis}")) for axis in AXES]
         every = ([2**k for k in range(most.bit_length())] if fixed is None else [fixed] for fixed, most in degrees)
-        return tuple(
-            Form(tensor=tensor, sequence_parallel=self.sequence_parallel and tensor > 1, context=context, expert=expert)
+        found = (
+            Form(
+                tensor=tensor,
+                sequence_parallel=self.sequence_parallel and tensor > 1,
+                context=context,
+                expert=expert,
+                expert_tensor=1 if own == 1 < tensor else None,
+            )
             for tensor, context, expert in product(*every)
+            for own in self._expert_tensors(tensor, expert)
         )
+        most = self.most_devices
+        return tuple(form for form in found if most is None or form.devices * form.replicas_together <= most)
+
+    def _expert_tensors(self, tensor: int, expert: int) -> tuple[int, ...]:
+        """The tensor degrees of experts in forms with these degrees."""
+        if self.expert_tensor is not None:
+            return (self.expert_tensor,) if self.expert_tensor in (1, tensor) else ()
+        return (tensor, 1) if expert > 1 and self.sequence_parallel and tensor > 1 else (tensor,)
 
     def may_lack(self, degree: str) -> bool:
         """Whether an impossible form with this degree is left out: only if the user does not name the degree."""
@@ -188,6 +210,8 @@ def forms_asked(
         most_expert=min(MOST_EXPERT, cluster.devices) if "expert" in engine.axes else 1,
         sequence_parallel=engine.sequence_parallel and options.sequence_parallel is not False,
         precision=precision,
+        expert_tensor=options.expert_tensor if engine.whole_experts else None,
+        most_devices=min(MOST_DEVICES, cluster.devices // (options.stages or 1)),
     )
 
 

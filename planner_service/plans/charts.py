@@ -290,6 +290,7 @@ DEGREES: dict[str, Callable[[Alternative], str | int]] = {
     "tensor": lambda each: each.form.tensor,
     "context": lambda each: each.form.context,
     "expert": lambda each: each.form.expert,
+    "expert_tensor": lambda each: each.form.expert_tensor_degree,
     "sharding": lambda each: each.sharding,
     "offload": lambda each: each.offload,
 }

@@ -31,9 +31,11 @@ OF_FORMS = (
     "tensor_degree",
     "context_degree",
     "expert_degree",
+    "expert_tensor_degree",
     "most_tensor",
     "most_context",
     "most_expert",
+    "most_devices",
     "sequence_parallel",
     "attention",
     "fusion",
@@ -78,6 +80,10 @@ def profile(
     tensor_degree: Annotated[int | None, typer.Option("--tensor", help="Only forms with this degree.")] = None,
     context_degree: Annotated[int | None, typer.Option("--context", help="Only forms with this degree.")] = None,
     expert_degree: Annotated[int | None, typer.Option("--expert", help="Only forms with this degree.")] = None,
+    expert_tensor_degree: Annotated[
+        int | None, typer.Option("--expert-tensor", help="Only forms with this tensor degree of experts.")
+    ] = None,
+    most_devices: Annotated[int | None, typer.Option(help="Forms for stages of so many devices at most.")] = None,
     most_tensor: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 8,
     most_context: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,
     most_expert: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,

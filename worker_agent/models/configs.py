@@ -159,6 +159,8 @@ def known_keys(config: Any) -> set[str]:
     others = {"num_labels", "tie_word_embeddings"}
     if getattr(config, "is_encoder_decoder", False):
         others |= {"decoder_start_token_id"}
+    if hasattr(config, "num_key_value_heads"):
+        others |= {"head_dim"}  # some families' attention reads it, though their configs do not have it
     return (set(config.to_dict()) | set(config.attribute_map) | others) - NOT_OPTIONS
 
 

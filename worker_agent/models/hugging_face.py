@@ -274,6 +274,9 @@ def _build(
         _require_our_loss(config, classes=TASKS[models[0][1]] == "class")
         usual = "sdpa" if kind._supports_sdpa else "eager"
         model: nn.Module = kind._from_config(config, attn_implementation=attention or usual)
+        wide, rule = options.get("head_dim"), f"is not a key of {name}'s config that can be set"
+        read = any(getattr(module, "head_dim", None) == wide for module in model.modules())
+        require(wide is None or read, "model.head_dim", rule, wide)
         library_code = sys.modules[kind.__module__]
         for code in (library_code, masking_utils):
             count_without_contents(code)

@@ -13,7 +13,7 @@ other devices: nothing here communicates.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -61,6 +61,13 @@ class Region(Generic[AnyPeers]):
     form: Form
     peers: AnyPeers
     rank: int = 0
+
+    @property
+    def of_experts(self) -> "Region[AnyPeers]":
+        """The region of a layer's experts, whose features other devices may share than those of the layer."""
+        if self.form.expert_tensor is None:
+            return self
+        return replace(self, form=replace(self.form, tensor=1, sequence_parallel=False, expert_tensor=None), rank=0)
 
     def enter(self, x: Tensor) -> Tensor:
         """The input of column-parallel layers."""
@@ -233,8 +240,8 @@ class BalancedExperts(nn.Module):
     """A device's share of a layer's experts, and of the features of each, where every expert gets as many tokens.
 
     Real tokens choose their experts, and experts have different numbers of them. This is what they do on average, in
-    the order of Megatron-LM's dispatcher: tokens are sorted by expert, traded, gathered among the tensor-parallel
-    devices; then all of it back. The number of an expert's tokens is rounded up.
+    the order of Megatron-LM's dispatcher: tokens are sorted by expert, traded, gathered among the devices that share
+    the features of experts; then all of it back. The number of an expert's tokens is rounded up.
     """
 
     def __init__(

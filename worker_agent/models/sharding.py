@@ -97,6 +97,8 @@ def require_possible(sharding: Sharding | None, form: Form, *, name: str, sequen
     experts = 0 if sharding is None else sharding.experts
     rule = f"must divide the {experts} experts of a layer" if experts else "must be 1 for a model without experts"
     require((experts or 1) % form.expert == 0, "expert", rule, form.expert)
+    rule = "must be left out for a model without experts"
+    require(experts > 0 or form.expert_tensor is None, "expert_tensor", rule, form.expert_tensor)
     rule = "is needed for a model with experts and tensor parallelism"
     require(form.tensor == 1 or form.sequence_parallel or not experts, "sequence_parallel", rule, False)
     whole = sharding is not None and not {"experts", "routed"} & set(sharding.styles.values())
@@ -149,7 +151,7 @@ def shard(
             return block
     style, _, detail = styles.get(block, "").partition(" ")
     if style == "experts":
-        return _experts(block, region)
+        return _experts(block, region.of_experts)
     if isinstance(block, nn.Linear) or type(block).__name__ == "Conv1D":  # Hugging Face's GPT-2: a transposed weight
         return _linear(block, style, detail, region, entered=entered) if style else block
     if (style and isinstance(block, nn.Conv1d | nn.Embedding)) or style == "rotary":

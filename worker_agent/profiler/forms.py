@@ -39,8 +39,10 @@ def profile_with_forms(
     model = shape_model(task.model, task.dtype)
     length = length_of(model.chain, task.sequence_length)
     wanted = tuple(dict.fromkeys((WHOLE, *asked.forms)))
+    degrees = sorted({form.expert for form in wanted})
+    outer = {*degrees[:3], *degrees[-1:]}  # the others may lie between these (`sharded`)
     found, lacking = {}, dict[tuple[str, str], list[int]]()
-    for number, form in enumerate(wanted):
+    for number, form in enumerate(sorted(wanted, key=lambda form: form.expert not in outer)):
         on_form(number, len(wanted), form)
         try:
             counts = count_form(
@@ -54,7 +56,8 @@ def profile_with_forms(
             found[form] = counts if recipe is None else in_recipe(counts, recipe)
         except InvalidInputError as error:
             shared = [axis for axis in AXES if getattr(form, axis) > 1]
-            axis = error.field if error.field in AXES else next(iter(shared), error.field)
+            known = (*AXES, "expert_tensor")
+            axis = error.field if error.field in known else next(iter(shared), error.field)
             if form == WHOLE or not asked.may_lack(axis):
                 raise
             rule = "no sharded form of its blocks is known here" if error.field == "model" else error.rule

@@ -1,8 +1,8 @@
-"""Scaled: a block's counts at a microbatch size between sizes that were counted, where all three lie on lines.
+"""Scaled: a block's counts at a size between three that were counted, where all three lie on lines.
 
-A block's operations and bytes grow by the same for every sample. So does a peak of memory while the same operation
-makes it: three sizes on one line, the smallest and the largest among them, are taken to have one and the same. Where
-they are on no line, the size is counted.
+A size is a number of samples, or of experts that a device has. A block's operations and bytes grow by the same for
+every one. So does a peak of memory while the same operation makes it: three sizes on one line, the smallest and the
+largest among them, are taken to have one and the same. Where they are on no line, the size is counted.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worker_agent.profiler.counts import BlockCounts
+from worker_agent.profiler.operations import MatrixSizes
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int, int, torch.dtype]
 """A tensor without contents: its shape, strides, place in its storage, the storage's elements, and the type."""
@@ -33,11 +34,11 @@ def laid_out(layout: Layout) -> Tensor:
     return torch.empty(elements, dtype=dtype).as_strided(shape, stride, offset)
 
 
-def scaled(counted: Sequence[tuple[int, Counted]], microbatch_size: int) -> Counted | None:
+def scaled(counted: Sequence[tuple[int, Counted]], wanted: int) -> Counted | None:
     """A block at a size between the first and the last of three; None where these are on no line."""
     sizes = [size for size, _ in counted]
     try:
-        found: Counted = _on_line([each for _, each in counted], sizes, microbatch_size)
+        found: Counted = _on_line([each for _, each in counted], sizes, wanted)
     except _BentError:
         return None
     return found
@@ -58,6 +59,12 @@ def _on_line(values: Sequence[Any], sizes: Sequence[int], size: int) -> Any:
         if rest or z - x != step * (end - start):
             raise _BentError
         return x + step * (size - start)
+    if isinstance(first, MatrixSizes):  # all products together grow: of twice the experts, each has half the rows
+        batch, *sides = _on_line([(v.batch, v.batch * v.m, v.batch * v.n, v.batch * v.k) for v in values], sizes, size)
+        if any(side % batch for side in sides):
+            raise _BentError
+        m, n, k = (side // batch for side in sides)
+        return MatrixSizes(batch=batch, m=m, n=n, k=k)
     if isinstance(first, tuple) and len({len(value) for value in values}) == 1:
         return tuple(_on_line(parts, sizes, size) for parts in zip(*values, strict=True))
     if is_dataclass(first) and len({type(value) for value in values}) == 1:

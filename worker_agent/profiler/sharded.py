@@ -62,7 +62,8 @@ class ShapedModel:
     """A language model whose parameters have shapes alone, and the mode in which its blocks run.
 
     `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
-    before it has. `known` are blocks' counts by what they depend on: several forms have the same.
+    before it has. `known` are blocks' counts by what they depend on, and by the degree of their experts: several forms
+    have the same.
     """
 
     chain: Chain
@@ -71,7 +72,7 @@ class ShapedModel:
     styles: Mapping[nn.Module, str]
     alike: tuple[int, ...]
     later_names: tuple[frozenset[str], ...]
-    known: dict[Hashable, Counted] = field(default_factory=dict)
+    known: dict[Hashable, dict[int, Counted]] = field(default_factory=dict)
 
 
 @contextmanager
@@ -220,19 +221,30 @@ class _Walk:
         for number, alike in enumerate(self.model.alike):
             shapes = tuple((tuple(t.shape), t.dtype) for t in values)
             experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
-            form = self.region.form if experts else replace(self.region.form, expert=1)  # what a block depends on
-            how = (form, self.unfused, self.fusion, self.loss)
-            key = (alike, number > graded, shapes, how)
+            degree, form = self.region.form.expert if experts else 1, replace(self.region.form, expert=1)
+            form = form if experts else replace(form, expert_tensor=None)  # what a block depends on
+            key = (alike, number > graded, shapes, (form, self.unfused, self.fusion, self.loss))
             if key not in kinds:
                 line = lines[len(found)] if len(found) < len(lines) else None
-                if line is None and key not in known:
+                own = known.setdefault(key, {})
+                if line is None and degree not in own:
                     end = tokens if number == len(self.model.alike) - 1 else None
-                    known[key] = self._run(number, values, graded=number > graded, end=end)
+                    between = self._between(own, degree)
+                    own[degree] = between or self._run(number, values, graded=number > graded, end=end)
                 kinds[key] = len(found)
-                found.append(line or known[key])
+                found.append(line or own[degree])
             numbers.append(kinds[key])
             values = tuple(map(laid_out, found[kinds[key]][1]))
         return tuple(found), tuple(numbers)
+
+    def _between(self, known: Mapping[int, Counted], degree: int) -> Counted | None:
+        """A block with experts at a degree between others above 1 that are known, by the experts that a device has."""
+        experts = self.model.chain.sharding.experts if self.model.chain.sharding else 0
+        traded = {experts // each: counted for each, counted in known.items() if each > 1}
+        held = [(each, traded[each]) for each in sorted(traded)]
+        if len(held) < 3 or not held[0][0] < experts // degree < held[-1][0]:
+            return None
+        return scaled([*held[:2], held[-1]], experts // degree)
 
     def _run(self, number: int, values: tuple[Tensor, ...], *, graded: bool, end: Tensor | None) -> Counted:
         """The counts of a block; the last one's loss is that of the tokens at its `end`."""

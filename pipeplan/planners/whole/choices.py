@@ -31,6 +31,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
         "tensor": str(form.tensor),
         "context": str(form.context),
         "expert": str(form.expert),
+        "expert_tensor": "1" if form.expert_tensor else "as tensor",
         "pipeline": str(degrees.pipeline),
         "virtual_stages": str(degrees.chunks),
         "microbatch_size": str(recipe.microbatch_size),

@@ -63,7 +63,7 @@ class Degrees:
     def named(self) -> str:
         """The configuration in a few words."""
         form, recipe = self.recipe.form, self.recipe
-        context = f", context {form.context}" * (form.context > 1)
+        context = f", context {form.context}" * (form.context > 1) + f", expert {form.expert}" * (form.expert > 1)
         again = {unit: f"every {unit} recomputed" for unit in RECOMPUTES} | {"none": "nothing recomputed"}
         return (
             f"tensor {form.tensor}{context}, pipeline {self.pipeline} x {self.chunks}, data {self.data}, "
@@ -171,13 +171,15 @@ class Shapes:
 def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
     """How many steps lead from the degrees to each of these.
 
-    A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank, or
-    devices that move from one of tensor, context, expert, pipeline and data parallelism to another one. Holding whole
-    states is not a choice for those that cannot share them, nor are whole weights for those of a pipeline.
+    A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank, experts
+    that become whole or are shared by tensor groups, or devices that move from one of tensor, context, expert, pipeline
+    and data parallelism to another one. Holding whole states is not a choice for those that cannot share them, nor are
+    whole weights for those of a pipeline.
     """
     ours, theirs = degrees.recipe, some.recipe
     names = ("microbatch_size", "recompute", "offload")
     apart = sum(getattr(ours, name) != getattr(theirs, name) for name in names)
+    apart += min(ours.form.tensor, theirs.form.tensor) > 1 and ours.form.expert_tensor != theirs.form.expert_tensor
     alone = (some.data * theirs.form.context == 1) | (degrees.data * ours.form.context == 1)
     pipelined = (some.pipeline > 1) | (degrees.pipeline > 1)
     alike = alone if "none" in (both := {ours.sharding, theirs.sharding}) else pipelined & (both <= SHARED_GRADIENTS)
@@ -258,7 +260,7 @@ def shapes(
     options, groups = problem.options, problem.cluster.devices // recipe.form.devices
     samples = problem.batch_size // recipe.microbatch_size
     dividing = np.asarray([n for n in range(1, min(groups, samples) + 1) if samples % n == 0], dtype=np.int64)
-    dividing = dividing[dividing % recipe.form.expert == 0]
+    dividing = dividing[dividing % recipe.form.replicas_together == 0]
     if options.data is not None:
         dividing = dividing[dividing == options.data]
     ranks = np.arange(1, min(groups, blocks) + 1)

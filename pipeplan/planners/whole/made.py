@@ -236,12 +236,14 @@ class PlanMaker:
     def _own_exchange_s(self, start: int, stop: int, apart: int) -> float:
         """The seconds of the blocks' gradient exchanges other than that of replicas; with a single replica, of all.
 
-        Devices that share sequences sum their gradients first. The first stage and the stage with a copy of its weights
-        sum the copy's gradients; `apart` is the distance of the two in devices.
+        Devices that share sequences sum their gradients first, and so do copies of experts in one replica. The first
+        stage and the stage with a copy of its weights sum the copy's gradients; `apart` is the distance of the two in
+        devices.
         """
         terms, degrees, cluster = self.terms, self.degrees, self.problem.cluster
         exchanged, tied = terms.exchanged_bytes, terms.tied_bytes
         inside_s = terms.terms.links["context"].seconds("all-reduce", float(exchanged[stop] - exchanged[start]))
+        inside_s += float(terms.experts_exchanged_s[stop] - terms.experts_exchanged_s[start])
         copied = float(tied[-1] if start == 0 else tied[stop] - tied[start])
         if degrees.pipeline == 1 or copied == 0.0:
             return inside_s

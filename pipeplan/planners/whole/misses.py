@@ -30,7 +30,8 @@ _LAWS = {
     "tensor": "devices that share a block must be whole groups of a level of the cluster",
     "context": "devices that share a block must be whole groups of a level of the cluster",
     "sequence_parallel": "devices that share a block must be whole groups of a level of the cluster",
-    "expert": "the replicas of a batch must be whole groups that share the experts",
+    "expert": "the devices of a stage must be whole groups that share the experts",
+    "expert_tensor": "the devices of a stage must be whole groups that share the experts",
 }
 """By option, what it must agree with: the batch, the devices, the model, the engine and the other options."""
 

@@ -38,6 +38,7 @@ USED = (
     "sequence_parallel",
     "context",
     "expert",
+    "expert_tensor",
     "data",
     "sharding",
     "offload",
@@ -277,18 +278,19 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
     """The forms that the engine, the options and the number of devices allow. Raises InvalidInputError without any."""
     options, wanted = problem.options, problem.options.sequence_parallel
     able = [each for each in problem.profile.forms if engine.sequence_parallel or not each.form.sequence_parallel]
+    able = [each for each in able if engine.whole_experts or each.form.expert_tensor is None]
     for axis in AXES:
         able = [each for each in able if axis in engine.axes or getattr(each.form, axis) == 1]
     ways = {each.form.sequence_parallel for each in able if each.form.tensor > 1}
     rule = f"must be {'off' if wanted else 'on'} or left out, as in the profile's forms for {engine.name}"
     require(wanted is None or wanted in (ways or {wanted}), "sequence_parallel", rule, wanted)
     able = [each for each in able if wanted is None or each.form.tensor == 1 or each.form.sequence_parallel == wanted]
-    for axis in AXES:
-        asked = getattr(options, axis)
-        known = sorted({getattr(each.form, axis) for each in able})
+    for axis in (*AXES, "expert_tensor"):
+        name, asked = f"{axis}_degree" if axis == "expert_tensor" else axis, getattr(options, axis)
+        known = sorted({getattr(each.form, name) for each in able})
         rule = f"must be one of {', '.join(map(str, known))}: the profile has forms for these on {engine.name}"
         require(asked is None or asked in known, axis, rule, asked)
-        able = [each for each in able if asked in (None, getattr(each.form, axis))]
+        able = [each for each in able if asked in (None, getattr(each.form, name))]
     able = [each for each in able if problem.cluster.devices % each.form.devices == 0]
     rule = f"must have a form that {engine.name} runs on the cluster's {problem.cluster.devices} devices"
     require(bool(able), "profile.forms", rule, [each.form for each in problem.profile.forms][:4])

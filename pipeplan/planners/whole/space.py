@@ -248,10 +248,10 @@ class WholeSpace:
     def _placements(self, degrees: Degrees) -> tuple[int, ...]:
         """The placements that differ. In a pipeline, replicas exchange everything once a batch."""
         form = degrees.recipe.form
-        key = form.devices, form.expert, degrees.pipeline, degrees.data
+        key = form.devices, form.replicas_together, degrees.pipeline, degrees.data
         if key not in self._inside:
             groups = grouped(self.problem.cluster, form.devices)
-            self._inside[key] = placements(groups, degrees.pipeline, degrees.data, together=form.expert)
+            self._inside[key] = placements(groups, degrees.pipeline, degrees.data, together=form.replicas_together)
         return self._inside[key]
 
     def maker(self, degrees: Degrees) -> PlanMaker:
@@ -323,9 +323,9 @@ class WholeSpace:
             if recipe.form.devices not in whole_groups or (self.offloaded_only and recipe.offload == OFFLOADS[0]):
                 continue
             ways = tuple(recipe.runs_on(self.engine, pipelined=pipelined) for pipelined in (False, True))
-            devices, expert = recipe.form.devices, recipe.form.expert
+            devices, together = recipe.form.devices, recipe.form.replicas_together
             alone = recipe.sharding == "none" or offloads_optimizer(recipe.offload)
-            key = recipe.microbatch_size, devices, recipe.form.context > 1, expert, ways, alone
+            key = recipe.microbatch_size, devices, recipe.form.context > 1, together, ways, alone
             if key not in kept:
                 blocks = len(self.forms[0].blocks)
                 kept[key] = shapes(self.problem, self.engine, recipe, blocks, most_replicas=most_replicas)

@@ -158,14 +158,14 @@ class RecipeTerms:
         links = self.links["tensor"]
         return links.seconds("all-gather", float(self.edge_bytes[cut]) * self._senders) if self._senders > 1 else 0.0
 
-    def ledger(self, data: int, *, pipelined: bool, trained: bool = True) -> Ledger:
-        """The ledger of a parameter with so many replicas of the form; devices that share sequences hold it too."""
+    def ledger(self, replicas: int, *, pipelined: bool, trained: bool = True) -> Ledger:
+        """The ledger of a parameter that so many devices hold."""
         return ledger(
             self.engine.name,
             self.recipe.sharding,
             dtype=self.problem.profile.dtype,
             optimizer=self.problem.options.optimizer_or_default,
-            replicas=max(data, 1) * self.recipe.form.context,
+            replicas=replicas,
             pipelined=pipelined,
             optimizer_on_host=offloads_optimizer(self.recipe.offload),
             trained=trained,
@@ -220,7 +220,8 @@ class ReplicaTerms:
     @cached_property
     def _parameters(self) -> tuple[BlockParameters, BlockParameters]:
         """Every block's trained parameters, and its frozen ones."""
-        replicas = self.data, self.data // self.terms.recipe.form.expert
+        form = self.terms.recipe.form
+        replicas = self.data * form.context, form.expert_replicas(self.data)  # devices that share sequences hold it too
 
         def ledgers(trained: bool) -> tuple[Ledger, Ledger]:
             one, other = (self.terms.ledger(n, pipelined=self.pipelined, trained=trained) for n in replicas)
@@ -252,11 +253,19 @@ class ReplicaTerms:
         return self._moved_s("reduce-scatter")
 
     def _moved_s(self, kind: str) -> FloatArray:
-        terms, form = self.terms, self.terms.recipe.form
-        links = links_among(terms.problem.cluster, self.data * form.context, form.stride("context"))
         moved = self._parameters if kind == "all-gather" else self._parameters[:1]  # gradients are of trained ones
-        whole = np.sum([each.outside + each.experts / form.expert for each in moved], axis=0)
-        return np.asarray([links.seconds(kind, each * self.ledger.gathered) for each in whole.tolist()])
+        seconds = np.zeros_like(self.terms.forward_s)
+        for links, parameters in zip(self._replica_links, ("outside", "experts"), strict=True):
+            size_bytes = self.ledger.gathered * np.sum([getattr(each, parameters) for each in moved], axis=0)
+            seconds += [links.seconds(kind, each) if each else 0.0 for each in size_bytes.tolist()]
+        return seconds
+
+    @cached_property
+    def _replica_links(self) -> tuple[DeviceGroupLinks, DeviceGroupLinks]:
+        """The links among the devices that hold the same parameters outside experts, and among those of an expert's."""
+        cluster, form = self.terms.problem.cluster, self.terms.recipe.form
+        outside = links_among(cluster, self.data * form.context, form.stride("context"))
+        return outside, links_among(cluster, form.expert_replicas(self.data), form.expert_devices)
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
         """The seconds of compute with an exchange beside it."""
@@ -387,7 +396,8 @@ class ReplicaTerms:
 
         An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-1 and 2
         gather the weights after their update; other shares need theirs for every microbatch. Frozen weights are
-        gathered alone, where they are shared.
+        gathered alone, where they are shared. Experts have fewer replicas, farther from each other: their bytes count
+        as many as those outside experts that take as long.
         """
         ledger, (trained, frozen) = self.ledger, self._parameters
         exchanged: float | FloatArray = ledger.exchanged if not self._shares("gradients") else 0.0
@@ -398,7 +408,17 @@ class ReplicaTerms:
         elif self._shares("gradients") and not self._gathers_for_forward:
             exchanged = ledger.gathered / 2
         gathered = ledger.gathered / 2 if self.pipelined and self._gathers_for_forward else 0.0
-        return sums(exchanged * trained.every + gathered * frozen.every)
+        outside = exchanged * trained.outside + gathered * frozen.outside
+        experts = exchanged * trained.experts + gathered * frozen.experts
+        outside_s, experts_s = (each.seconds("all-reduce", float(experts.sum())) for each in self._replica_links)
+        return sums(outside + (experts * experts_s / outside_s if outside_s else 0.0))
+
+    @cached_property
+    def experts_exchanged_s(self) -> FloatArray:
+        """Sums of the seconds in which devices that hold the same experts exchange, though all else has one replica."""
+        outside, among = self._replica_links
+        exchanged = self.ledger.exchanged * self._parameters[0].experts * (not outside.hops)
+        return sums([among.seconds("all-reduce", each) if each else 0.0 for each in exchanged.tolist()])
 
     @cached_property
     def tied_bytes(self) -> FloatArray:

@@ -32,13 +32,23 @@ def plan_of(form: Form, pipeline: int, data: int, inside: int) -> Plan:
     )
 
 
+def shared_plan(form: Form, pipeline: int, inside: int, outside: int) -> Plan:
+    """Replicas that hold whole copies of experts stand together."""
+    together = inside * form.replicas_together
+    return plan_of(form, pipeline, together * outside, together)
+
+
 plans = st.builds(
-    lambda tensor, context, expert, pipeline, inside, outside: plan_of(
-        Form(tensor=tensor, context=context, expert=expert), pipeline, inside * expert * outside, inside * expert
+    shared_plan,
+    st.builds(
+        lambda tensor, context, expert, whole: Form(
+            tensor=tensor, context=context, expert=expert, expert_tensor=1 if whole and tensor > 1 else None
+        ),
+        st.sampled_from([1, 2, 4]),
+        st.sampled_from([1, 3]),
+        st.sampled_from([1, 2, 4]),
+        st.booleans(),
     ),
-    st.sampled_from([1, 2, 4]),
-    st.sampled_from([1, 3]),
-    st.sampled_from([1, 2]),
     st.integers(1, 4),
     st.integers(1, 3),
     st.integers(1, 3),
@@ -72,6 +82,14 @@ def test_groups_lie_where_the_costs_have_them(plan: Plan, sizes: tuple[int, ...]
         steps = {after - before for before, after in pairwise(ranks)} or {1}
         assert len(steps) == 1
         assert links == links_among(machines, len(ranks), steps.pop())
+
+
+def test_whole_experts_are_shared_across_tensor_groups_and_replicas() -> None:
+    """Megatron-LM's ranks with tensor 2, expert 4 and `--expert-tensor-parallel-size 1`: four in a row."""
+    own, cut = Form(tensor=2, expert=4, expert_tensor=1), Form(tensor=2, expert=4)
+    assert group_of(plan_of(own, pipeline=2, data=4, inside=4), 5, "expert") == (4, 5, 6, 7)
+    assert group_of(plan_of(cut, pipeline=2, data=4, inside=4), 5, "expert") == (1, 3, 5, 7)
+    assert layout(plan_of(own, pipeline=2, data=2, inside=2)) == "tensor 0, 1; expert 0-3; replica 0, 2; pipeline 0, 4"
 
 
 def test_a_layout_in_a_line() -> None:

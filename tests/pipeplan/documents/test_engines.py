@@ -27,6 +27,23 @@ def test_a_form_above_an_engines_abilities_is_named() -> None:
     assert raised.value.field == "sequence_parallel"
 
 
+def test_experts_have_a_tensor_degree_of_their_own_where_the_engine_has_it() -> None:
+    own = Form(tensor=4, expert=8, expert_tensor=1)
+    require_form(ENGINES["megatron"], own)
+    with pytest.raises(InvalidInputError) as raised:
+        require_form(ENGINES["deepspeed"], own)
+    assert raised.value.field == "expert_tensor"
+    assert (own.expert_devices, own.replicas_together, own.expert_replicas(6)) == (8, 2, 3)
+    cut = Form(tensor=4, expert=8)
+    assert (cut.expert_devices, cut.replicas_together, cut.expert_replicas(16)) == (32, 8, 2)
+
+
+@pytest.mark.parametrize(("tensor", "own"), [(1, 1), (4, 4), (4, 2), (4, 8)])
+def test_a_form_has_one_way_to_say_its_experts_tensor_degree(tensor: int, own: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"must be 1 below the tensor degree, {tensor}, or left out"):
+        Form(tensor=tensor, expert_tensor=own)
+
+
 def test_sharding_that_goes_with_one_stage_need_not_go_with_several() -> None:
     require_sharding(ENGINES["deepspeed"], "weights", pipelined=False)
     with pytest.raises(InvalidInputError, match="with several stages"):
@@ -50,4 +67,4 @@ def test_a_plan_counts_the_devices_of_its_form() -> None:
     plan = gpipe_by_hand()
     halved = replace(plan, engine="megatron", form=HALVED)
     assert halved.workers == 2 * plan.workers
-    assert halved.degrees | {"tensor": 1} == plan.degrees
+    assert halved.degrees | {"tensor": 1, "expert_tensor": 1} == plan.degrees

@@ -176,6 +176,28 @@ def test_torchtitan_shares_experts_among_replicas() -> None:
     assert "config.parallelism.expert_parallel_degree = 2" in format_named("torchtitan", "2026-08").write(shared)
 
 
+def test_whole_experts_on_tensor_ranks_are_exported() -> None:
+    """Without the argument Megatron cuts experts as it cuts all else; torchtitan's releases say it, its main branch
+    knows nothing else."""
+    form = Form(tensor=2, sequence_parallel=True, expert=4)
+    whole = replace(form, expert_tensor=1)
+    source = _source("megatron", tensor=2, stages=1, data=4)
+    cut, own = (replace(source, plan=replace(source.plan, form=each)) for each in (form, whole))
+    assert "--expert-tensor-parallel-size 1" in _words(own) and "expert-tensor" not in _words(cut)
+    source = _source("fsdp", tensor=2, stages=1, sharding="weights")
+    cut, own = (replace(source, plan=replace(source.plan, form=each)) for each in (form, whole))
+    for each, degree in ((cut, 2), (own, 1)):
+        parallelism = tomllib.loads(format_named("torchtitan").write(each))["parallelism"]
+        assert parallelism["expert_tensor_parallel_degree"] == degree
+    assert "expert_parallel_degree = 4" in format_named("torchtitan", "2026-08").write(own)
+    with pytest.raises(InvalidInputError, match="whose devices hold whole experts"):
+        format_named("torchtitan", "2026-08").write(cut)
+    odd = replace(own, plan=replace(own.plan, form=replace(whole, expert=1, context=2)))
+    assert "For torchtitan 0.2, which" in format_named("torchtitan").write(odd)
+    odd = replace(own, plan=replace(own.plan, form=replace(whole, expert=2, context=2)))
+    assert "For torchtitan 0.2.1 and later, which" in format_named("torchtitan").write(odd)
+
+
 def test_torchtitan_leaves_the_optimizer_to_the_host_and_no_activations() -> None:
     source = _source("fsdp", tensor=1, stages=1, sharding="weights")
     on_host = replace(source, plan=replace(source.plan, offload="optimizer"))

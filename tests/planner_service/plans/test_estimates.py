@@ -155,14 +155,21 @@ def test_a_cluster_without_one_datasheet_is_refused(
     ("engine", "options", "forms"),
     [
         ("pipeplan", {}, None),
-        ("megatron", {}, FormsAsked(most_tensor=8, most_context=4, most_expert=16)),
+        ("megatron", {}, FormsAsked(most_tensor=8, most_context=4, most_expert=16, most_devices=16)),
         (
             "megatron",
             {"tensor": 4, "sequence_parallel": False},
-            FormsAsked(tensor=4, most_tensor=8, most_context=4, most_expert=16, sequence_parallel=False),
+            FormsAsked(
+                tensor=4, most_tensor=8, most_context=4, most_expert=16, sequence_parallel=False, most_devices=16
+            ),
         ),
-        ("deepspeed", {}, FormsAsked(most_tensor=8, most_expert=16, sequence_parallel=False)),
-        ("fsdp", {"context": 2}, FormsAsked(context=2, most_tensor=8, most_context=4, most_expert=16)),
+        (
+            "megatron",
+            {"stages": 2, "expert_tensor": 1},
+            FormsAsked(most_tensor=8, most_context=4, most_expert=16, expert_tensor=1, most_devices=8),
+        ),
+        ("deepspeed", {}, FormsAsked(most_tensor=8, most_expert=16, sequence_parallel=False, most_devices=16)),
+        ("fsdp", {"context": 2}, FormsAsked(context=2, most_tensor=8, most_context=4, most_expert=16, most_devices=16)),
     ],
 )
 def test_forms_are_asked_for_that_the_engine_and_the_options_allow(

@@ -69,6 +69,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "sequence_parallel": ("false", False),
     "context": ("2", 2),
     "expert": ("2", 2),
+    "expert_tensor": ("1", 1),
     "data": ("2", 2),
     "sharding": ("optimizer", "optimizer"),
     "offload": ("optimizer", "optimizer"),

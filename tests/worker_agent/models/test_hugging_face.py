@@ -239,3 +239,15 @@ def test_a_config_file_that_cannot_be_is_refused(content: str | None, sentence: 
     with pytest.raises(InvalidInputError) as caught:
         build_model(f"hf:{path}", seed=0)
     assert str(caught.value).startswith(sentence)
+
+
+def test_a_heads_size_that_attention_reads_can_be_set_though_the_config_has_no_key_for_it() -> None:
+    """Qwen3-30B-A3B's heads have 128 features, where its hidden size over its heads is 64."""
+    sizes = "num_hidden_layers=1&hidden_size=32&num_attention_heads=4&num_key_value_heads=2&vocab_size=64"
+    built = build_model(
+        f"hf:qwen3_moe?{sizes}&head_dim=16&num_experts=4&num_experts_per_tok=2&moe_intermediate_size=16", seed=0
+    )
+    queries = [weight.shape for name, weight in built.root.named_parameters() if "q_proj" in name]
+    assert queries == [(4 * 16, 32)]
+    with pytest.raises(InvalidInputError, match="head_dim: is not a key of gpt2"):
+        build_model("hf:gpt2?n_layer=1&head_dim=16", seed=0)

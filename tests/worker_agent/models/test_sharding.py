@@ -243,6 +243,11 @@ def test_a_vocabulary_that_is_not_divisible_is_rounded_up() -> None:
         ),
         ("hf:mixtral?num_local_experts=4", Form(expert=8), "expert: must divide the 4 experts of a layer, got 8"),
         ("hf:llama", Form(expert=2), "expert: must be 1 for a model without experts, got 2"),
+        (
+            "hf:llama",
+            Form(tensor=2, expert_tensor=1),
+            "expert_tensor: must be left out for a model without experts, got 1",
+        ),
         ("hf:mixtral", Form(tensor=2), "sequence_parallel: is needed for a model with experts and tensor parallelism"),
         ("preset:mlp", Form(tensor=2), "tensor: needs a sharding plan, which preset:mlp"),
     ],

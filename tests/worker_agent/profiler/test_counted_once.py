@@ -69,12 +69,27 @@ def test_blocks_without_experts_are_counted_once_for_all_expert_degrees() -> Non
     sizes, form = (1, 2, 4, 8), Form(tensor=2, sequence_parallel=True)
     shaped = shape_model(EXPERTS, "bfloat16")
     alone = count_form(shaped, form, microbatch_sizes=sizes, sequence_length=64)
-    known = len(shaped.known)
+    known = sum(map(len, shaped.known.values()))
     together = [
         count_form(shaped, replace(form, expert=expert), microbatch_sizes=sizes, sequence_length=64)
         for expert in (2, 4, 1)
     ]
     assert together[-1] == alone
-    assert len(shaped.known) - known < known  # only the layers with experts are new
+    assert 0 < sum(map(len, shaped.known.values())) - known < known  # only the layers with experts are new
     fresh = shape_model(EXPERTS, "bfloat16")
     assert together[0] == count_form(fresh, together[0].form, microbatch_sizes=sizes, sequence_length=64)
+
+
+@pytest.mark.parametrize("own", [None, 1])
+@pytest.mark.parametrize("length", [64, 63])  # of 63 tokens, experts' rows are padded
+def test_experts_between_two_degrees_are_those_that_would_be_counted(length: int, own: int | None) -> None:
+    spec, sizes = EXPERTS.replace("n_routed_experts=8", "n_routed_experts=32"), (1, 2, 4, 8)
+    form = Form(tensor=1) if length % 2 else Form(tensor=2, sequence_parallel=True, expert_tensor=own)
+    shaped = shape_model(spec, "bfloat16")
+    for expert in (1, 2, 4, 32, 8, 16):
+        each = replace(form, expert=expert)
+        together, alone = (
+            count_form(model, each, microbatch_sizes=sizes, sequence_length=length)
+            for model in (shaped, shape_model(spec, "bfloat16"))
+        )
+        assert together == alone

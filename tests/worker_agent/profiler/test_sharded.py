@@ -244,6 +244,8 @@ EXPERT_FORMS = [
     Form(context=2, expert=8),
     Form(tensor=2, sequence_parallel=True),
     Form(tensor=4, sequence_parallel=True, expert=2),
+    Form(tensor=2, sequence_parallel=True, expert=4, expert_tensor=1),
+    Form(tensor=4, sequence_parallel=True, expert_tensor=1),
 ]
 
 
@@ -254,7 +256,7 @@ def test_experts_are_shared_and_work_on_as_many_tokens_everywhere(form: Form) ->
     shaped = model(MIXTRAL, "bfloat16")
     whole, share = (counts_of(shaped, each).kinds[1] for each in (Form(), form))
     assert whole.expert_parameters == experts * 3 * h * ffn
-    assert share.expert_parameters * form.expert * form.tensor == whole.expert_parameters
+    assert share.expert_parameters * form.expert_devices == whole.expert_parameters
     assert whole.parameters == 3 * h * h + 2 * h + experts * h  # attention, norms and the router
     assert share.parameters == 3 * h * h // form.tensor + 2 * h + experts * h
     # copies of a stage trade tokens: each has as much to do as without
@@ -283,8 +285,9 @@ def test_tokens_are_traded_to_their_experts_and_back(form: Form) -> None:
     for collectives in (layer.forward_collectives, layer.backward_collectives):
         traded = exchanged(collectives).get(("all-to-all", "expert"))
         assert traded == ((2, rows_bytes) if form.expert > 1 else None)
+        cut = form.expert_tensor_degree > 1
         gathered = [each for each in collectives if each.size_bytes == rows_bytes * form.tensor and form.tensor > 1]
-        assert len(gathered) == (2 if form.tensor > 1 else 0)  # a gather and a scatter of what the experts work on
+        assert len(gathered) == 2 * cut  # a gather and a scatter of what the experts work on
 
 
 def test_tokens_that_experts_cannot_share_evenly_are_rounded_up() -> None:

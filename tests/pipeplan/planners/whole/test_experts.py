@@ -1,0 +1,149 @@
+"""Experts on tensor ranks: published layouts have more expert-parallel devices than replicas (Megatron-LM's
+`--expert-tensor-parallel-size 1`), and each expert has its own number of copies.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipeplan.costs.groups import links_among
+from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.forms import Collective, Form, ModelForm
+from pipeplan.documents.plan import Plan
+from pipeplan.documents.profile import Profile
+from pipeplan.errors import InvalidInputError
+from pipeplan.planners.problem import Options, PlanningProblem
+from pipeplan.planners.solve import solve
+from pipeplan.planners.verify import verify
+from pipeplan.planners.whole.degrees import Degrees
+from pipeplan.planners.whole.planner import whole_space
+from pipeplan.planners.whole.terms import ReplicaTerms
+from tests.pipeplan.model_forms import transformer
+
+EXPERT_PARAMETERS = 64 * 2**20
+
+
+def _shared(model: ModelForm, expert: int, own: int | None) -> ModelForm:
+    """The form with experts in its layers, shared so."""
+    form = replace(model.form, expert=expert, expert_tensor=own)
+    traded = (Collective(kind="all-to-all", axis="expert", size_bytes=2**22 // form.tensor, count=2),) * (expert > 1)
+    cut = (Collective(kind="all-gather", axis="tensor", size_bytes=2**22),) * (form.expert_tensor_degree > 1)
+    first, layer, last = model.kinds
+    measured = tuple(
+        replace(
+            each,
+            forward_collectives=each.forward_collectives + traded + cut,
+            backward_collectives=each.backward_collectives + traded + cut,
+        )
+        for each in layer.measurements
+    )
+    layer = replace(layer, expert_parameters=EXPERT_PARAMETERS // form.expert_devices, measurements=measured)
+    return replace(model, form=form, kinds=(first, layer, last))
+
+
+def _mixture() -> Profile:
+    held = transformer(layers=4, hidden=1024, heads=16, sequence=512, tensors=(1, 2, 4), contexts=(1, 2), sizes=(1,))
+    ways = [(1, None), (2, None), (8, None), (16, None), (2, 1), (8, 1), (16, 1)]
+    forms = [
+        _shared(each, expert, own) for each in held.forms for expert, own in ways if own is None or each.form.tensor > 1
+    ]
+    return replace(held, forms=tuple(forms))
+
+
+PROFILE = _mixture()
+CLUSTER = Cluster(
+    device=PROFILE.device,
+    levels=(
+        Level(size=8, bandwidth_bytes_per_s=200e9, latency_s=2e-6),
+        Level(size=4, bandwidth_bytes_per_s=100e9, latency_s=1e-5),
+    ),
+)
+
+
+def _problem(engine: str = "megatron", **fixed: Any) -> PlanningProblem:
+    options = Options(engine=engine, optimizer="adam", **fixed)
+    return PlanningProblem(profile=PROFILE, cluster=CLUSTER, batch_size=64, options=options)
+
+
+def _answer(**fixed: Any) -> Plan:
+    problem = _problem(**fixed)
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan), plan
+    assert all(each.holds for each in verify(plan, problem))
+    return plan
+
+
+def _terms(form: Form, data: int, sharding: str = "optimizer", engine: str = "megatron") -> ReplicaTerms:
+    fixed = {"tensor": form.tensor, "context": form.context, "expert": form.expert, "sharding": sharding}
+    space, _ = whole_space(_problem(engine, data=data, stages=1, expert_tensor=form.expert_tensor_degree, **fixed))
+    recipe = Degrees.of(_answer(engine=engine, data=data, stages=1, **fixed)).recipe
+    return space.terms(replace(recipe, form=form)).at(data, pipelined=False)
+
+
+def test_more_devices_share_experts_than_replicas_exist() -> None:
+    plan = _answer(tensor=4, context=1, stages=1, data=4, expert=16)
+    assert plan.form == Form(tensor=4, sequence_parallel=True, expert=16, expert_tensor=1)
+    assert plan.degrees["expert"] == 16 and plan.degrees["expert_tensor"] == 1
+    with pytest.raises(InvalidInputError) as raised:
+        _answer(tensor=4, context=1, stages=1, data=4, expert=16, expert_tensor=4)
+    assert raised.value.field == "expert"
+    assert "at most 8: a stage has at most 32 devices, and an expert 4 of them" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "field"),
+    [
+        ({"tensor": 4, "expert_tensor": 2}, "expert_tensor"),
+        ({"tensor": 2, "context": 1, "stages": 1, "data": 4, "expert": 16}, "expert"),
+        ({"engine": "deepspeed", "expert_tensor": 1, "tensor": 2}, "expert_tensor"),
+        ({"engine": "pipeplan", "expert_tensor": 2}, "expert_tensor"),
+    ],
+)
+def test_experts_that_a_stage_cannot_share_are_refused_by_name(fixed: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        _answer(**fixed)
+    assert raised.value.field == field
+
+
+def test_a_search_finds_whole_experts_where_cut_ones_exchange_more() -> None:
+    free, cut = _answer(tensor=4, expert=8), _answer(tensor=4, expert=8, expert_tensor=4)
+    assert free.form.expert_tensor == 1 and cut.form.expert_tensor is None
+    assert (free.throughput_samples_per_s or 0) > (cut.throughput_samples_per_s or 0)
+    assert any(each.degree == "expert_tensor" and each.instead == "as tensor" for each in free.choices)
+
+
+@pytest.mark.parametrize("context", [1, 2])
+def test_each_expert_has_as_many_copies_as_its_devices_leave(context: int) -> None:
+    """T x C x D devices hold (T x C x D) / (E x ETP) copies of an expert; so many share its optimizer's states."""
+    form = Form(tensor=2, sequence_parallel=True, context=context, expert=8, expert_tensor=1)
+    data = 16 // context
+    terms = _terms(form, data)
+    held = terms._parameters[0]
+    assert form.expert_replicas(data) == 4
+    assert held.ledger.kept == 6 + 12 / 16 and held.expert_ledger.kept == 6 + 12 / 4
+
+
+def test_experts_of_one_copy_exchange_nothing() -> None:
+    form = Form(tensor=2, sequence_parallel=True, expert=16, expert_tensor=1)
+    alone, shared = _terms(form, 8), _terms(replace(form, expert=8), 8)
+    outside = alone.ledger.exchanged * alone._parameters[0].outside.sum()
+    assert alone.exchanged_bytes[-1] == pytest.approx(outside)
+    assert shared.exchanged_bytes[-1] > shared.ledger.exchanged * shared._parameters[0].outside.sum()
+
+
+def test_copies_of_experts_inside_one_replica_sum_their_gradients() -> None:
+    form = Form(tensor=4, sequence_parallel=True, expert=2, expert_tensor=1)
+    plan = _answer(tensor=4, context=1, stages=1, data=1, expert=2, expert_tensor=1)
+    exchanged_s = links_among(CLUSTER, 2, 2).seconds("all-reduce", 4 * EXPERT_PARAMETERS / 2)
+    assert plan.form == form and plan.costs[0].reduce_inside_s >= 4 * exchanged_s * (1 - 1e-9)
+    cut = _answer(tensor=4, context=1, stages=1, data=1, expert=1)
+    assert cut.costs[0].reduce_inside_s == 0.0
+
+
+def test_fsdp_gathers_experts_among_their_copies() -> None:
+    form = Form(tensor=2, sequence_parallel=True, expert=16, expert_tensor=1)
+    alone, shared = (_terms(each, 8, "weights", "fsdp") for each in (form, replace(form, expert=8)))
+    size_bytes = 2 * EXPERT_PARAMETERS / 8
+    own_s = links_among(CLUSTER, 2, 8).seconds("all-gather", size_bytes)
+    assert shared._gathered_s[0][1] - alone._gathered_s[0][1] == pytest.approx(own_s)
