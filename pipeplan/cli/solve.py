@@ -75,7 +75,7 @@ _FLAGS: dict[str, Any] = {
     "recompute_unit": Annotated[
         str | None,
         typer.Option(
-            help="What to run again at a time: stage, block, for other engines attention or operation; default: best."
+            help="What to run again: stage, block; other engines: modules, attention or operation; default: best."
         ),
     ],
     "synchronisation": Annotated[

@@ -123,6 +123,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             pipelined_shardings=("none", "optimizer"),
             sharded_optimizers=("adam", "adamw"),
             precisions=("fp8", "mxfp8", "nvfp4"),
+            recomputes=("block", "attention", "modules"),
             offloads_optimizer=True,
             offloads_activations=("none",),
             times=EngineTimes(host_s=HOST_S, tensor_hidden=0.6),

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_offload, require_sharding
-from pipeplan.documents.forms import SELECTIVE_UNITS, WHOLE, Form
+from pipeplan.documents.forms import MODULES, SELECTIVE_UNITS, WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast, require_precision
 from pipeplan.documents.stage_costs import StageCosts
@@ -185,6 +185,7 @@ class Plan:
     - `autocast`: what blocks with float32 weights compute in: the profile was measured so, and runs do so.
     - `precision`: what linear layers compute in, where that is not the dtype, as of a profile.
     - `tied`: the stages that share weights, of a profile that says which blocks do.
+    - `recompute_modules`: of stages that recompute by modules, which (`documents.forms.MODULES`).
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
@@ -230,6 +231,7 @@ class Plan:
     tied: tuple[TiedStages, ...] = ()
     precision: str | None = None
     basis: str | None = None
+    recompute_modules: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -248,6 +250,10 @@ class Plan:
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         rule = "must be off where a stage recomputes by block: its backward is done as a whole"
         require(not self.split_backward or not self.recomputes_by_block, "split_backward", rule, self.split_backward)
+        by_modules = any(stage.recompute_unit == "modules" for stage in self.stages)
+        rule = f"must be some of {', '.join(MODULES)} where a stage recomputes by modules, and none elsewhere"
+        known = bool(self.recompute_modules) == by_modules and set(self.recompute_modules) <= set(MODULES)
+        require(known, "recompute_modules", rule, list(self.recompute_modules))
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(name, getattr(self, name))
 

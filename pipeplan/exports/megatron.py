@@ -58,6 +58,10 @@ def write(source: ExportSource) -> str:
     recomputing = ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * plan.recompute
     if source.recomputes_attention:
         recomputing = ["--recompute-granularity selective --recompute-modules core_attn"]
+    if plan.recompute_modules:
+        modules = " ".join(plan.recompute_modules)
+        recomputing = [f"--recompute-granularity selective --recompute-modules {modules}"]
+        recomputing += ["--moe-grouped-gemm"] * ("moe_act" in plan.recompute_modules)
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",

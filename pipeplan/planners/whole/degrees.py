@@ -234,7 +234,7 @@ def offloads(problem: PlanningProblem) -> tuple[str, ...]:
 
 def selective_units(form: ModelForm) -> set[str]:
     """The parts of this form's blocks that can be recomputed."""
-    return {m.selective.unit for kind in form.kinds for m in kind.measurements if m.selective}
+    return {each.unit for kind in form.kinds for m in kind.measurements for each in m.every_selective}
 
 
 def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, parts: Collection[str]) -> Iterator[str]:

@@ -75,8 +75,8 @@ class RecipeTerms:
         again_s, operations = 0.0, 0
         if way == "block":
             again_s, operations = self._forward_s(measured), measured.forward_operations
-        elif measured.selective and way == measured.selective.unit:
-            again_s, operations = measured.selective.recompute_s, measured.selective.operations
+        elif part := measured.selective_by(way):
+            again_s, operations = part.recompute_s, part.operations
         own_s, launched = self._backward_s(measured), measured.backward_operations
         return self._worked_s(own_s + again_s, launched + operations) - self._worked_s(own_s, launched)
 
@@ -205,9 +205,8 @@ class RecipeTerms:
 def _kept(measured: FormMeasurement, recompute: str) -> int:
     if recompute == "block":
         return measured.input_bytes
-    if measured.selective and recompute == measured.selective.unit:
-        return measured.selective.activation_bytes
-    return measured.activation_bytes
+    part = measured.selective_by(recompute)
+    return part.activation_bytes if part else measured.activation_bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
