@@ -40,6 +40,7 @@ def as_env(plan: Plan) -> str:
         "CONTEXT": plan.form.context,
         "EXPERT": plan.form.expert,
         "SHARDING": plan.sharding,
+        "REPLICATE": plan.replicate,
         "BATCH_SIZE": plan.batch_size,
         "MICROBATCH_SIZE": plan.microbatch_size,
         "MICROBATCHES": plan.microbatches,

@@ -134,6 +134,9 @@ _FLAGS: dict[str, Any] = {
     "sharding": Annotated[
         str | None, typer.Option(help=f"The states that replicas share: {', '.join(SHARDINGS)}; default: the best.")
     ],
+    "replicate": Annotated[
+        int | None, typer.Option(help="fsdp: groups of replicas that share states each (HSDP); default: the best.")
+    ],
     "offload": Annotated[
         str | None,
         typer.Option(
@@ -151,7 +154,7 @@ _GROUPS = {
     "split_backward split_backward_half_way synchronisation compression_ratio as_if time_limit_s",
     "Memory": "recompute recompute_unit recompute_factor memory optimizer master_weights",
     "Cuts": "cuts forced_cuts forbidden_cuts",
-    "Other engines": "engine tensor sequence_parallel context expert data sharding offload",
+    "Other engines": "engine tensor sequence_parallel context expert data sharding replicate offload",
 }
 """The headings of these flags in the help."""
 

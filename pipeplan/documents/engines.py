@@ -9,7 +9,9 @@ list.
                 torch's Schedule1F1B refuses fewer microbatches than stages
 
 Sharding says which states are divided among replicas: `optimizer` (ZeRO-1), with it `gradients` (ZeRO-2), with
-both `weights` (ZeRO-3, FSDP).
+both `weights` (ZeRO-3, FSDP). Replicas may form groups, each of which has all states (hybrid sharding, HSDP: Zhao et
+al. 2023, section 3.2.2): gradients are then reduced to shares in a group, and summed among groups with every backward
+(torchtitan's trainer, main of 2026-08, skips neither while it accumulates).
 
 What goes to the host (`documents.degrees`):
 
@@ -84,6 +86,9 @@ class TrainingEngine:
     overlaps: bool = False
     """Whether replicas exchange gradients while the backward goes on."""
 
+    replicates: bool = False
+    """Whether groups of replicas can each have all states that are shared out."""
+
     gathers_for_forward: bool = False
     """Whether replicas that share out gradients get whole weights for every forward, not once they are updated."""
 
@@ -150,6 +155,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             precisions=("fp8", "mxfp8"),
             recomputes=("block", "operation"),
             fills_pipelines=True,
+            replicates=True,
             gathers_for_forward=True,
             offloads_optimizer=True,
             offloads_activations=("none", "attention", "operation", "block"),
@@ -178,6 +184,18 @@ def require_sharding(engine: TrainingEngine, sharding: str, *, pipelined: bool, 
     known = engine.pipelined_shardings if pipelined else engine.shardings
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}{' with several stages' * pipelined}"
     require(sharding in known, field, rule, sharding)
+
+
+def require_replicate(
+    engine: TrainingEngine, replicate: int, *, data: int | None, expert: int, field: str = "replicate"
+) -> None:
+    """Raises InvalidInputError for groups that the engine does not have, or into which replicas cannot be divided."""
+    able = ", ".join(each.name for each in ENGINES.values() if each.replicates)
+    rule = f"must be 1 for the engine {engine.name}: groups of replicas that share states each have {able}"
+    require(engine.replicates or replicate == 1, field, rule, replicate)
+    rule = f"must divide the {data} replicas (data) into groups of several" + f" times {expert} (expert)" * (expert > 1)
+    fits = data is None or replicate == 1 or (data % (replicate * expert) == 0 and data > replicate)
+    require(fits, field, rule, replicate)
 
 
 def cannot_offload(

@@ -163,6 +163,13 @@ class FormMeasurement:
         """The way of this unit; None if the block has none."""
         return next((each for each in self.every_selective if each.unit == unit), None)
 
+    def kept_bytes(self, recompute: str) -> int:
+        """What is kept from forward to backward where this runs again: a unit, the whole `block`, or `none`."""
+        part = self.selective_by(recompute)
+        if recompute == "block":
+            return self.input_bytes
+        return part.activation_bytes if part else self.activation_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockKind:

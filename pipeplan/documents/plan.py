@@ -7,7 +7,14 @@ from typing import ClassVar
 
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.degrees import DegreeChoice
-from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_offload, require_sharding
+from pipeplan.documents.engines import (
+    OUR_RUNTIME,
+    engine_named,
+    require_form,
+    require_offload,
+    require_replicate,
+    require_sharding,
+)
 from pipeplan.documents.forms import MODULES, SELECTIVE_UNITS, WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast, require_precision
@@ -151,6 +158,7 @@ class Alternative:
     sharding: str = "none"
     chunks: int = 1
     offload: str = "none"
+    replicate: int = 1
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -181,6 +189,7 @@ class Plan:
     - `form`: how many devices share the blocks of a stage. Each entry of the placement then stands for `form.devices`
       of them, one after the other, and a stage's costs are those of one such group.
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
+    - `replicate`: how many groups of replicas share the states each.
     - `offload`: what of it is in the host's memory (`documents.degrees`).
     - `autocast`: what blocks with float32 weights compute in: the profile was measured so, and runs do so.
     - `precision`: what linear layers compute in, where that is not the dtype, as of a profile.
@@ -232,6 +241,7 @@ class Plan:
     precision: str | None = None
     basis: str | None = None
     recompute_modules: tuple[str, ...] = ()
+    replicate: int = 1
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -277,6 +287,8 @@ class Plan:
         require_form(engine, self.form)
         pipelined = self.depth > 1
         require_sharding(engine, self.sharding, pipelined=pipelined)
+        require_count("replicate", self.replicate)
+        require_replicate(engine, self.replicate, data=self.width, expert=self.form.expert)
         for again in {each.recompute_unit if each.recompute else "none" for each in self.stages}:
             require_offload(engine, self.offload, sharding=self.sharding, recompute=again, pipelined=pipelined)
         require_count("chunks", self.chunks)

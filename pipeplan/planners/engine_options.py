@@ -4,6 +4,7 @@ from pipeplan.documents.engines import (
     TrainingEngine,
     engine_named,
     require_degrees,
+    require_replicate,
     require_sharding,
     with_optimizer,
 )
@@ -48,6 +49,7 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
     expert, size, share = options.expert or 1, options.microbatch_size or 1, batch_size // replicas
     rule = f"must divide the {replicas} replicas (data)"
     require(options.data is None or replicas % expert == 0, "expert", rule, expert)
+    require_replicate(engine, options.replicate or 1, data=options.data, expert=expert)
     rule = f"must divide the {share} samples of a batch that each of the {replicas} replicas has"
     require(share % size == 0, "microbatch_size", rule, size)
     rule = (

@@ -66,8 +66,8 @@ class Options:
     - `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
     - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
     - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
-      `tensor`, `context`, `expert` and `data` are degrees, `sharding` says what of the states replicas share, `offload`
-      what is in the host's memory.
+      `tensor`, `context`, `expert` and `data` are degrees, `sharding` says what of the states replicas share,
+      `replicate` how many groups of replicas do so each, `offload` what is in the host's memory.
     """
 
     microbatch_size: int | None = None
@@ -102,11 +102,12 @@ class Options:
     sharding: str | None = None
     offload: str | None = None
     synchronous: bool = False
+    replicate: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in ("microbatch_size", "stages", "chunks", "tensor", "context", "expert", "data"):
+        for field in ("microbatch_size", "stages", "chunks", "tensor", "context", "expert", "data", "replicate"):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         if self.schedule is not None:

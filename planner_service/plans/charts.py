@@ -126,6 +126,7 @@ def considered(plan: Plan) -> tuple[Alternative, ...]:
         sharding=plan.sharding,
         chunks=plan.chunks,
         offload=plan.offload,
+        replicate=plan.replicate,
     )
     found = {_shape(each): each for each in reversed((answer, *plan.pareto, *plan.alternatives)) if each.depth}
     return (answer, *(each for key, each in reversed(found.items()) if key != _shape(answer)))
@@ -291,6 +292,7 @@ DEGREES: dict[str, Callable[[Alternative], str | int]] = {
     "context": lambda each: each.form.context,
     "expert": lambda each: each.form.expert,
     "sharding": lambda each: each.sharding,
+    "replicate": lambda each: each.replicate,
     "offload": lambda each: each.offload,
 }
 """The degrees that a map may have on its axes."""

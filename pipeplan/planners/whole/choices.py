@@ -42,6 +42,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
         "microbatch_size": str(recipe.microbatch_size),
         "recomputed": _NAMES[recipe.recompute],
         "sharding": recipe.sharding,
+        "replicate": str(recipe.replicate),
         "offload": recipe.offload,
     }
 

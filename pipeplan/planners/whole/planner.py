@@ -40,6 +40,7 @@ USED = (
     "expert",
     "data",
     "sharding",
+    "replicate",
     "offload",
 )
 """The options that it has a use for."""

@@ -101,12 +101,12 @@ class RecipeTerms:
     @cached_property
     def kept_bytes(self) -> FloatArray:
         """The bytes that a microbatch in flight keeps of every block."""
-        return self._by_block([_kept(m, way) for m, way in self._ways])
+        return self._by_block([m.kept_bytes(way) for m, way in self._ways])
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
         """The bytes that every block holds on top while it runs: activations that were not kept, and its workspace."""
-        more = [m.activation_bytes - _kept(m, way) + m.workspace_bytes for m, way in self._ways]
+        more = [m.activation_bytes - m.kept_bytes(way) + m.workspace_bytes for m, way in self._ways]
         return self._by_block([max(each, 0) for each in more])
 
     @cached_property
@@ -202,13 +202,6 @@ class RecipeTerms:
         return sum(waited_s.values())
 
 
-def _kept(measured: FormMeasurement, recompute: str) -> int:
-    if recompute == "block":
-        return measured.input_bytes
-    part = measured.selective_by(recompute)
-    return part.activation_bytes if part else measured.activation_bytes
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplicaTerms:
     """The terms of a recipe with so many replicas, as sums over blocks.
@@ -229,13 +222,18 @@ class ReplicaTerms:
     @cached_property
     def _parameters(self) -> tuple[BlockParameters, BlockParameters]:
         """Every block's trained parameters, and its frozen ones."""
-        replicas = self.data, self.data // self.terms.recipe.form.expert
+        replicas = self._sharing, self._sharing // self.terms.recipe.form.expert
 
         def ledgers(trained: bool) -> tuple[Ledger, Ledger]:
             one, other = (self.terms.ledger(n, pipelined=self.pipelined, trained=trained) for n in replicas)
             return one, other
 
         return BlockParameters.of(self.terms.model, ledgers, pipelined=self.pipelined)
+
+    @property
+    def _sharing(self) -> int:
+        """The replicas that share the states: those of a group."""
+        return self.data // self.terms.recipe.replicate
 
     def _shares(self, what: str) -> bool:
         return SHARDINGS.index(self.terms.recipe.sharding) >= SHARDINGS.index(what)
@@ -255,14 +253,19 @@ class ReplicaTerms:
 
     @cached_property
     def _scattered_s(self) -> FloatArray:
-        """How long it takes to reduce every block's gradients to shares."""
+        """How long it takes to reduce every block's gradients to shares, and to sum these among groups."""
         if self.pipelined or not self._shares("gradients"):
             return np.zeros_like(self.terms.forward_s)
-        return self._moved_s("reduce-scatter")
+        recipe, sharing = self.terms.recipe, self._sharing * self.terms.recipe.form.context
+        groups = links_among(self.terms.problem.cluster, recipe.replicate, sharing * recipe.form.stride("context"))
+        trained = self._parameters[0]
+        shares = self.ledger.gathered * (trained.outside + trained.experts * recipe.form.expert) / sharing
+        summed_s = [groups.seconds("all-reduce", each) for each in shares.tolist()]
+        return np.asarray(self._moved_s("reduce-scatter") + np.asarray(summed_s))
 
     def _moved_s(self, kind: str) -> FloatArray:
         terms, form = self.terms, self.terms.recipe.form
-        links = links_among(terms.problem.cluster, self.data * form.context, form.stride("context"))
+        links = links_among(terms.problem.cluster, self._sharing * form.context, form.stride("context"))
         moved = self._parameters if kind == "all-gather" else self._parameters[:1]  # gradients are of trained ones
         whole = np.sum([each.outside + each.experts / form.expert for each in moved], axis=0)
         return np.asarray([links.seconds(kind, each * self.ledger.gathered) for each in whole.tolist()])

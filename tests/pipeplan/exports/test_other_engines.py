@@ -176,6 +176,16 @@ def test_torchtitan_shares_experts_among_replicas() -> None:
     assert "config.parallelism.expert_parallel_degree = 2" in format_named("torchtitan", "2026-08").write(shared)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_torchtitan_shares_states_in_as_many_groups_as_the_plan(stages: int) -> None:
+    source = _source("fsdp", tensor=1, stages=stages, sharding="gradients", replicate=4)
+    assert source.plan.replicate == 4 and source.plan.width is not None
+    expected = {"data_parallel_replicate_degree": 4, "data_parallel_shard_degree": source.plan.width // 4}
+    assert expected.items() <= tomllib.loads(format_named("torchtitan").write(source))["parallelism"].items()
+    text = format_named("torchtitan", "2026-08").write(source)
+    assert all(f"config.parallelism.{name} = {degree}\n" in text for name, degree in expected.items())
+
+
 def test_torchtitan_leaves_the_optimizer_to_the_host_and_no_activations() -> None:
     source = _source("fsdp", tensor=1, stages=1, sharding="weights")
     on_host = replace(source, plan=replace(source.plan, offload="optimizer"))

@@ -479,6 +479,9 @@ def test_other_engines_train_with_adamw_unless_asked_otherwise(engine: str) -> N
         ("sequence_parallel", {"tensor": 1, "sequence_parallel": True}),
         ("master_weights", {"master_weights": False}),
         ("recompute_unit", {"recompute_unit": "stage"}),
+        ("replicate", {"replicate": 2}),
+        ("replicate", {"engine": "fsdp", "stages": 1, "data": 8, "replicate": 3}),
+        ("replicate", {"engine": "fsdp", "stages": 1, "data": 8, "replicate": 8}),
         ("recompute_unit", {"engine": "deepspeed", "recompute_unit": "attention"}),
         ("tensor", {"engine": "deepspeed", "tensor": 2}),
         ("sequence_parallel", {"tensor": 2, "sequence_parallel": False}),
@@ -571,6 +574,25 @@ def test_a_part_of_which_the_profile_says_nothing_cannot_be_recomputed(
         solve("auto", problem(fused, cluster(fused), engine=engine, recompute=recompute, recompute_unit=unit))
     plan = solve("auto", problem(held, cluster(held), engine=engine, recompute=True, recompute_unit=unit))
     assert isinstance(plan, Plan) and plan.recomputes == f"by {unit}"
+
+
+def test_replicas_of_fsdp_share_states_in_one_group_or_in_one_for_each_server() -> None:
+    held, fixed = model(), {"engine": "fsdp", "stages": 1, "tensor": 1}
+    asked = problem(held, cluster(held, servers=4, inside=2), **fixed)  # type: ignore[arg-type]
+    plan = answered(asked)
+    tried = {str(plan.replicate), *(each.instead for each in plan.choices if each.degree == "replicate")}
+    assert tried == {"1", "4"} and plan.workers == 8
+    for replicate in (1, 2, 4):
+        one = replace(asked, options=replace(asked.options, replicate=replicate, sharding="weights"))
+        forced = answered(one)
+        assert forced.replicate == replicate and all(finding.holds for finding in verify(forced, one))
+        memory = forced.stages[0].memory
+        assert memory is not None
+        assert memory.optimizer_states == pytest.approx(
+            replicate * 8 * sum(b.weight_bytes for b in held.blocks) / 2 / 8
+        )
+    other = replace(asked, options=replace(asked.options, replicate=2, sharding="weights"))
+    assert not all(finding.holds for finding in verify(plan, other))
 
 
 def test_modules_run_again_where_that_alone_fits_and_is_cheapest() -> None:
