@@ -115,8 +115,11 @@ def _options(fields: Fields, program: Program, **more: Any) -> Options:
         "recompute_unit": unit,
         "sharding": fields.word("sharding", SHARDINGS),
         "offload": "none",
+        "replicate": 1,
         **more,
     }
+    if fields.text("sharding") == "hsdp":  # a group is a node
+        found["replicate"] = fields.count("gpus") // fields.count("nodes_of", 8)
     rule = f"must be a multiple of the degrees {t} x {p} x {c}"
     require(fields.count("gpus") % (t * p * c) == 0, f"{fields.place} gpus", rule, fields.count("gpus"))
     found.setdefault("data", fields.count("gpus") // (t * p * c))
@@ -329,6 +332,7 @@ def _automodel(fields: Fields) -> Row | None:
         microbatch_size=fields.count("MBS"),
         sharding="weights",
         offload="none",
+        replicate=1,
     )
     return Row(
         source="automodel",

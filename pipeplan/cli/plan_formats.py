@@ -41,6 +41,7 @@ def as_env(plan: Plan) -> str:
         "EXPERT": plan.form.expert,
         "EXPERT_TENSOR": plan.form.expert_tensor_degree,
         "SHARDING": plan.sharding,
+        "REPLICATE": plan.replicate,
         "BATCH_SIZE": plan.batch_size,
         "MICROBATCH_SIZE": plan.microbatch_size,
         "MICROBATCHES": plan.microbatches,

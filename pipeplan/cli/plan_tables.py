@@ -122,7 +122,8 @@ def show_plan(plan: Plan) -> None:
         console.print(f"warning: {warning}", soft_wrap=True)
     if plan.engine != OUR_RUNTIME:
         degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.degrees.items())
-        console.print(f"for {plan.engine} with {plan.optimizer}: {degrees}, sharding {plan.sharding}", soft_wrap=True)
+        states = f"sharding {plan.sharding}" + f" in each of {plan.replicate} groups" * (plan.replicate > 1)
+        console.print(f"for {plan.engine} with {plan.optimizer}: {degrees}, {states}", soft_wrap=True)
         console.print(f"ranks: {layout(plan)}", soft_wrap=True)
     if plan.offload != "none":
         console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")

@@ -75,7 +75,7 @@ _FLAGS: dict[str, Any] = {
     "recompute_unit": Annotated[
         str | None,
         typer.Option(
-            help="What to run again at a time: stage, block, for other engines attention or operation; default: best."
+            help="What to run again: stage, block; other engines: modules, attention or operation; default: best."
         ),
     ],
     "synchronisation": Annotated[
@@ -140,6 +140,9 @@ _FLAGS: dict[str, Any] = {
     "sharding": Annotated[
         str | None, typer.Option(help=f"The states that replicas share: {', '.join(SHARDINGS)}; default: the best.")
     ],
+    "replicate": Annotated[
+        int | None, typer.Option(help="fsdp: groups of replicas that share states each (HSDP); default: the best.")
+    ],
     "offload": Annotated[
         str | None,
         typer.Option(
@@ -157,7 +160,7 @@ _GROUPS = {
     "split_backward split_backward_half_way synchronisation compression_ratio as_if time_limit_s",
     "Memory": "recompute recompute_unit recompute_factor memory optimizer master_weights",
     "Cuts": "cuts forced_cuts forbidden_cuts",
-    "Other engines": "engine tensor sequence_parallel context expert expert_tensor data sharding offload",
+    "Other engines": "engine tensor sequence_parallel context expert expert_tensor data sharding replicate offload",
 }
 """The headings of these flags in the help."""
 

@@ -9,7 +9,9 @@ list.
                 torch's Schedule1F1B refuses fewer microbatches than stages
 
 Sharding says which states are divided among replicas: `optimizer` (ZeRO-1), with it `gradients` (ZeRO-2), with
-both `weights` (ZeRO-3, FSDP).
+both `weights` (ZeRO-3, FSDP). Replicas may form groups, each of which has all states (hybrid sharding, HSDP: Zhao et
+al. 2023, section 3.2.2): gradients are then reduced to shares in a group, and summed among groups with every backward
+(torchtitan's trainer, main of 2026-08, skips neither while it accumulates).
 
 What goes to the host (`documents.degrees`):
 
@@ -92,6 +94,9 @@ class TrainingEngine:
     overlaps: bool = False
     """Whether replicas exchange gradients while the backward goes on."""
 
+    replicates: bool = False
+    """Whether groups of replicas can each have all states that are shared out."""
+
     gathers_for_forward: bool = False
     """Whether replicas that share out gradients get whole weights for every forward, not once they are updated."""
 
@@ -133,6 +138,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             sharded_optimizers=("adam", "adamw"),
             precisions=("fp8", "mxfp8", "nvfp4"),
             keeps_narrow=True,
+            recomputes=("block", "attention", "modules"),
             offloads_optimizer=True,
             offloads_activations=("none",),
             times=EngineTimes(host_s=HOST_S, tensor_hidden=0.6),
@@ -160,6 +166,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             precisions=("fp8", "mxfp8"),
             recomputes=("block", "operation"),
             fills_pipelines=True,
+            replicates=True,
             gathers_for_forward=True,
             offloads_optimizer=True,
             offloads_activations=("none", "attention", "operation", "block"),
@@ -188,6 +195,22 @@ def require_sharding(engine: TrainingEngine, sharding: str, *, pipelined: bool, 
     known = engine.pipelined_shardings if pipelined else engine.shardings
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}{' with several stages' * pipelined}"
     require(sharding in known, field, rule, sharding)
+
+
+def require_replicate(
+    engine: TrainingEngine, replicate: int, *, data: int | None, together: int, field: str = "replicate"
+) -> None:
+    """Raises InvalidInputError for groups that the engine does not have, or into which replicas cannot be divided.
+
+    `together`: the replicas that have whole copies of the experts among them.
+    """
+    able = ", ".join(each.name for each in ENGINES.values() if each.replicates)
+    rule = f"must be 1 for the engine {engine.name}: groups of replicas that share states each have {able}"
+    require(engine.replicates or replicate == 1, field, rule, replicate)
+    experts = f", {together} of them with all experts" * (together > 1)
+    rule = f"must divide the {data} replicas (data) into groups of several{experts}"
+    fits = data is None or replicate == 1 or (data % (replicate * together) == 0 and data > replicate)
+    require(fits, field, rule, replicate)
 
 
 def cannot_offload(

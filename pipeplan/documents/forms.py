@@ -15,7 +15,10 @@ from pipeplan.documents.names import STRICT, require_name
 from pipeplan.errors import require, require_amount, require_count, require_one_of, require_unique
 
 AXES = ("tensor", "context", "expert")
-SELECTIVE_UNITS = ("attention", "operation")
+SELECTIVE_UNITS = ("modules", "attention", "operation")
+MODULES = ("layernorm", "moe_act", "mla_up_proj")
+"""What `modules` may be, by Megatron-LM's names (`--recompute-modules`)."""
+
 COLLECTIVES = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ring")
 
 
@@ -110,15 +113,17 @@ class Collective:
 class Selective:
     """Selective recomputation: a part of a block runs again before its backward.
 
-    `unit` says which: the core of `attention` (Korthikanti et al. 2022, section 5), or one `operation` after the other,
-    all but attention and every second matrix product (torchtitan 2024, section 2.3). `activation_bytes` is then kept
-    from forward to backward, and `recompute_s` is the additional time. `operations` are those launched again.
+    `unit` says which: the core of `attention` (Korthikanti et al. 2022, section 5), one `operation` after the other,
+    all but attention and every second matrix product (torchtitan 2024, section 2.3), or the outputs of `modules`
+    (Megatron-LM core 0.15, `transformer_config.py`). `activation_bytes` is then kept from forward to backward, and
+    `recompute_s` is the additional time. `operations` are those launched again.
     """
 
     recompute_s: float
     activation_bytes: int
     operations: int = 0
     unit: str = "attention"
+    modules: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -127,6 +132,9 @@ class Selective:
         require_count("activation_bytes", self.activation_bytes, at_least=0)
         require_count("operations", self.operations, at_least=0)
         require_one_of(SELECTIVE_UNITS, "unit", self.unit)
+        rule = f"must be some of {', '.join(MODULES)}, with the unit modules alone"
+        known = set(self.modules) <= set(MODULES) and bool(self.modules) == (self.unit == "modules")
+        require(known, "modules", rule, list(self.modules))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +144,8 @@ class FormMeasurement:
     `backward_input_s` and `backward_weight_s` are the parts of a split backward, where they are known. `input_bytes`
     is what the device keeps of the block's input where the block is run again. A block that is run again repeats its
     forward collectives. `forward_operations` and `backward_operations` say how many kernels the host launches, where
-    the seconds leave that out; they are 0 where the seconds were measured.
+    the seconds leave that out; they are 0 where the seconds were measured. `selective` and `other_selective` are the
+    ways to run a part of the block again, by a unit each.
     """
 
     microbatch_size: int
@@ -153,6 +162,7 @@ class FormMeasurement:
     selective: Selective | None = None
     forward_operations: int = 0
     backward_operations: int = 0
+    other_selective: tuple[Selective, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -168,6 +178,24 @@ class FormMeasurement:
                 require_amount(field, getattr(self, field))
         both = (self.backward_input_s is None) == (self.backward_weight_s is None)
         require(both, "backward_input_s", "must be given together with backward_weight_s", self.backward_input_s)
+        units = [each.unit for each in self.every_selective]
+        require_unique("other_selective", "must not name a unit twice", units)
+
+    @property
+    def every_selective(self) -> tuple[Selective, ...]:
+        """The ways to run a part of the block again."""
+        return ((self.selective,) if self.selective else ()) + self.other_selective
+
+    def selective_by(self, unit: str) -> Selective | None:
+        """The way of this unit; None if the block has none."""
+        return next((each for each in self.every_selective if each.unit == unit), None)
+
+    def kept_bytes(self, recompute: str) -> int:
+        """What is kept from forward to backward where this runs again: a unit, the whole `block`, or `none`."""
+        part = self.selective_by(recompute)
+        if recompute == "block":
+            return self.input_bytes
+        return part.activation_bytes if part else self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,3 +265,10 @@ class ModelForm:
     def microbatch_sizes(self) -> tuple[int, ...]:
         """The known sizes, ascending; the same for every kind."""
         return self.kinds[0].microbatch_sizes
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules whose outputs any of its blocks can make again."""
+        ways = (m.selective_by("modules") for kind in self.kinds for m in kind.measurements)
+        found = {name for way in ways if way for name in way.modules}
+        return tuple(name for name in MODULES if name in found)

@@ -7,8 +7,15 @@ from typing import ClassVar
 
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.degrees import DegreeChoice
-from pipeplan.documents.engines import OUR_RUNTIME, engine_named, require_form, require_offload, require_sharding
-from pipeplan.documents.forms import SELECTIVE_UNITS, WHOLE, Form
+from pipeplan.documents.engines import (
+    OUR_RUNTIME,
+    engine_named,
+    require_form,
+    require_offload,
+    require_replicate,
+    require_sharding,
+)
+from pipeplan.documents.forms import MODULES, SELECTIVE_UNITS, WHOLE, Form
 from pipeplan.documents.names import STRICT, require_line
 from pipeplan.documents.profile import DTYPE_BYTES, Model, require_autocast, require_precision
 from pipeplan.documents.stage_costs import StageCosts
@@ -151,6 +158,7 @@ class Alternative:
     sharding: str = "none"
     chunks: int = 1
     offload: str = "none"
+    replicate: int = 1
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -181,10 +189,12 @@ class Plan:
     - `form`: how many devices share the blocks of a stage. Each entry of the placement then stands for `form.devices`
       of them, one after the other, and a stage's costs are those of one such group.
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
+    - `replicate`: how many groups of replicas share the states each.
     - `offload`: what of it is in the host's memory (`documents.degrees`).
     - `autocast`: what blocks with float32 weights compute in: the profile was measured so, and runs do so.
     - `precision`: what linear layers compute in, where that is not the dtype, as of a profile.
     - `tied`: the stages that share weights, of a profile that says which blocks do.
+    - `recompute_modules`: of stages that recompute by modules, which (`documents.forms.MODULES`).
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
@@ -230,6 +240,8 @@ class Plan:
     tied: tuple[TiedStages, ...] = ()
     precision: str | None = None
     basis: str | None = None
+    recompute_modules: tuple[str, ...] = ()
+    replicate: int = 1
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -248,6 +260,10 @@ class Plan:
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         rule = "must be off where a stage recomputes by block: its backward is done as a whole"
         require(not self.split_backward or not self.recomputes_by_block, "split_backward", rule, self.split_backward)
+        by_modules = any(stage.recompute_unit == "modules" for stage in self.stages)
+        rule = f"must be some of {', '.join(MODULES)} where a stage recomputes by modules, and none elsewhere"
+        known = bool(self.recompute_modules) == by_modules and set(self.recompute_modules) <= set(MODULES)
+        require(known, "recompute_modules", rule, list(self.recompute_modules))
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(name, getattr(self, name))
 
@@ -271,6 +287,8 @@ class Plan:
         require_form(engine, self.form)
         pipelined = self.depth > 1
         require_sharding(engine, self.sharding, pipelined=pipelined)
+        require_count("replicate", self.replicate)
+        require_replicate(engine, self.replicate, data=self.width, together=self.form.replicas_together)
         for again in {each.recompute_unit if each.recompute else "none" for each in self.stages}:
             require_offload(engine, self.offload, sharding=self.sharding, recompute=again, pipelined=pipelined)
         require_count("chunks", self.chunks)

@@ -66,6 +66,10 @@ def write(source: ExportSource) -> str:
     if source.recomputes_attention:
         recomputing = ["--recompute-granularity selective --recompute-modules core_attn"]
     narrow_alone = plan.sharding == "optimizer" and not offloads_optimizer(plan.offload)
+    if plan.recompute_modules:
+        modules = " ".join(plan.recompute_modules)
+        recomputing = [f"--recompute-granularity selective --recompute-modules {modules}"]
+        recomputing += ["--moe-grouped-gemm"] * ("moe_act" in plan.recompute_modules)
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",

@@ -85,6 +85,7 @@ class _Job:
     optimizer: str
     ranks: int
     width: int
+    groups: int
     schedule: str
     parts: tuple[Layers, ...]
     microbatch_size: int
@@ -109,7 +110,7 @@ class _Job:
 
     @property
     def shard(self) -> int:
-        return self.width if self.pipelined or self.reshard is not None else 1
+        return self.width // self.groups if self.pipelined or self.reshard is not None else 1
 
     @property
     def parallelism(self) -> dict[str, int | str]:
@@ -242,6 +243,7 @@ def _job(source: ExportSource) -> _Job:
         optimizer=optimizer,
         ranks=ranks,
         width=width,
+        groups=plan.replicate,
         schedule=schedule,
         parts=parts,
         microbatch_size=plan.microbatch_size,

@@ -1,9 +1,12 @@
 """Engine options: the checks of degrees, schedule and sharding for an engine that need no profile."""
 
+from math import gcd
+
 from pipeplan.documents.engines import (
     TrainingEngine,
     engine_named,
     require_degrees,
+    require_replicate,
     require_sharding,
     with_optimizer,
 )
@@ -59,7 +62,9 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
 
 
 def _require_expert_shares(options: Options, engine: TrainingEngine, *, most: int) -> None:
-    """Raises InvalidInputError for experts that the devices of a stage, `most` of them, cannot share out."""
+    """Raises InvalidInputError for experts that the devices of a stage, `most` of them, cannot share out, and for
+    groups into which its replicas cannot be divided.
+    """
     own, tensor, expert = options.expert_tensor, options.tensor, options.expert or 1
     rule = f"must be left out for the engine {engine.name}, whose experts have the tensor degree"
     require(engine.whole_experts or own in (None, tensor), "expert_tensor", rule, own)
@@ -68,10 +73,13 @@ def _require_expert_shares(options: Options, engine: TrainingEngine, *, most: in
     least = own or (1 if engine.whole_experts else tensor or 1)
     rule = f"must be at most {most // least}: a stage has at most {most} devices, and an expert {least} of them"
     require(expert * least <= most, "expert", rule, expert)
+    together = 1  # replicas with whole copies of the experts, where that is known
     if options.data is not None and tensor is not None and options.context is not None:
-        devices = tensor * options.context * options.data
+        devices, together = tensor * options.context * options.data, expert * least
+        together //= gcd(together, tensor * options.context)
         rule = f"must divide, with the {least} devices of an expert, the {devices} of a stage (tensor x context x data)"
         require(devices % (expert * least) == 0, "expert", rule, expert)
+    require_replicate(engine, options.replicate or 1, data=options.data, together=together)
 
 
 def _require_schedule(options: Options, engine: TrainingEngine) -> None:

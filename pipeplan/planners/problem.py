@@ -67,7 +67,7 @@ class Options:
     - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
     - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
       `tensor`, `context`, `expert`, `expert_tensor` and `data` are degrees, `sharding` says what of the states replicas
-      share, `offload` what is in the host's memory.
+      share, `replicate` how many groups of replicas do so each, `offload` what is in the host's memory.
     """
 
     microbatch_size: int | None = None
@@ -103,11 +103,13 @@ class Options:
     offload: str | None = None
     synchronous: bool = False
     expert_tensor: int | None = None
+    replicate: int | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
     def __post_init__(self) -> None:
-        for field in ("microbatch_size", "stages", "chunks", "tensor", "context", "expert", "expert_tensor", "data"):
+        degrees = ("tensor", "context", "expert", "expert_tensor", "data", "replicate")
+        for field in ("microbatch_size", "stages", "chunks", *degrees):
             if getattr(self, field) is not None:
                 require_count(field, getattr(self, field))
         if self.schedule is not None:

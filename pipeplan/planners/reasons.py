@@ -48,6 +48,7 @@ def unpriced(
     form: Form = WHOLE,
     sharding: str = "none",
     offload: str = "none",
+    replicate: int = 1,
     chunks: int = 1,
 ) -> Alternative:
     """A plan's entry for a configuration that was not played."""
@@ -65,6 +66,7 @@ def unpriced(
         form=form,
         sharding=sharding,
         offload=offload,
+        replicate=replicate,
         chunks=chunks,
     )
 

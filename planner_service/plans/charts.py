@@ -126,6 +126,7 @@ def considered(plan: Plan) -> tuple[Alternative, ...]:
         sharding=plan.sharding,
         chunks=plan.chunks,
         offload=plan.offload,
+        replicate=plan.replicate,
     )
     found = {_shape(each): each for each in reversed((answer, *plan.pareto, *plan.alternatives)) if each.depth}
     return (answer, *(each for key, each in reversed(found.items()) if key != _shape(answer)))
@@ -292,6 +293,7 @@ DEGREES: dict[str, Callable[[Alternative], str | int]] = {
     "expert": lambda each: each.form.expert,
     "expert_tensor": lambda each: each.form.expert_tensor_degree,
     "sharding": lambda each: each.sharding,
+    "replicate": lambda each: each.replicate,
     "offload": lambda each: each.offload,
 }
 """The degrees that a map may have on its axes."""

@@ -110,6 +110,9 @@ def test_a_row_becomes_a_question_with_its_degrees(tmp_path: Path) -> None:
     asked = row.options
     assert (asked.engine, asked.tensor, asked.stages, asked.data, asked.sharding) == ("megatron", 2, 1, 4, "optimizer")
     assert (asked.recompute, asked.recompute_unit, asked.offload) == (True, "block", "none")
+    wide: dict[str, object] = {"gpus": 32, "data_parallel": 32}
+    (sharded, hybrid) = rows_of(tmp_path, wide | {"sharding": "fsdp"}, wide | {"sharding": "hsdp"})
+    assert (sharded.options.replicate, hybrid.options.replicate) == (1, 4) and hybrid.options.sharding == "weights"
     (open_row,) = rows_of(tmp_path, {"recompute": "", "microbatch": ""})
     assert open_row.options.recompute is None and open_row.options.microbatch_size is None
 

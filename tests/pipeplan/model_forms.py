@@ -1,6 +1,7 @@
 """Forms of a transformer for tests, from Megatron's formulas: Narayanan et al. 2021, Korthikanti et al. 2022."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 from pipeplan.documents.forms import BlockKind, Collective, Form, FormMeasurement, ModelForm, Selective
@@ -129,3 +130,20 @@ def _head(t: int, c: int, h: int, sequence: int, vocabulary: int, sizes: Sequenc
             )
         )
     return BlockKind(name="head", parameters=vocabulary * h // t, measurements=tuple(measured))
+
+
+def with_modules(profile: Profile, *modules: str, share: float = 0.5, recompute_s: float = 1e-6) -> Profile:
+    """The profile in which layers can also free the outputs of these modules: a share of what they keep."""
+
+    def changed(m: FormMeasurement) -> FormMeasurement:
+        kept = int((1 - share) * m.activation_bytes)
+        way = Selective(
+            recompute_s=recompute_s, activation_bytes=kept, operations=2, unit="modules", modules=tuple(modules)
+        )
+        return replace(m, other_selective=(way,)) if m.selective else m
+
+    forms = []
+    for form in profile.forms:
+        kinds = [replace(kind, measurements=tuple(map(changed, kind.measurements))) for kind in form.kinds]
+        forms.append(replace(form, kinds=tuple(kinds)))
+    return replace(profile, forms=tuple(forms))

@@ -26,9 +26,11 @@ from worker_agent.models.spec import parse_spec
 from worker_agent.models.values import as_values, carries_gradient, first_trained, matching_dtype
 from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
 from worker_agent.profiler.fusion import Fused, fused
+from worker_agent.profiler.modules import ModuleOutputs
 from worker_agent.profiler.operations import (
     DeviceOperation,
     GpuKernels,
+    MatrixSizes,
     OperationRecorder,
     Sizes,
     Traffic,
@@ -41,11 +43,16 @@ from worker_agent.profiler.times import given
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveCounts:
-    """Selective recomputation (`documents.forms.Selective`): what runs again, and the bytes that are kept."""
+    """Selective recomputation (`documents.forms.Selective`): what runs again, and the bytes that are kept.
+
+    `products` are those of the forward whose left operand is not kept, but made again.
+    """
 
     operations: tuple[DeviceOperation, ...]
     activation_bytes: int
     unit: str = "attention"
+    modules: tuple[str, ...] = ()
+    products: tuple[MatrixSizes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,8 @@ class BlockCounts:
     """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
     Bytes are those of BlockMemory. The workspace is the peak of the operations' results above those held before and
-    after. `selective` is attention's core if that keeps tensors of its own, and most operations if it does not.
+    after. `selective` is attention's core if that keeps tensors of its own, and most operations if it does not;
+    `modules` are those whose outputs are freed.
     """
 
     input_bytes: int
@@ -66,6 +74,7 @@ class BlockCounts:
     forward_collectives: tuple[Collective, ...] = ()
     backward_collectives: tuple[Collective, ...] = ()
     selective: SelectiveCounts | None = None
+    modules: SelectiveCounts | None = None
     kept_output_bytes: int = 0
     passed_bytes: int = 0
 
@@ -161,7 +170,8 @@ class BlockRun:
 
         leaves = tuple(t.detach().requires_grad_(self.graded and carries_gradient(t)) for t in self.inputs)
         kernels: AbstractContextManager[object] = GpuKernels(self._attention) if self.gpu else nullcontext()
-        with kernels, recorder, saved_tensors_hooks(pack, peers.unpack):
+        modules = ModuleOutputs(recorder=recorder)
+        with kernels, recorder, modules.noted(self.block), saved_tensors_hooks(pack, peers.unpack):
             outputs, roots = self._forward(leaves)
         workspace_bytes = recorder.peak_bytes - recorder.held_bytes
         forward_collectives, operations = peers.take(), tuple(self._core_operations)
@@ -193,7 +203,10 @@ class BlockRun:
             backward_input=backward_input,
         )
         if self.fused:
-            counts = _in_kernels(counts, fused(first, second, saved=saved, sent=sent), saved)
+            passes = fused(first, second, saved=saved, sent=sent)
+            counts = _in_kernels(counts, passes, saved)
+            if not operations and self.end is None:
+                counts = _without_modules(counts, modules, first, passes.held(saved), sent)
         if self.gpu and selective is None and self.end is None:
             counts = replace(counts, selective=_by_operation(counts))
         return counts, tuple(t.detach() for t in outputs)
@@ -273,6 +286,24 @@ def _in_kernels(counts: BlockCounts, passes: Fused, saved: Sizes) -> BlockCounts
         kept_output_bytes=min(counts.kept_output_bytes, activation_bytes),
         workspace_bytes=passes.workspace_bytes,
     )
+
+
+def _without_modules(
+    counts: BlockCounts, modules: ModuleOutputs, forward: Sequence[Traffic], held: Sizes, sent: Collection[int]
+) -> BlockCounts:
+    """The counts with those of what modules gave and is freed, if anything is."""
+    found = modules.discarded(forward, held, sent)
+    if found is None:
+        return counts
+    kept_bytes = counts.activation_bytes - found.size_bytes
+    again = SelectiveCounts(
+        operations=found.operations,
+        activation_bytes=kept_bytes,
+        unit="modules",
+        modules=found.modules,
+        products=found.products,
+    )
+    return replace(counts, modules=again)
 
 
 def _by_operation(counts: BlockCounts) -> SelectiveCounts | None:

@@ -101,7 +101,18 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
     """A GPU's seconds are those of its kernels; the host's launches depend on the engine."""
     backward_s = _seconds(counts.backward, sheet)
     input_s = min(_seconds(counts.backward_input, sheet), backward_s)
-    core, launched = counts.selective, sheet.kind == "gpu"
+    launched = sheet.kind == "gpu"
+    ways = [
+        Selective(
+            recompute_s=_seconds(each.operations, sheet),
+            activation_bytes=each.activation_bytes,
+            unit=each.unit,
+            operations=len(each.operations) if launched else 0,
+            modules=each.modules,
+        )
+        for each in (counts.selective, counts.modules)
+        if each is not None
+    ]
     return FormMeasurement(
         microbatch_size=microbatch_size,
         forward_s=_seconds(counts.forward, sheet),
@@ -116,14 +127,8 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         backward_collectives=counts.backward_collectives,
         forward_operations=len(counts.forward) if launched else 0,
         backward_operations=len(counts.backward) if launched else 0,
-        selective=None
-        if core is None
-        else Selective(
-            recompute_s=_seconds(core.operations, sheet),
-            activation_bytes=core.activation_bytes,
-            unit=core.unit,
-            operations=len(core.operations) if launched else 0,
-        ),
+        selective=next((each for each in ways if each.unit != "modules"), None),
+        other_selective=tuple(each for each in ways if each.unit == "modules"),
     )
 
 

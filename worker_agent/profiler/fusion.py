@@ -62,6 +62,10 @@ class Fused:
     added: Sizes
     workspace_bytes: int
 
+    def held(self, saved: Sizes) -> dict[int, int]:
+        """What the backward keeps, of what its graph has saved."""
+        return {each: size for each, size in saved.items() if each not in self.dropped} | dict(self.added)
+
 
 def fused(forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Sizes, sent: Collection[int]) -> Fused:
     """A block's passes. `saved` are storages that its graph keeps, `sent` those of its outputs, inputs and weights."""
@@ -95,6 +99,26 @@ def fused(forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Siz
             _workspace_bytes(first, reads, {}, held={*sent, *left}), _workspace_bytes(second, again, left, held=sent)
         ),
     )
+
+
+def made_again(
+    forward: Sequence[Traffic], discarded: Collection[int], *, held: Collection[int]
+) -> tuple[DeviceOperation, ...]:
+    """The kernels of the forward that make discarded storages once more, from those that are held."""
+    makers: dict[int, list[int]] = {}
+    for place, member in enumerate(forward):
+        for each in member.writes:
+            makers.setdefault(each, []).append(place)
+    open_, seen, places = list(discarded), set[int](), set[int]()
+    while open_:
+        each = open_.pop()
+        if each not in seen and each not in held:
+            seen.add(each)
+            places.update(makers.get(each, ()))
+            open_ += (source for place in makers.get(each, ()) for source in forward[place].reads)
+    groups = _groups([forward[place] for place in sorted(places)], discarded)
+    needed = {each for group in groups for each in group.reads()} | set(discarded)
+    return tuple(_kernel(group, group.reads(), needed) for group in groups)
 
 
 def _added_inside(backward: Sequence[Traffic], sent: Collection[int]) -> list[Traffic]:

@@ -59,21 +59,31 @@ def in_recipe(counts: FormCounts, recipe: PrecisionRecipe) -> FormCounts:
 def narrowed(counts: BlockCounts, recipe: PrecisionRecipe) -> BlockCounts:
     """The counts of the same block with narrow linear layers."""
     trained = {(op.sizes.m, op.sizes.k, op.sizes.n) for op in counts.backward if is_linear(op) and op.sizes}
-    kept_bytes = 0.0
+    kept_bytes, made_bytes, modules = 0.0, 0.0, counts.modules
+    made_again = list(modules.products) if modules else []
     for op in counts.forward:
         if op.sizes is None or not is_linear(op) or op.operand == "again":
             continue
         sizes = op.sizes
         if {(sizes.n, sizes.m, sizes.k), (sizes.k, sizes.m, sizes.n)} & trained:  # for the weights' gradient
             beside = op.operand == "attention"  # its own backward keeps its result
-            kept_bytes += sizes.m * sizes.k * (recipe.element_bytes - (0 if beside else WIDE_BYTES))
+            more_bytes = sizes.m * sizes.k * (recipe.element_bytes - (0 if beside else WIDE_BYTES))
+            kept_bytes += more_bytes
+            if sizes in made_again:  # neither wide nor narrow is it kept
+                made_again.remove(sizes)
+                made_bytes += more_bytes
     again = counts.selective
     if again and again.unit == "operation":  # inputs of linear layers are not kept, but made again
         again = replace(again, operations=tuple(_narrow(again.operations, recipe)))
     elif again:
         again = replace(again, activation_bytes=max(0, again.activation_bytes + round(kept_bytes)))
+    if modules:
+        left_bytes = max(0, modules.activation_bytes + round(kept_bytes - made_bytes))
+        operations = tuple(_narrow(modules.operations, recipe))
+        modules = replace(modules, operations=operations, activation_bytes=left_bytes)
     return replace(
         counts,
+        modules=modules,
         forward=tuple(_narrow(counts.forward, recipe)),
         backward=tuple(_narrow(counts.backward, recipe)),
         backward_input=tuple(_narrow(counts.backward_input, recipe)),

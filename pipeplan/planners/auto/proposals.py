@@ -58,7 +58,8 @@ class Proposal:
         plan = self.plan
         stages = tuple((s.start, s.stop, s.replicas, s.recompute, s.recompute_unit) for s in plan.stages)
         batch = (plan.microbatch_size, plan.microbatches, plan.split_backward, plan.split_backward_half_way)
-        return plan.schedule, plan.order, plan.form, (plan.sharding, plan.offload), stages, plan.placement, batch
+        states = plan.sharding, plan.replicate, plan.offload
+        return plan.schedule, plan.order, plan.form, states, stages, plan.placement, batch
 
 
 @dataclass(slots=True, kw_only=True)

@@ -64,7 +64,7 @@ class Ranked:
         return (
             *(plan.schedule, plan.depth, plan.width, plan.chunks, plan.microbatch_size, plan.microbatches),
             *(plan.recompute, plan.recomputes_by_block, plan.split_backward, plan.split_backward_half_way),
-            *(plan.form, plan.sharding, plan.offload),
+            *(plan.form, plan.sharding, plan.replicate, plan.offload),
         )
 
     @property
@@ -99,6 +99,7 @@ class Ranked:
             form=plan.form,
             sharding=plan.sharding,
             offload=plan.offload,
+            replicate=plan.replicate,
             chunks=plan.chunks if plan.engine != OUR_RUNTIME else 1,
         )
 

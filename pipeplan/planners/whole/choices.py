@@ -21,7 +21,13 @@ MOST_VALUES = 4
 MOST_TRIES = 100
 """How many configurations with a value are tried, at most, until one fits."""
 
-_NAMES = {"none": "nothing", "attention": "attention's core", "operation": "most operations", "block": "every block"}
+_NAMES = {
+    "none": "nothing",
+    "modules": "norms and activations",
+    "attention": "attention's core",
+    "operation": "most operations",
+    "block": "every block",
+}
 
 
 def values_of(degrees: Degrees) -> Mapping[str, str]:
@@ -37,6 +43,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
         "microbatch_size": str(recipe.microbatch_size),
         "recomputed": _NAMES[recipe.recompute],
         "sharding": recipe.sharding,
+        "replicate": str(recipe.replicate),
         "offload": recipe.offload,
     }
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
+from operator import mul
 
 import numpy as np
 
@@ -34,6 +35,7 @@ class Recipe:
     recompute: str
     sharding: str
     offload: str = "none"
+    replicate: int = 1
 
     def runs_on(self, engine: TrainingEngine, *, pipelined: bool) -> bool:
         """Whether an engine supports this sharding and offloading, in one stage or in several."""
@@ -68,6 +70,7 @@ class Degrees:
         return (
             f"tensor {form.tensor}{context}, pipeline {self.pipeline} x {self.chunks}, data {self.data}, "
             f"microbatches of {recipe.microbatch_size}, {again[recipe.recompute]}, sharding {recipe.sharding}"
+            f"{f' in each of {recipe.replicate} groups' if recipe.replicate > 1 else ''}"
             f"{f', {OFFLOADED[recipe.offload]} on the host' if recipe.offload != 'none' else ''}"
         )
 
@@ -106,6 +109,7 @@ class Degrees:
             recompute=first.recompute_unit if first.recompute else "none",
             sharding=plan.sharding,
             offload=plan.offload,
+            replicate=plan.replicate,
         )
         return cls(
             recipe=recipe,
@@ -171,13 +175,13 @@ class Shapes:
 def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
     """How many steps lead from the degrees to each of these.
 
-    A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank, experts
-    that become whole or are shared by tensor groups, or devices that move from one of tensor, context, expert, pipeline
-    and data parallelism to another one. Holding whole states is not a choice for those that cannot share them, nor are
-    whole weights for those of a pipeline.
+    A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank or of
+    groups that share states, experts that become whole or are shared by tensor groups, or devices that move from one of
+    tensor, context, expert, pipeline and data parallelism to another one. Holding whole states is not a choice for
+    those that cannot share them, nor are whole weights for those of a pipeline.
     """
     ours, theirs = degrees.recipe, some.recipe
-    names = ("microbatch_size", "recompute", "offload")
+    names = ("microbatch_size", "recompute", "offload", "replicate")
     apart = sum(getattr(ours, name) != getattr(theirs, name) for name in names)
     apart += min(ours.form.tensor, theirs.form.tensor) > 1 and ours.form.expert_tensor != theirs.form.expert_tensor
     alone = (some.data * theirs.form.context == 1) | (degrees.data * ours.form.context == 1)
@@ -218,9 +222,15 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
                 continue
             for recompute in recompute_ways(problem, engine, parts):
                 shardings = (*engine.shardings, *engine.pipelined_shardings)
-                for sharding, offload in product(dict.fromkeys(shardings), offloads(problem)):
+                ways = product(dict.fromkeys(shardings), offloads(problem), replications(problem, engine))
+                for sharding, offload, replicate in ways:
                     recipe = Recipe(
-                        form=form.form, microbatch_size=size, recompute=recompute, sharding=sharding, offload=offload
+                        form=form.form,
+                        microbatch_size=size,
+                        recompute=recompute,
+                        sharding=sharding,
+                        offload=offload,
+                        replicate=replicate,
                     )
                     runs = any(recipe.runs_on(engine, pipelined=pipelined) for pipelined in (False, True))
                     if options.sharding in (None, sharding) and runs:
@@ -234,9 +244,17 @@ def offloads(problem: PlanningProblem) -> tuple[str, ...]:
     return tuple(each for each in known if asked in (each, ANY_OFFLOAD))
 
 
+def replications(problem: PlanningProblem, engine: TrainingEngine) -> tuple[int, ...]:
+    """In how many groups replicas may share states each: in one, or in one for each unit of an outer level."""
+    if problem.options.replicate is not None or not engine.replicates:
+        return (problem.options.replicate or 1,)
+    inside = accumulate((level.size for level in problem.cluster.levels), mul)
+    return tuple(dict.fromkeys((1, *(problem.cluster.devices // devices for devices in inside))))
+
+
 def selective_units(form: ModelForm) -> set[str]:
     """The parts of this form's blocks that can be recomputed."""
-    return {m.selective.unit for kind in form.kinds for m in kind.measurements if m.selective}
+    return {each.unit for kind in form.kinds for m in kind.measurements for each in m.every_selective}
 
 
 def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, parts: Collection[str]) -> Iterator[str]:
@@ -256,17 +274,22 @@ def shapes(
     """The pipelines of a recipe: at most as many ranks as blocks, and replicas that divide the batch.
 
     They have as many replicas as the devices allow or, without `most_replicas`, every smaller number of replicas.
+    In a pipeline, groups that share states each exchange no less than all replicas do, and hold more: there are none
+    unless they are asked for.
     """
     options, groups = problem.options, problem.cluster.devices // recipe.form.devices
     samples = problem.batch_size // recipe.microbatch_size
     dividing = np.asarray([n for n in range(1, min(groups, samples) + 1) if samples % n == 0], dtype=np.int64)
-    dividing = dividing[dividing % recipe.form.replicas_together == 0]
+    dividing = dividing[dividing % (recipe.form.replicas_together * recipe.replicate) == 0]
+    if recipe.replicate > 1:
+        dividing = dividing[dividing > recipe.replicate]
     if options.data is not None:
         dividing = dividing[dividing == options.data]
     ranks = np.arange(1, min(groups, blocks) + 1)
     if options.stages is not None:
         ranks = ranks[ranks == options.stages]
     single, pipelined = (recipe.runs_on(engine, pipelined=several) for several in (False, True))
+    pipelined = pipelined and (recipe.replicate == 1 or options.replicate is not None)
     ranks = ranks[np.where(ranks > 1, pipelined, single)]
     places = np.searchsorted(dividing, groups // ranks, side="right") - 1
     if not most_replicas:

@@ -135,6 +135,8 @@ class PlanMaker:
             form=degrees.recipe.form,
             sharding=degrees.recipe.sharding,
             offload=degrees.recipe.offload,
+            replicate=degrees.recipe.replicate,
+            recompute_modules=self.terms.terms.model.modules if degrees.recipe.recompute == "modules" else (),
         )
 
     def closed_form(self, stops: Sequence[int]) -> ClosedForm:

@@ -95,6 +95,7 @@ class PlacedDegrees:
             form=recipe.form,
             sharding=recipe.sharding,
             offload=recipe.offload,
+            replicate=recipe.replicate,
             chunks=self.degrees.chunks,
         )
 
@@ -325,7 +326,7 @@ class WholeSpace:
             ways = tuple(recipe.runs_on(self.engine, pipelined=pipelined) for pipelined in (False, True))
             devices, together = recipe.form.devices, recipe.form.replicas_together
             alone = recipe.sharding == "none" or offloads_optimizer(recipe.offload)
-            key = recipe.microbatch_size, devices, recipe.form.context > 1, together, ways, alone
+            key = recipe.microbatch_size, devices, recipe.form.context > 1, together, recipe.replicate, ways, alone
             if key not in kept:
                 blocks = len(self.forms[0].blocks)
                 kept[key] = shapes(self.problem, self.engine, recipe, blocks, most_replicas=most_replicas)

@@ -65,8 +65,8 @@ class RecipeTerms:
         again_s, operations = 0.0, 0
         if way == "block":
             again_s, operations = self._forward_s(measured), measured.forward_operations
-        elif measured.selective and way == measured.selective.unit:
-            again_s, operations = measured.selective.recompute_s, measured.selective.operations
+        elif part := measured.selective_by(way):
+            again_s, operations = part.recompute_s, part.operations
         own_s, launched = self._backward_s(measured), measured.backward_operations
         return self._worked_s(own_s + again_s, launched + operations) - self._worked_s(own_s, launched)
 
@@ -91,12 +91,12 @@ class RecipeTerms:
     @cached_property
     def kept_bytes(self) -> FloatArray:
         """The bytes that a microbatch in flight keeps of every block."""
-        return self._by_block([_kept(m, way) for m, way in self._ways])
+        return self._by_block([m.kept_bytes(way) for m, way in self._ways])
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
         """The bytes that every block holds on top while it runs: activations that were not kept, and its workspace."""
-        more = [m.activation_bytes - _kept(m, way) + m.workspace_bytes for m, way in self._ways]
+        more = [m.activation_bytes - m.kept_bytes(way) + m.workspace_bytes for m, way in self._ways]
         return self._by_block([max(each, 0) for each in more])
 
     @cached_property
@@ -192,14 +192,6 @@ class RecipeTerms:
         return sum(waited_s.values())
 
 
-def _kept(measured: FormMeasurement, recompute: str) -> int:
-    if recompute == "block":
-        return measured.input_bytes
-    if measured.selective and recompute == measured.selective.unit:
-        return measured.selective.activation_bytes
-    return measured.activation_bytes
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplicaTerms:
     """The terms of a recipe with so many replicas, as sums over blocks.
@@ -220,14 +212,19 @@ class ReplicaTerms:
     @cached_property
     def _parameters(self) -> tuple[BlockParameters, BlockParameters]:
         """Every block's trained parameters, and its frozen ones."""
-        form = self.terms.recipe.form
-        replicas = self.data * form.context, form.expert_replicas(self.data)  # devices that share sequences hold it too
+        form = self.terms.recipe.form  # devices that share sequences hold its parameters too
+        replicas = self._sharing * form.context, form.expert_replicas(self._sharing)
 
         def ledgers(trained: bool) -> tuple[Ledger, Ledger]:
             one, other = (self.terms.ledger(n, pipelined=self.pipelined, trained=trained) for n in replicas)
             return one, other
 
         return BlockParameters.of(self.terms.model, ledgers, pipelined=self.pipelined)
+
+    @property
+    def _sharing(self) -> int:
+        """The replicas that share the states: those of a group."""
+        return self.data // self.terms.recipe.replicate
 
     def _shares(self, what: str) -> bool:
         return SHARDINGS.index(self.terms.recipe.sharding) >= SHARDINGS.index(what)
@@ -247,10 +244,15 @@ class ReplicaTerms:
 
     @cached_property
     def _scattered_s(self) -> FloatArray:
-        """How long it takes to reduce every block's gradients to shares."""
+        """How long it takes to reduce every block's gradients to shares, and to sum these among groups."""
         if self.pipelined or not self._shares("gradients"):
             return np.zeros_like(self.terms.forward_s)
-        return self._moved_s("reduce-scatter")
+        recipe, form, trained = self.terms.recipe, self.terms.recipe.form, self._parameters[0]
+        groups = links_among(self.terms.problem.cluster, recipe.replicate, self._sharing * form.devices)
+        held = trained.outside / (self._sharing * form.context) + trained.experts / form.expert_replicas(self._sharing)
+        shares = self.ledger.gathered * held
+        summed_s = [groups.seconds("all-reduce", each) for each in shares.tolist()]
+        return np.asarray(self._moved_s("reduce-scatter") + np.asarray(summed_s))
 
     def _moved_s(self, kind: str) -> FloatArray:
         moved = self._parameters if kind == "all-gather" else self._parameters[:1]  # gradients are of trained ones
@@ -264,8 +266,8 @@ class ReplicaTerms:
     def _replica_links(self) -> tuple[DeviceGroupLinks, DeviceGroupLinks]:
         """The links among the devices that hold the same parameters outside experts, and among those of an expert's."""
         cluster, form = self.terms.problem.cluster, self.terms.recipe.form
-        outside = links_among(cluster, self.data * form.context, form.stride("context"))
-        return outside, links_among(cluster, form.expert_replicas(self.data), form.expert_devices)
+        outside = links_among(cluster, self._sharing * form.context, form.stride("context"))
+        return outside, links_among(cluster, form.expert_replicas(self._sharing), form.expert_devices)
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
         """The seconds of compute with an exchange beside it."""

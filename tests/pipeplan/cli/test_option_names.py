@@ -51,6 +51,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--data": ("0",),
     "--sharding": ("some",),
     "--offload": ("all",),
+    "--replicate": ("0",),
     "--time-limit-s": ("-1",),
 }
 """By option, a wrong value, or a right one with other options that it contradicts."""

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from pipeplan.documents.engines import ENGINES, engine_named, require_executable, require_form, require_sharding
+from pipeplan.documents.engines import (
+    ENGINES,
+    engine_named,
+    require_executable,
+    require_form,
+    require_replicate,
+    require_sharding,
+)
 from pipeplan.documents.forms import WHOLE, Form
 from pipeplan.errors import InvalidInputError
 from tests.pipeplan.documents.test_plan import gpipe_by_hand
@@ -48,6 +55,24 @@ def test_sharding_that_goes_with_one_stage_need_not_go_with_several() -> None:
     require_sharding(ENGINES["deepspeed"], "weights", pipelined=False)
     with pytest.raises(InvalidInputError, match="with several stages"):
         require_sharding(ENGINES["deepspeed"], "weights", pipelined=True)
+
+
+@pytest.mark.parametrize(
+    ("engine", "replicate", "expert", "rule"),
+    [
+        ("megatron", 2, 1, "must be 1 for the engine megatron: groups of replicas that share states each have fsdp"),
+        ("fsdp", 3, 1, "must divide the 8 replicas"),
+        ("fsdp", 8, 1, "must divide the 8 replicas"),
+        ("fsdp", 2, 8, r"must divide the 8 replicas \(data\) into groups of several, 8 of them with all experts"),
+    ],
+)
+def test_groups_that_an_engine_or_its_replicas_do_not_have_are_named(
+    engine: str, replicate: int, expert: int, rule: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=f"^replicate: {rule}"):
+        require_replicate(ENGINES[engine], replicate, data=8, together=expert)
+    require_replicate(ENGINES[engine], 1, data=8, together=expert)
+    require_replicate(ENGINES["fsdp"], 2, data=8, together=2)
 
 
 def test_an_unknown_engine_is_refused() -> None:

@@ -36,6 +36,18 @@ def test_a_profile_without_forms_has_the_id_that_it_always_had() -> None:
     assert content_id(replace(plain, forms=(HALVED,))) != content_id(plain)
 
 
+def test_other_ways_to_run_a_part_again_are_in_an_id_only_where_there_are_some() -> None:
+    core = MEASURED.every_selective
+    way = Selective(recompute_s=0.05, activation_bytes=14, unit="modules", modules=("layernorm", "moe_act"))
+    both = replace(MEASURED, other_selective=(way,))
+    assert content_id(replace(MEASURED, other_selective=())) == content_id(MEASURED) != content_id(both)
+    assert both.selective_by("modules") is way and (both.selective_by("attention"),) == core
+    form = replace(HALVED, kinds=(replace(LAYER, measurements=(both,)),))
+    assert form.modules == ("layernorm", "moe_act") and HALVED.modules == ()
+    held = replace(profile([Cell(), Cell()]), forms=(form,))
+    assert parse(Profile, dump(held)) == held
+
+
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [
@@ -48,6 +60,10 @@ def test_a_profile_without_forms_has_the_id_that_it_always_had() -> None:
         ("forms", lambda: replace(profile([Cell(), Cell()]), forms=(HALVED, HALVED))),
         ("forms.0.blocks", lambda: replace(profile([Cell()]), forms=(HALVED,))),
         ("backward_input_s", lambda: replace(MEASURED, backward_input_s=0.5)),
+        ("modules", lambda: Selective(recompute_s=0.1, activation_bytes=1, modules=("moe_act",))),
+        ("modules", lambda: Selective(recompute_s=0.1, activation_bytes=1, unit="modules")),
+        ("modules", lambda: Selective(recompute_s=0.1, activation_bytes=1, unit="modules", modules=("mlp",))),
+        ("other_selective", lambda: replace(MEASURED, other_selective=MEASURED.every_selective)),
     ],
 )
 def test_what_is_wrong_is_named(field: str, wrong: object) -> None:

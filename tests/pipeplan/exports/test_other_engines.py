@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.forms import Form
+from pipeplan.documents.forms import MODULES, Form
 from pipeplan.documents.identity import content_id
 from pipeplan.documents.plan import Plan
 from pipeplan.errors import InvalidInputError
@@ -198,6 +198,16 @@ def test_whole_experts_on_tensor_ranks_are_exported() -> None:
     assert "For torchtitan 0.2.1 and later, which" in format_named("torchtitan").write(odd)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_torchtitan_shares_states_in_as_many_groups_as_the_plan(stages: int) -> None:
+    source = _source("fsdp", tensor=1, stages=stages, sharding="gradients", replicate=4)
+    assert source.plan.replicate == 4 and source.plan.width is not None
+    expected = {"data_parallel_replicate_degree": 4, "data_parallel_shard_degree": source.plan.width // 4}
+    assert expected.items() <= tomllib.loads(format_named("torchtitan").write(source))["parallelism"].items()
+    text = format_named("torchtitan", "2026-08").write(source)
+    assert all(f"config.parallelism.{name} = {degree}\n" in text for name, degree in expected.items())
+
+
 def test_torchtitan_leaves_the_optimizer_to_the_host_and_no_activations() -> None:
     source = _source("fsdp", tensor=1, stages=1, sharding="weights")
     on_host = replace(source, plan=replace(source.plan, offload="optimizer"))
@@ -248,6 +258,20 @@ def test_megatron_recomputes_what_the_plan_does(recompute: bool, unit: str | Non
     words = _words(_source("megatron", tensor=2, recompute=recompute, recompute_unit=unit))
     assert words.count("--recompute-granularity") == (expected is not None)
     assert expected is None or expected in words
+
+
+@pytest.mark.parametrize("modules", [("moe_act",), ("layernorm", "mla_up_proj"), MODULES])
+def test_megatron_frees_the_modules_outputs_that_were_priced(modules: tuple[str, ...]) -> None:
+    """Megatron refuses modules that the model does not have."""
+    source = _source("megatron", recompute=False, tensor=1, stages=1)
+    stages = [replace(each, recompute=True, recompute_unit="modules") for each in source.plan.stages]
+    plan = replace(source.plan, stages=tuple(stages), recompute_modules=modules)
+    words = _words(replace(source, plan=plan))
+    assert f"--recompute-granularity selective --recompute-modules {' '.join(modules)}" in words
+    assert ("--moe-grouped-gemm" in words) == ("moe_act" in modules), "it needs grouped products"
+    assert words.count("--recompute-modules") == 1
+    with pytest.raises(InvalidInputError, match="recompute_modules: must be some of"):
+        replace(source.plan, recompute_modules=modules)
 
 
 def test_megatron_has_every_degree_and_the_layout_of_virtual_stages() -> None:

@@ -141,7 +141,18 @@ def test_no_parameter_may_be_null(http: TestClient) -> None:
                 assert any("type" in each for each in schemas), (path, parameter)
 
 
-UNSAID = {"warnings", "planner_version", "choices", "form", "autocast", "precision", "tied", "basis"}
+UNSAID = {
+    "warnings",
+    "planner_version",
+    "choices",
+    "form",
+    "autocast",
+    "precision",
+    "tied",
+    "basis",
+    "recompute_modules",
+    "replicate",
+}
 """Later fields of a plan, which are left out while they say nothing."""
 
 

@@ -73,6 +73,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "data": ("2", 2),
     "sharding": ("optimizer", "optimizer"),
     "offload": ("optimizer", "optimizer"),
+    "replicate": ("2", 2),
     "synchronous": ("true", True),
 }
 """Every option of a request: what a person enters, and what that is."""

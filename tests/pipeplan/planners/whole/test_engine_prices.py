@@ -42,11 +42,12 @@ def terms(
     form: Form = Form(),  # noqa: B008 (frozen)
     recompute: str = "none",
     sharding: str = "none",
+    replicate: int = 1,
 ) -> RecipeTerms:
     options = Options(optimizer="adam", engine=engine.name)
     problem = PlanningProblem(profile=profile, cluster=cluster(profile), batch_size=16, options=options)
     model = next(each for each in profile.forms if each.form == form)
-    recipe = Recipe(form=form, microbatch_size=1, recompute=recompute, sharding=sharding)
+    recipe = Recipe(form=form, microbatch_size=1, recompute=recompute, sharding=sharding, replicate=replicate)
     return RecipeTerms(problem=problem, engine=engine, model=model, recipe=recipe)
 
 
@@ -117,6 +118,31 @@ def test_layers_alone_are_run_again() -> None:
 def gathered(own: ReplicaTerms, block: int, kind: str) -> float:
     size = 2 * own.terms.parameters[block]
     return links_among(own.terms.problem.cluster, own.data, 1).seconds(kind, float(size))
+
+
+@pytest.mark.parametrize("sharding", ["gradients", "weights"])
+def test_groups_of_replicas_gather_among_themselves_and_sum_their_shares(sharding: str) -> None:
+    """Zhao et al. 2023, section 3.2.2; a group is a server here. An exchange takes all of its own time."""
+    waiting = with_times("fsdp", EngineTimes(beside=1.0))
+    own, all_together = (terms(waiting, sharding=sharding, replicate=n) for n in (4, 1))
+    groups, flat, four = (
+        own.at(16, pipelined=False),
+        all_together.at(16, pipelined=False),
+        all_together.at(4, pipelined=False),
+    )
+    inside, among = links_among(own.problem.cluster, 4, 1), links_among(own.problem.cluster, 4, 4)
+    for block in range(LAYERS + 2):
+        size = 2.0 * own.parameters[block]
+        gathered_s = inside.seconds("all-gather", size)
+        assert np.diff(groups.forward_s)[block] - own.forward_s[block] == pytest.approx(gathered_s)
+        exchanged_s = gathered_s * (sharding == "weights") + inside.seconds("reduce-scatter", size)
+        exchanged_s += among.seconds("all-reduce", size / 4)
+        assert np.diff(groups.backward_s)[block] - own.backward_s[block] == pytest.approx(exchanged_s)
+    assert groups.ledger == four.ledger != flat.ledger, "a device holds what it would hold in its group alone"
+    assert groups.fixed_bytes[-1] == pytest.approx(four.fixed_bytes[-1])
+    assert groups.exchanged_bytes[-1] == 0.0 and groups.update_s[-1] == pytest.approx(four.update_s[-1])
+    made = plan(own, pipeline=1, data=16)
+    assert (made.replicate, made.width, made.sharding) == (4, 16, sharding)
 
 
 def test_an_exchange_beside_the_compute_slows_it() -> None:

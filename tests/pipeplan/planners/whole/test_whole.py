@@ -26,7 +26,7 @@ from pipeplan.planners.verify import verify
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.space import PlacedDegrees
 from pipeplan.programs.timeline import batch_ends_s, flushed_batch_s
-from tests.pipeplan.model_forms import transformer
+from tests.pipeplan.model_forms import transformer, with_modules
 from tests.properties import examples
 
 GIB = 2**30
@@ -480,6 +480,9 @@ def test_other_engines_train_with_adamw_unless_asked_otherwise(engine: str) -> N
         ("sequence_parallel", {"tensor": 1, "sequence_parallel": True}),
         ("master_weights", {"master_weights": False}),
         ("recompute_unit", {"recompute_unit": "stage"}),
+        ("replicate", {"replicate": 2}),
+        ("replicate", {"engine": "fsdp", "stages": 1, "data": 8, "replicate": 3}),
+        ("replicate", {"engine": "fsdp", "stages": 1, "data": 8, "replicate": 8}),
         ("recompute_unit", {"engine": "deepspeed", "recompute_unit": "attention"}),
         ("tensor", {"engine": "deepspeed", "tensor": 2}),
         ("sequence_parallel", {"tensor": 2, "sequence_parallel": False}),
@@ -572,6 +575,45 @@ def test_a_part_of_which_the_profile_says_nothing_cannot_be_recomputed(
         solve("auto", problem(fused, cluster(fused), engine=engine, recompute=recompute, recompute_unit=unit))
     plan = solve("auto", problem(held, cluster(held), engine=engine, recompute=True, recompute_unit=unit))
     assert isinstance(plan, Plan) and plan.recomputes == f"by {unit}"
+
+
+def test_replicas_of_fsdp_share_states_in_one_group_or_in_one_for_each_server() -> None:
+    held, fixed = model(), {"engine": "fsdp", "stages": 1, "tensor": 1}
+    asked = problem(held, cluster(held, servers=4, inside=2), **fixed)  # type: ignore[arg-type]
+    plan = answered(asked)
+    tried = {str(plan.replicate), *(each.instead for each in plan.choices if each.degree == "replicate")}
+    assert tried == {"1", "4"} and plan.workers == 8
+    for replicate in (1, 2, 4):
+        one = replace(asked, options=replace(asked.options, replicate=replicate, sharding="weights"))
+        forced = answered(one)
+        assert forced.replicate == replicate and all(finding.holds for finding in verify(forced, one))
+        memory = forced.stages[0].memory
+        assert memory is not None
+        assert memory.optimizer_states == pytest.approx(
+            replicate * 8 * sum(b.weight_bytes for b in held.blocks) / 2 / 8
+        )
+    other = replace(asked, options=replace(asked.options, replicate=2, sharding="weights"))
+    assert not all(finding.holds for finding in verify(plan, other))
+
+
+def test_modules_run_again_where_that_alone_fits_and_is_cheapest() -> None:
+    """Rows of mixtures ran so; the answer was whole layers."""
+    held = with_modules(model(), "layernorm", "moe_act")
+    fixed: dict[str, Any] = {"tensor": 1, "stages": 1, "microbatch_size": 2}
+    roomy, tight = (cluster(held, memory_gib=size) for size in (80.0, 0.75))
+    assert not answered(problem(held, roomy, **fixed)).recompute
+    asked = problem(held, tight, **fixed)
+    plan = answered(asked)
+    assert (plan.recomputes, plan.recompute_modules) == ("by modules", ("layernorm", "moe_act"))
+    without = answered(problem(model(), tight, **fixed))
+    assert without.recomputes in ("by attention", "by block") and without.recompute_modules == ()
+    assert (plan.throughput_samples_per_s or 0) > (without.throughput_samples_per_s or 0)
+    assert plan.stages[0].memory is not None and plan.stages[0].memory.activations > 0
+    assert all(finding.holds for finding in verify(plan, asked)), "made again from its profile, it is the same"
+    with pytest.raises(InvalidInputError, match="recompute_unit: must be left out or block: this profile has no"):
+        solve("auto", problem(model(), tight, recompute_unit="modules"))
+    with pytest.raises(InvalidInputError, match="recompute_unit: must be one of block, operation"):
+        solve("auto", problem(held, roomy, engine="fsdp", recompute_unit="modules"))
 
 
 def test_torchs_1f1b_has_a_microbatch_for_every_stage() -> None:

@@ -1,0 +1,137 @@
+"""Modules: selective recomputation as Megatron-LM has it, of parts whose outputs are freed and made again.
+
+Its `--recompute-modules layernorm moe_act mla_up_proj` free what a part gave once the next product has read it, keep
+what the part took, and make the output again before that product's backward (core 0.15, `transformer_layer.py`,
+`moe/experts.py`, `multi_latent_attention.py`: CheckpointWithoutOutput):
+
+    layernorm     norms before experts, and before attention by latents. Other norms are one kernel with the linear
+                  layer after them (Transformer Engine's LayerNormLinear), which keeps their output
+    moe_act       what is between the two products of grouped experts
+    mla_up_proj   queries, keys and values of heads, made of the latents: norms, products, rotation
+
+What the part reads of other devices counts as there: the backward gathers it in any case.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from worker_agent.models.parallel import BalancedExperts
+from worker_agent.profiler.fusion import made_again
+from worker_agent.profiler.operations import DeviceOperation, MatrixSizes, OperationRecorder, Traffic
+
+LATENTS = ("q_a_proj", "kv_a_proj_with_mqa")
+"""The layers that make latents, as Hugging Face's models name them; `kv_b_proj` makes heads of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardedCounts:
+    """What a block frees, by bytes, and the kernels that make it again.
+
+    `products` are the sizes of those products of the forward whose left operand is made again.
+    """
+
+    modules: tuple[str, ...]
+    size_bytes: int
+    operations: tuple[DeviceOperation, ...]
+    products: tuple[MatrixSizes, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class ModuleOutputs:
+    """What modules took and gave while a block ran forward, by the recorder's numbers of storages and operations."""
+
+    recorder: OperationRecorder
+    _norms: set[int] = field(default_factory=set, init=False)
+    _latents: set[int] = field(default_factory=set, init=False)
+    _experts: list[list[int]] = field(default_factory=list, init=False)
+    _attention: list[int] = field(default_factory=list, init=False)
+
+    @contextmanager
+    def noted(self, block: nn.Module) -> Iterator[None]:
+        """Notes them of a block's modules."""
+        handles = []
+        for part in block.modules():
+            children = dict(part.named_children())
+            if isinstance(part, BalancedExperts):
+                handles.append(part.register_forward_pre_hook(self._enter_experts, prepend=True, with_kwargs=True))
+                handles.append(part.register_forward_hook(self._leave_experts))
+            elif "kv_b_proj" in children and "indexer" not in children:
+                handles.append(part.register_forward_pre_hook(self._enter_latents, prepend=True, with_kwargs=True))
+                handles += [
+                    children[name].register_forward_hook(self._made_latents) for name in LATENTS if name in children
+                ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def discarded(
+        self, forward: Sequence[Traffic], held: Mapping[int, int], sent: Collection[int]
+    ) -> DiscardedCounts | None:
+        """What is freed of the bytes by storage that the backward's graph has `held`; None if it is nothing.
+
+        `sent` are the storages of the block's inputs, outputs and weights.
+        """
+        parts = {
+            "layernorm": self._norms,
+            "moe_act": {each for span in self._experts for each in _between_products(forward, *span)},
+            "mla_up_proj": {each for start in self._attention for each in _before_attention(forward, start)}
+            - self._latents
+            - self._norms,
+        }
+        made = {each for member in forward for each in member.writes}
+        freed = {name: (found & made & held.keys()) - set(sent) for name, found in parts.items()}
+        freed = {name: found for name, found in freed.items() if found}
+        if not freed:
+            return None
+        every = set().union(*freed.values())
+        products = (member for member in forward if member.operation.operand == "new" and member.reads.keys() & every)
+        there = held.keys() | set(sent)
+        return DiscardedCounts(
+            modules=tuple(freed),
+            size_bytes=sum(held[each] for each in every),
+            operations=tuple(
+                operation for found in freed.values() for operation in made_again(forward, found, held=there - found)
+            ),
+            products=tuple(member.operation.sizes for member in products if member.operation.sizes),
+        )
+
+    def _enter_experts(self, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._norms.add(self._number(_first(args, options)))
+        self._experts.append([len(self.recorder.traffic)])
+
+    def _leave_experts(self, *_: Any) -> None:
+        self._experts[-1].append(len(self.recorder.traffic))
+
+    def _enter_latents(self, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self._norms.add(self._number(_first(args, options)))
+        self._attention.append(len(self.recorder.traffic))
+
+    def _made_latents(self, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        self._latents.add(self._number(output))
+
+    def _number(self, tensor: Tensor) -> int:
+        return self.recorder.number(tensor.untyped_storage())
+
+
+def _first(args: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    """The first tensor of numbers that a module takes: Hugging Face's attention gets it by name."""
+    values = (*args, *options.values())
+    return next(each for each in values if isinstance(each, Tensor) and each.is_floating_point())
+
+
+def _between_products(forward: Sequence[Traffic], start: int, stop: int) -> set[int]:
+    """What is written after the first and before the last product of a span of operations."""
+    products = [place for place in range(start, stop) if forward[place].operation.sizes]
+    return {each for member in forward[products[0] + 1 : products[-1]] for each in member.writes} if products else set()
+
+
+def _before_attention(forward: Sequence[Traffic], start: int) -> set[int]:
+    """What is written from an operation on until attention's kernel."""
+    stop = next((n for n in range(start, len(forward)) if "attention" in forward[n].operation.name), start)
+    return {each for member in forward[start:stop] for each in member.writes}
