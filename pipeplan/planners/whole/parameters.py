@@ -1,13 +1,15 @@
-"""Parameters: what an engine keeps and exchanges of every block's parameters on a device, trained and frozen ones."""
+"""Parameters: what an engine keeps and exchanges of every block's parameters on a device, trained and frozen ones;
+and figures by block.
+"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.ledger import Ledger
-from pipeplan.documents.forms import BlockKind, ModelForm
+from pipeplan.documents.forms import BlockKind, FormMeasurement, ModelForm
 
 Entry = Callable[[Ledger], float]
 """Reads one of a ledger's fields."""
@@ -16,6 +18,20 @@ Entry = Callable[[Ledger], float]
 def by_block(model: ModelForm, count: Callable[[BlockKind], float]) -> FloatArray:
     """A figure of every block, from its kind's."""
     return np.asarray([count(kind) for kind in model.kinds], dtype=np.float64)[list(model.blocks)]
+
+
+def sums(values: Sequence[float] | FloatArray) -> FloatArray:
+    """Sums of the values before each place, and of all."""
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+
+
+def held_bytes(measured: FormMeasurement, recompute: str) -> int:
+    """The bytes that a microbatch keeps of a block, with this recomputation."""
+    if recompute == "block":
+        return measured.input_bytes
+    if measured.selective and recompute == measured.selective.unit:
+        return measured.selective.activation_bytes
+    return measured.activation_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,28 +17,18 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import FloatArray
-from pipeplan.costs.groups import DeviceGroupLinks, grouped, links_among
+from pipeplan.costs.groups import DeviceGroupLinks, axis_links, grouped, replica_links, sends_tokens_once
 from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
-from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.cluster import Level
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS, TrainingEngine
-from pipeplan.documents.forms import AXES, Collective, Form, FormMeasurement, ModelForm
+from pipeplan.documents.forms import AXES, Collective, FormMeasurement, ModelForm
 from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
-from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block
+from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block, held_bytes, sums
 
 _ROUNDING = 1e-12
-
-
-def sums(values: Sequence[float] | FloatArray) -> FloatArray:
-    """Sums of the values before each place, and of all."""
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
-
-
-def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
-    """The links among the devices of each axis: tensor groups innermost, then context groups; experts beside both."""
-    return {axis: links_among(cluster, getattr(form, axis), form.stride(axis)) for axis in AXES}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,12 +91,12 @@ class RecipeTerms:
     @cached_property
     def kept_bytes(self) -> FloatArray:
         """The bytes that a microbatch in flight keeps of every block."""
-        return self._by_block([_kept(m, way) for m, way in self._ways])
+        return self._by_block([held_bytes(m, way) for m, way in self._ways])
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
         """The bytes that every block holds on top while it runs: activations that were not kept, and its workspace."""
-        more = [m.activation_bytes - _kept(m, way) + m.workspace_bytes for m, way in self._ways]
+        more = [m.activation_bytes - held_bytes(m, way) + m.workspace_bytes for m, way in self._ways]
         return self._by_block([max(each, 0) for each in more])
 
     @cached_property
@@ -194,20 +184,14 @@ class RecipeTerms:
     def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
         """Seconds of the collectives for which the device waits."""
         form, waited_s = self.recipe.form, dict.fromkeys(AXES, 0.0)
+        once = sends_tokens_once(self.engine, form, self.problem.cluster.device.name)
         for each in collectives:
             if getattr(form, each.axis) > 1:
-                waited_s[each.axis] += each.count * self.links[each.axis].seconds(each.kind, each.size_bytes)
+                links, routing = self.links[each.axis], each.routing if once else None
+                waited_s[each.axis] += each.count * links.seconds(each.kind, each.size_bytes, routing)
         if form.sequence_parallel:
             waited_s["tensor"] *= 1 - self.engine.times.tensor_hidden
         return sum(waited_s.values())
-
-
-def _kept(measured: FormMeasurement, recompute: str) -> int:
-    if recompute == "block":
-        return measured.input_bytes
-    if measured.selective and recompute == measured.selective.unit:
-        return measured.selective.activation_bytes
-    return measured.activation_bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -272,10 +256,7 @@ class ReplicaTerms:
 
     @cached_property
     def _replica_links(self) -> tuple[DeviceGroupLinks, DeviceGroupLinks]:
-        """The links among the devices that hold the same parameters outside experts, and among those of an expert's."""
-        cluster, form = self.terms.problem.cluster, self.terms.recipe.form
-        outside = links_among(cluster, self.data * form.context, form.stride("context"))
-        return outside, links_among(cluster, form.expert_replicas(self.data), form.expert_devices)
+        return replica_links(self.terms.problem.cluster, self.terms.recipe.form, self.data)
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
         """The seconds of compute with an exchange beside it."""

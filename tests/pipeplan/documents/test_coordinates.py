@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeplan.costs.groups import links_among
+from pipeplan.costs.groups import axis_links, links_among
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.coordinates import GROUPS, Coordinates, coordinates_of, group_of, rank_at
 from pipeplan.documents.forms import Form
@@ -16,7 +16,6 @@ from pipeplan.documents.profile import Device
 from pipeplan.errors import InvalidInputError
 from pipeplan.formats import layout
 from pipeplan.planners.whole.placements import placement
-from pipeplan.planners.whole.terms import axis_links
 from tests.pipeplan.documents.test_plan import gpipe_by_hand
 
 
