@@ -11,9 +11,10 @@ from functools import lru_cache
 
 from pipeplan.costs.collectives import LevelRing
 from pipeplan.costs.transfer import SharedPort
-from pipeplan.documents.cluster import Cluster, Level
+from pipeplan.documents.cluster import Cluster, Level, known_types
 from pipeplan.documents.collectives import Collectives
-from pipeplan.documents.forms import AXES, Form
+from pipeplan.documents.engines import TrainingEngine
+from pipeplan.documents.forms import AXES, Form, Routing
 from pipeplan.errors import InvalidInputError
 
 
@@ -67,20 +68,21 @@ class DeviceGroupLinks:
 
     hops: tuple[_Hop, ...]
 
-    def seconds(self, kind: str, size_bytes: float) -> float:
+    def seconds(self, kind: str, size_bytes: float, sent_once: Routing | None = None) -> float:
         """How long a collective takes (`documents.forms.Collective`); 0 for a single device.
 
         Reductions and gathers go level by level from the inside out, in rings: (n - 1) / n of the bytes pass a device
         (Thakur, Rabenseifner and Gropp 2005, section 4); an all-reduce may go by trees (`LevelRing`). In an all-to-all,
-        a device keeps its own share.
+        a device keeps its own share. Tokens that are `sent_once` go once to every node that has one of their experts,
+        and there once to every device that has one (DeepEP, 2025).
         """
         if kind == "ring":
             slowest = min((hop.bandwidth_bytes_per_s for hop in self.hops), default=0.0)
             latency_s = sum((hop.members - 1) * hop.latency_s for hop in self.hops)
             return size_bytes / slowest + latency_s if self.hops else 0.0
-        return sum(self._level_s(kind, hop, size_bytes) for hop in self.hops)
+        return sum(self._level_s(kind, hop, size_bytes, sent_once) for hop in self.hops)
 
-    def _level_s(self, kind: str, hop: _Hop, size_bytes: float) -> float:
+    def _level_s(self, kind: str, hop: _Hop, size_bytes: float, sent_once: Routing | None) -> float:
         n, bandwidth, measured = hop.members, hop.beside * hop.bandwidth_bytes_per_s, hop.collectives
         if kind == "all-reduce":
             shares = measured.all_reduce if measured else None
@@ -88,6 +90,8 @@ class DeviceGroupLinks:
         if kind == "all-to-all":
             every = self.hops[-1].beside * self.hops[-1].members
             crossing = (n - 1) * hop.beside / every
+            if sent_once:
+                crossing = (n - 1) / n * sent_once.units_reached(every // hop.beside) / sent_once.chosen
             if measured:
                 return sum(measured.all_to_all.seconds(n, crossing * size_bytes, hop.bandwidth_bytes_per_s))
             return crossing * size_bytes / hop.bandwidth_bytes_per_s + (n - 1) * hop.latency_s
@@ -122,3 +126,19 @@ def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
 def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
     """The links among the devices of each axis: tensor groups innermost, then context groups; experts beside both."""
     return {axis: links_among(cluster, getattr(form, axis), form.stride(axis)) for axis in AXES}
+
+
+def replica_links(cluster: Cluster, form: Form, replicas: int) -> tuple[DeviceGroupLinks, DeviceGroupLinks]:
+    """The links among the devices that hold the same parameters outside experts, and among those of an expert's."""
+    outside = links_among(cluster, replicas * form.context, form.stride("context"))
+    return outside, links_among(cluster, form.expert_replicas(replicas), form.expert_devices)
+
+
+DEEP_EP = {"h100-sxm", "h200-sxm", "h800", "h20", "b200", "b300", "gb200", "gb300"}
+"""The types of devices on which Megatron-LM supports DeepEP (`moe/README.md` of core 0.15)."""
+
+
+def sends_tokens_once(engine: TrainingEngine, form: Form, device: str) -> bool:
+    """Whether a token goes once to each node and device that has some of its experts, on devices of this name."""
+    whole = form.expert > 1 and form.expert_tensor_degree == 1
+    return engine.whole_experts and whole and bool(DEEP_EP & known_types(device))

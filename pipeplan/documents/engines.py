@@ -62,7 +62,10 @@ class TrainingEngine:
     """The degrees of a form that it can have above 1."""
 
     whole_experts: bool = False
-    """Whether devices of a tensor group can hold whole experts, and dispatch their own tokens to them."""
+    """Whether devices of a tensor group can hold whole experts, and dispatch their own tokens to them.
+
+    It then sends tokens by DeepEP where that runs (`costs.groups.sends_tokens_once`).
+    """
 
     sequence_parallel: bool = False
     schedules: tuple[str, ...] | None = None

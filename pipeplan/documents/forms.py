@@ -8,7 +8,7 @@ What they exchange stands beside what each computes: a cluster's links put a pri
 """
 
 from dataclasses import dataclass
-from math import gcd
+from math import comb, gcd
 from typing import ClassVar
 
 from pipeplan.documents.names import STRICT, require_name
@@ -88,17 +88,59 @@ WHOLE = Form()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a token chooses its experts: `chosen` of them, from at most `chosen_groups` of `groups` equal groups.
+
+    DeepSeek-V3 (DeepSeek-AI 2024, section 2.1.2) limits the groups, and with them the nodes that a token reaches.
+    """
+
+    experts: int
+    chosen: int
+    groups: int = 1
+    chosen_groups: int = 1
+
+    __pydantic_config__: ClassVar = STRICT
+
+    def __post_init__(self) -> None:
+        for field in ("experts", "chosen", "groups", "chosen_groups"):
+            require_count(field, getattr(self, field))
+        require(self.experts % self.groups == 0, "groups", f"must divide the {self.experts} experts", self.groups)
+        require(
+            self.chosen_groups <= self.groups, "chosen_groups", f"must be at most {self.groups}", self.chosen_groups
+        )
+        most = self.chosen_groups * self.experts // self.groups
+        require(self.chosen <= most, "chosen", f"must be at most the {most} experts of chosen groups", self.chosen)
+
+    def units_reached(self, units: int) -> float:
+        """The mean number of units, of so many with equal shares of the experts, in which a token has an expert.
+
+        All choices are as likely: routers are trained to balance their experts.
+        """
+        share, group = self.experts // units, self.experts // self.groups
+        inside = min(share, group)  # of a group's experts in a unit; a unit has `whole` groups, or a part of one
+        whole = max(share // group, 1)
+        open_experts = self.chosen_groups * group
+        missed = 0.0
+        for hit in range(min(whole, self.chosen_groups) + 1):
+            ways = comb(whole, hit) * comb(self.groups - whole, self.chosen_groups - hit)
+            missed += ways * comb(open_experts - hit * inside, self.chosen) / comb(open_experts, self.chosen)
+        return units * (1 - missed / comb(self.groups, self.chosen_groups))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """What the devices of one axis exchange, `count` times one after another.
 
     `size_bytes` is that of the whole tensor: what an all-gather leaves on every device, what a reduce-scatter, an
-    all-reduce or an all-to-all takes from each, what a ring passes by each of them in all.
+    all-reduce or an all-to-all takes from each, what a ring passes by each of them in all. An all-to-all of tokens says
+    their `routing`: its bytes are a copy of each token for each of its experts.
     """
 
     kind: str
     axis: str
     size_bytes: int
     count: int = 1
+    routing: Routing | None = None
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -50,6 +50,7 @@ FIRST_FIELDS: Mapping[str, str] = {
     "Plan": "simulated alternatives order certificate pareto master_weights split_backward split_backward_half_way "
     "chunks estimated interpolated calibration_id",
     "Profile": "overheads method edges estimated",
+    "Routing": "",
     "RunUsed": "",
     "Selective": "",
     "Simulated": "extrapolated_from",

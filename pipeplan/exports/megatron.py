@@ -8,6 +8,7 @@ Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the
 `megatron/training/arguments.py`, `megatron/core/transformer/pipeline_parallel_layer_layout.py`.
 """
 
+from pipeplan.costs.groups import sends_tokens_once
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import engine_named, with_optimizer
 from pipeplan.errors import require
@@ -35,7 +36,8 @@ _NARROW_WEIGHTS = {
 }
 """Weights are kept narrow alone, and gathered so: with the distributed optimizer on the devices."""
 
-_ALL_TO_ALL = "--moe-token-dispatcher-type alltoall"
+_ALL_TO_ALL = ["--moe-token-dispatcher-type alltoall"]
+_SENT_ONCE = ["--moe-token-dispatcher-type flex --moe-enable-deepep", "--moe-router-dtype fp32"]
 """How the plan's tokens reach their experts. Megatron's default gathers all tokens on every device."""
 
 ACTIVATIONS = (
@@ -70,12 +72,14 @@ def write(source: ExportSource) -> str:
         modules = " ".join(plan.recompute_modules)
         recomputing = [f"--recompute-granularity selective --recompute-modules {modules}"]
         recomputing += ["--moe-grouped-gemm"] * ("moe_act" in plan.recompute_modules)
+    once = sends_tokens_once(engine, plan.form, source.cluster.device.name)
+    dispatcher = _SENT_ONCE if once else _ALL_TO_ALL
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",
         *(["--sequence-parallel --tp-comm-overlap"] * plan.form.sequence_parallel),
         *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
-        *([f"--expert-model-parallel-size {plan.form.expert}", _ALL_TO_ALL] if plan.form.expert > 1 else []),
+        *([f"--expert-model-parallel-size {plan.form.expert}", *dispatcher] if plan.form.expert > 1 else []),
         *(["--expert-tensor-parallel-size 1"] if plan.form.expert_tensor else []),
         *(["--use-distributed-optimizer --overlap-param-gather"] if plan.sharding == "optimizer" else []),
         *(["--overlap-grad-reduce"] if width > 1 or plan.sharding == "optimizer" else []),

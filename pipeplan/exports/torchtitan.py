@@ -12,7 +12,9 @@ b5bcd76c6 of 2026-08-21: `config/configs.py`, `trainer.py`, `distributed/pipelin
 import json
 from dataclasses import dataclass
 
+from pipeplan.costs.groups import sends_tokens_once
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
+from pipeplan.documents.engines import engine_named
 from pipeplan.errors import InvalidInputError, require
 from pipeplan.exports.nodes import commented
 from pipeplan.exports.source import ExportSource, Layers, grid_notes, layers_of, require_grid
@@ -96,6 +98,7 @@ class _Job:
     context: int
     expert: int
     expert_tensor: int
+    sent_once: bool
     reshard: str | None
     computes_in: str | None
     on_host: bool
@@ -138,7 +141,8 @@ def write_toml(source: ExportSource) -> str:
     require(job.tensor == 1 or job.sequence_parallel, "format", rule, f"tensor {job.tensor}")
     inside = job.microbatches if job.pipelined else 1  # without a pipeline a forward takes the whole local batch
     inner = job.context * (job.tensor if job.expert_tensor < job.tensor else 1)
-    release = "0.2" if job.expert == 1 or job.expert % inner == 0 else "0.2.1 and later"
+    anywhere = job.expert == 1 or (job.expert % inner == 0 and not job.sent_once)
+    release = "0.2" if anywhere else "0.2.1 and later"
     notes = [*job.notes, f"For torchtitan {release}, which reads jobs from TOML (--job.config_file)."]
     pipeline = []
     if job.pipelined:
@@ -162,6 +166,7 @@ def write_toml(source: ExportSource) -> str:
             "[parallelism]",
             *(f"{name} = {json.dumps(value)}" for name, value in job.parallelism.items()),
             *([f"expert_tensor_parallel_degree = {job.expert_tensor}"] if job.expert > 1 else []),
+            *(['expert_parallel_comm_backend = "deepep"'] * job.sent_once),
             *pipeline,
             "",
             "[activation_checkpoint]",
@@ -221,6 +226,7 @@ def _job(source: ExportSource) -> _Job:
     optimizer = _OPTIMIZERS.get(plan.optimizer)
     if optimizer is None:
         raise InvalidInputError("format", "cannot be torchtitan: it trains with Adam and AdamW only", plan.optimizer)
+    once = sends_tokens_once(engine_named("fsdp"), plan.form, source.cluster.device.name)
     units = {stage.recompute_unit for stage in plan.stages}
     parts, assumed = layers_of(source)
     ranks, schedule = source.pipeline_ranks, _SCHEDULES.get(plan.schedule, "1F1B")
@@ -235,6 +241,7 @@ def _job(source: ExportSource) -> _Job:
         *([f"Start it on {plan.workers} ranks."] if sharded else []),
         "Modules have the names of torchtitan's own language models; the model, data, learning rate and sequence"
         " length are not the plan's.",
+        *(["Tokens are sent once to each node, by DeepEP: build the model with its dispatcher."] * once),
         *([_NARROW.format(precision=plan.precision)] if plan.precision else []),
         *([] if plan.dtype == "float32" else [(_GRADIENTS if sharded else _PRECISION).format(dtype=plan.dtype)]),
     )
@@ -254,6 +261,7 @@ def _job(source: ExportSource) -> _Job:
         context=plan.form.context,
         expert=plan.form.expert,
         expert_tensor=plan.form.expert_tensor_degree,
+        sent_once=once,
         reshard=_RESHARD["gradients" if ranks > 1 else plan.sharding] if sharded else None,
         computes_in=plan.dtype if sharded else None,
         on_host=offloads_optimizer(plan.offload),

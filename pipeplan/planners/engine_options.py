@@ -49,7 +49,7 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
     rule = f"must be at most {left}: tensor, context and stages leave so many replicas of {devices} devices"
     require(replicas <= left, "data", rule, replicas)
     size, share = options.microbatch_size or 1, batch_size // replicas
-    _require_expert_shares(options, engine, most=left * groups)
+    require_expert_shares(options, engine, most=left * groups)
     rule = f"must divide the {share} samples of a batch that each of the {replicas} replicas has"
     require(share % size == 0, "microbatch_size", rule, size)
     rule = (
@@ -61,7 +61,7 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
         require(share // size % ranks == 0, "chunks", rule, options.chunks)
 
 
-def _require_expert_shares(options: Options, engine: TrainingEngine, *, most: int) -> None:
+def require_expert_shares(options: Options, engine: TrainingEngine, *, most: int) -> None:
     """Raises InvalidInputError for experts that the devices of a stage, `most` of them, cannot share out, and for
     groups into which its replicas cannot be divided.
     """

@@ -122,16 +122,12 @@ class FormsAsked:
                 expert_tensor=1 if own == 1 < tensor else None,
             )
             for tensor, context, expert in product(*every)
-            for own in self._expert_tensors(tensor, expert)
+            for own in dict.fromkeys((tensor, 1))
+            if self.expert_tensor == own
+            or (self.expert_tensor is None and (own == tensor or (expert > 1 and self.sequence_parallel)))
         )
         most = self.most_devices
         return tuple(form for form in found if most is None or form.devices * form.replicas_together <= most)
-
-    def _expert_tensors(self, tensor: int, expert: int) -> tuple[int, ...]:
-        """The tensor degrees of experts in forms with these degrees."""
-        if self.expert_tensor is not None:
-            return (self.expert_tensor,) if self.expert_tensor in (1, tensor) else ()
-        return (tensor, 1) if expert > 1 and self.sequence_parallel and tensor > 1 else (tensor,)
 
     def may_lack(self, degree: str) -> bool:
         """Whether an impossible form with this degree is left out: only if the user does not name the degree."""

@@ -38,8 +38,11 @@ class Peers(Protocol):
         """The sum (or the largest) over all tensor-parallel devices. May overwrite the value."""
         ...
 
-    def trade(self, rows: Tensor) -> Tensor:
-        """Rows for the experts of all expert-parallel devices, for as many rows of the own experts. Its own inverse."""
+    def trade(self, rows: Tensor, experts: int, chosen: int) -> Tensor:
+        """Rows for the experts of all expert-parallel devices, for as many rows of the own experts. Its own inverse.
+
+        Each token has a row for each of its `chosen` ones of all `experts`.
+        """
         ...
 
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,9 +86,11 @@ class Region(Generic[AnyPeers]):
         positions = torch.arange(times * share.shape[-1], device=share.device)
         return positions.expand(*share.shape[:-1], -1) if share.dim() > 2 else positions.unsqueeze(0)
 
-    def trade(self, rows: Tensor) -> Tensor:
+    def trade(self, rows: Tensor, experts: int, chosen: int) -> Tensor:
         """Rows of the device's own experts for rows of the others'."""
-        return rows if self.form.expert == 1 else _Trade.apply(rows, self)  # type: ignore[no-untyped-call]
+        if self.form.expert == 1:
+            return rows
+        return _Trade.apply(rows, self, experts, chosen)  # type: ignore[no-any-return,no-untyped-call]
 
     def summed(self, x: Tensor) -> Tensor:
         """The sum of a value over all devices, which each of them uses for its share of what comes next."""
@@ -144,14 +149,14 @@ class _Trade(torch.autograd.Function):
     """Rows to where they are needed, and their gradients back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, region: Region[Peers]) -> Tensor:
-        ctx.region = region
-        return region.peers.trade(rows)
+    def forward(ctx: Any, rows: Tensor, region: Region[Peers], experts: int, chosen: int) -> Tensor:
+        ctx.region, ctx.routing = region, (experts, chosen)
+        return region.peers.trade(rows, experts, chosen)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         region: Region[Peers] = ctx.region
-        return region.peers.trade(gradient), None
+        return region.peers.trade(gradient, *ctx.routing), None, None, None
 
 
 class _Ring(torch.autograd.Function):
@@ -264,13 +269,16 @@ class BalancedExperts(nn.Module):
         shape, hidden = hidden.shape, hidden.reshape(-1, hidden.shape[-1])
         order = top_k_index.flatten().argsort()
         tokens = order // top_k_index.shape[-1]
-        own = self.region.enter(self.region.trade(hidden.index_select(0, tokens)).unsqueeze(0))
-        experts, count = len(self.get_parameter("down_proj")), own.shape[1]
+        experts = len(self.get_parameter("down_proj"))
+        routing = experts * self.region.form.expert, top_k_index.shape[-1]
+        own = self.region.enter(self.region.trade(hidden.index_select(0, tokens), *routing).unsqueeze(0))
+        count = own.shape[1]
         each = -(-count // experts)
         rows = own if each * experts == count else functional.pad(own, (0, 0, 0, each * experts - count))
         up = "up_proj" if "up_proj" in self._parameters else "gate_up_proj"
         made = self._product(self.gate(self._product(rows.view(experts, each, -1), up, 1)), "down_proj", 0)
-        back = self.region.trade(self.region.leave(made.view(1, each * experts, -1)[:, :count]).squeeze(0))
+        left = self.region.leave(made.view(1, each * experts, -1)[:, :count]).squeeze(0)
+        back = self.region.trade(left, *routing)
         weighted = back * top_k_weights.flatten().index_select(0, order).unsqueeze(-1)
         return torch.zeros_like(hidden).index_add(0, tokens, weighted.to(hidden.dtype)).view(shape)
 

@@ -130,9 +130,9 @@ def count_blocks(
     return tuple(counts)
 
 
-def recorded_region(form: Form) -> Region[RecordedPeers]:
+def recorded_region(form: Form, *, groups: tuple[int, int] = (1, 1)) -> Region[RecordedPeers]:
     """A region of the form whose exchanges are recorded."""
-    return Region(form=form, peers=RecordedPeers(form))
+    return Region(form=form, peers=RecordedPeers(form, groups=groups))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,13 +7,13 @@ attention is not kept from forward to backward: a device keeps its own share, an
 
 import weakref
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pipeplan.documents.forms import Collective, Form
+from pipeplan.documents.forms import Collective, Form, Routing
 from worker_agent.profiler.block_memory import KeptStorages, storage_identity
 
 
@@ -30,10 +30,11 @@ class GatheredAgain:
 
 
 class RecordedPeers:
-    """Notes what a device exchanges in this form."""
+    """Notes what a device exchanges in this form. `groups` of experts are equal, and tokens choose some of them."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, *, groups: tuple[int, int] = (1, 1)) -> None:
         self.form = form
+        self._groups = groups
         self._noted: list[Collective] = []
         self._shares: dict[int, tuple[weakref.ref[torch.UntypedStorage], Tensor, tuple[int, ...], bool]] = {}
         self._again: tuple[Tensor, Tensor] | None = None
@@ -41,10 +42,7 @@ class RecordedPeers:
     def take(self) -> tuple[Collective, ...]:
         """The collectives since the last call; equal ones are one with their number."""
         counts, self._noted, self._again = Counter(self._noted), [], None
-        return tuple(
-            Collective(kind=each.kind, axis=each.axis, size_bytes=each.size_bytes, count=count)
-            for each, count in counts.items()
-        )
+        return tuple(replace(each, count=count) for each, count in counts.items())
 
     def gather(self, share: Tensor) -> Tensor:
         """The whole sequence."""
@@ -63,9 +61,11 @@ class RecordedPeers:
         self._note("all-reduce", "tensor", value.nbytes)
         return value
 
-    def trade(self, rows: Tensor) -> Tensor:
+    def trade(self, rows: Tensor, experts: int, chosen: int) -> Tensor:
         """As many rows."""
-        self._note("all-to-all", "expert", rows.nbytes)
+        groups, chosen_groups = self._groups
+        routing = Routing(experts=experts, chosen=chosen, groups=groups, chosen_groups=chosen_groups)
+        self._noted.append(Collective(kind="all-to-all", axis="expert", size_bytes=rows.nbytes, routing=routing))
         return torch.empty_like(rows)
 
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

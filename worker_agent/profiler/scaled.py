@@ -5,7 +5,7 @@ every one. So does a peak of memory while the same operation makes it: three siz
 largest among them, are taken to have one and the same. Where they are on no line, the size is counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -42,6 +42,14 @@ def scaled(counted: Sequence[tuple[int, Counted]], wanted: int) -> Counted | Non
     except _BentError:
         return None
     return found
+
+
+def scaled_between(known: Mapping[int, Counted], wanted: int) -> Counted | None:
+    """A block at a size between others; None where fewer than three are known, or these are on no line."""
+    sizes = sorted(known)
+    if len(sizes) < 3 or not sizes[0] < wanted < sizes[-1]:
+        return None
+    return scaled([(size, known[size]) for size in (*sizes[:2], sizes[-1])], wanted)
 
 
 class _BentError(Exception):

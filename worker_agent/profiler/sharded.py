@@ -24,7 +24,7 @@ from worker_agent.models.values import first_trained
 from worker_agent.profiler.counts import BlockCounts, BlockRun, build_shapes, recorded_region
 from worker_agent.profiler.operations import foreign_code
 from worker_agent.profiler.peers import RecordedPeers
-from worker_agent.profiler.scaled import Counted, laid_out, layout_of, scaled
+from worker_agent.profiler.scaled import Counted, laid_out, layout_of, scaled, scaled_between
 
 ATTENTION = ("flash", "unfused")
 """Attention in one kernel, as torch prefers it, or in four, as Megatron-LM had it in 2021."""
@@ -138,7 +138,9 @@ def count_form(
     own = loss is not default_loss and form.tensor > 1
     require(not own, "loss", "must be cross entropy where the vocabulary is shared", getattr(loss, "__name__", loss))
     with model.mode:
-        region = recorded_region(form)
+        config = getattr(model.chain.root, "config", None)
+        groups = getattr(config, "n_group", None) or 1, getattr(config, "topk_group", None) or 1
+        region = recorded_region(form, groups=groups)
         shares = {number: shard(model.chain.blocks[number], model.styles, region) for number in set(model.alike)}
         walk = _Walk(
             model=model,
@@ -220,31 +222,24 @@ class _Walk:
         numbers = []
         for number, alike in enumerate(self.model.alike):
             shapes = tuple((tuple(t.shape), t.dtype) for t in values)
-            experts = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
-            degree, form = self.region.form.expert if experts else 1, replace(self.region.form, expert=1)
-            form = form if experts else replace(form, expert_tensor=None)  # what a block depends on
+            mixed = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
+            degree, form = self.region.form.expert if mixed else 1, replace(self.region.form, expert=1)
+            form = form if mixed else replace(form, expert_tensor=None)  # what a block depends on
             key = (alike, number > graded, shapes, (form, self.unfused, self.fusion, self.loss))
             if key not in kinds:
                 line = lines[len(found)] if len(found) < len(lines) else None
                 own = known.setdefault(key, {})
                 if line is None and degree not in own:
                     end = tokens if number == len(self.model.alike) - 1 else None
-                    between = self._between(own, degree)
+                    experts = self.model.chain.sharding.experts if self.model.chain.sharding else 1
+                    traded = {experts // each: counted for each, counted in own.items() if each > 1}
+                    between = scaled_between(traded, experts // degree)
                     own[degree] = between or self._run(number, values, graded=number > graded, end=end)
                 kinds[key] = len(found)
                 found.append(line or own[degree])
             numbers.append(kinds[key])
             values = tuple(map(laid_out, found[kinds[key]][1]))
         return tuple(found), tuple(numbers)
-
-    def _between(self, known: Mapping[int, Counted], degree: int) -> Counted | None:
-        """A block with experts at a degree between others above 1 that are known, by the experts that a device has."""
-        experts = self.model.chain.sharding.experts if self.model.chain.sharding else 0
-        traded = {experts // each: counted for each, counted in known.items() if each > 1}
-        held = [(each, traded[each]) for each in sorted(traded)]
-        if len(held) < 3 or not held[0][0] < experts // degree < held[-1][0]:
-            return None
-        return scaled([*held[:2], held[-1]], experts // degree)
 
     def _run(self, number: int, values: tuple[Tensor, ...], *, graded: bool, end: Tensor | None) -> Counted:
         """The counts of a block; the last one's loss is that of the tokens at its `end`."""

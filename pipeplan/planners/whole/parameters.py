@@ -1,4 +1,6 @@
-"""Parameters: what an engine keeps and exchanges of every block's parameters on a device, trained and frozen ones."""
+"""Parameters: what an engine keeps and exchanges of every block's parameters on a device, trained and frozen ones;
+and figures by block.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -17,7 +17,14 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import FloatArray, sums
-from pipeplan.costs.groups import DeviceGroupLinks, axis_links, grouped, links_among
+from pipeplan.costs.groups import (
+    DeviceGroupLinks,
+    axis_links,
+    grouped,
+    links_among,
+    replica_links,
+    sends_tokens_once,
+)
 from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
 from pipeplan.documents.cluster import Level
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
@@ -184,9 +191,11 @@ class RecipeTerms:
     def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
         """Seconds of the collectives for which the device waits."""
         form, waited_s = self.recipe.form, dict.fromkeys(AXES, 0.0)
+        once = sends_tokens_once(self.engine, form, self.problem.cluster.device.name)
         for each in collectives:
             if getattr(form, each.axis) > 1:
-                waited_s[each.axis] += each.count * self.links[each.axis].seconds(each.kind, each.size_bytes)
+                links, routing = self.links[each.axis], each.routing if once else None
+                waited_s[each.axis] += each.count * links.seconds(each.kind, each.size_bytes, routing)
         if form.sequence_parallel:
             waited_s["tensor"] *= 1 - self.engine.times.tensor_hidden
         return sum(waited_s.values())
@@ -264,10 +273,7 @@ class ReplicaTerms:
 
     @cached_property
     def _replica_links(self) -> tuple[DeviceGroupLinks, DeviceGroupLinks]:
-        """The links among the devices that hold the same parameters outside experts, and among those of an expert's."""
-        cluster, form = self.terms.problem.cluster, self.terms.recipe.form
-        outside = links_among(cluster, self._sharing * form.context, form.stride("context"))
-        return outside, links_among(cluster, form.expert_replicas(self._sharing), form.expert_devices)
+        return replica_links(self.terms.problem.cluster, self.terms.recipe.form, self._sharing)
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
         """The seconds of compute with an exchange beside it."""

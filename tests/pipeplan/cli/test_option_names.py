@@ -48,6 +48,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--tensor": ("0",),
     "--context": ("0",),
     "--expert": ("0",),
+    "--expert-tensor": ("2",),
     "--data": ("0",),
     "--sharding": ("some",),
     "--offload": ("all",),

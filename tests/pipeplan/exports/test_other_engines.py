@@ -184,6 +184,10 @@ def test_whole_experts_on_tensor_ranks_are_exported() -> None:
     source = _source("megatron", tensor=2, stages=1, data=4)
     cut, own = (replace(source, plan=replace(source.plan, form=each)) for each in (form, whole))
     assert "--expert-tensor-parallel-size 1" in _words(own) and "expert-tensor" not in _words(cut)
+    hopper = replace(CLUSTER, device=replace(CLUSTER.device, name="H100-SXM5-80GB"))
+    deep = "--moe-token-dispatcher-type flex --moe-enable-deepep --moe-router-dtype fp32"
+    assert deep in _words(replace(own, cluster=hopper)) and "alltoall" in _words(replace(cut, cluster=hopper))
+    assert "alltoall" in _words(own)
     source = _source("fsdp", tensor=2, stages=1, sharding="weights")
     cut, own = (replace(source, plan=replace(source.plan, form=each)) for each in (form, whole))
     for each, degree in ((cut, 2), (own, 1)):
@@ -192,6 +196,8 @@ def test_whole_experts_on_tensor_ranks_are_exported() -> None:
     assert "expert_parallel_degree = 4" in format_named("torchtitan", "2026-08").write(own)
     with pytest.raises(InvalidInputError, match="whose devices hold whole experts"):
         format_named("torchtitan", "2026-08").write(cut)
+    deep = format_named("torchtitan").write(replace(own, cluster=hopper))
+    assert tomllib.loads(deep)["parallelism"]["expert_parallel_comm_backend"] == "deepep" and "0.2.1 and later" in deep
     odd = replace(own, plan=replace(own.plan, form=replace(whole, expert=1, context=2)))
     assert "For torchtitan 0.2, which" in format_named("torchtitan").write(odd)
     odd = replace(own, plan=replace(own.plan, form=replace(whole, expert=2, context=2)))

@@ -98,7 +98,7 @@ class ThreadPeers:
 
     ring_back = ring
 
-    def trade(self, rows: Tensor) -> Tensor:
+    def trade(self, rows: Tensor, experts: int, chosen: int) -> Tensor:
         raise NotImplementedError
 
     def _all(self, value: Tensor) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeplan.documents.forms import WHOLE, Collective, Form
+from pipeplan.documents.forms import WHOLE, Collective, Form, Routing
 from pipeplan.errors import InvalidInputError
 from tests.properties import examples
 from worker_agent.models.losses import default_loss, mean_of_squares
@@ -288,6 +288,14 @@ def test_tokens_are_traded_to_their_experts_and_back(form: Form) -> None:
         cut = form.expert_tensor_degree > 1
         gathered = [each for each in collectives if each.size_bytes == rows_bytes * form.tensor and form.tensor > 1]
         assert len(gathered) == 2 * cut  # a gather and a scatter of what the experts work on
+
+
+def test_exchanges_of_tokens_say_how_these_choose_their_experts() -> None:
+    form = Form(tensor=2, sequence_parallel=True, expert=4, expert_tensor=1)
+    layer = counts_of(model(SCALED["experts"], "bfloat16"), form).kinds[-2].by_size[2]
+    for collectives in (layer.forward_collectives, layer.backward_collectives):
+        traded = [each.routing for each in collectives if each.axis == "expert"]
+        assert traded == [Routing(experts=8, chosen=2, groups=2, chosen_groups=1)]
 
 
 def test_tokens_that_experts_cannot_share_evenly_are_rounded_up() -> None:

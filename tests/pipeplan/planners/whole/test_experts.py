@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeplan.costs.groups import links_among
+from pipeplan.costs.groups import links_among, sends_tokens_once
 from pipeplan.documents.cluster import Cluster, Level
-from pipeplan.documents.forms import Collective, Form, ModelForm
+from pipeplan.documents.engines import engine_named
+from pipeplan.documents.forms import Collective, Form, ModelForm, Routing
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
@@ -127,9 +128,10 @@ def test_each_expert_has_as_many_copies_as_its_devices_leave(context: int) -> No
 def test_experts_of_one_copy_exchange_nothing() -> None:
     form = Form(tensor=2, sequence_parallel=True, expert=16, expert_tensor=1)
     alone, shared = _terms(form, 8), _terms(replace(form, expert=8), 8)
-    outside = alone.ledger.exchanged * alone._parameters[0].outside.sum()
+    whole = (alone.ledger.exchanged + alone.ledger.gathered) / 2  # gradients are reduced, weights are gathered
+    outside = whole * alone._parameters[0].outside.sum()
     assert alone.exchanged_bytes[-1] == pytest.approx(outside)
-    assert shared.exchanged_bytes[-1] > shared.ledger.exchanged * shared._parameters[0].outside.sum()
+    assert shared.exchanged_bytes[-1] > whole * shared._parameters[0].outside.sum()
 
 
 def test_copies_of_experts_inside_one_replica_sum_their_gradients() -> None:
@@ -147,3 +149,76 @@ def test_fsdp_gathers_experts_among_their_copies() -> None:
     size_bytes = 2 * EXPERT_PARAMETERS / 8
     own_s = links_among(CLUSTER, 2, 8).seconds("all-gather", size_bytes)
     assert shared._gathered_s[0][1] - alone._gathered_s[0][1] == pytest.approx(own_s)
+
+
+@pytest.mark.parametrize(
+    ("routing", "units", "reached"),
+    [
+        (Routing(experts=8, chosen=1), 4, 1.0),
+        (Routing(experts=8, chosen=8), 4, 4.0),
+        (Routing(experts=4, chosen=2), 2, 2 * (1 - 1 / 6)),  # both choices are in one half for 1 of 6 pairs
+        (Routing(experts=8, chosen=4, groups=4, chosen_groups=2), 4, 2.0),  # two whole groups
+        (Routing(experts=256, chosen=8, groups=8, chosen_groups=4), 8, 3.631),  # DeepSeek-V3: at most four nodes
+        (Routing(experts=256, chosen=8, groups=8, chosen_groups=4), 16, 5.341),
+    ],
+)
+def test_a_token_reaches_the_units_that_have_an_expert_of_its_choice(
+    routing: Routing, units: int, reached: float
+) -> None:
+    assert routing.units_reached(units) == pytest.approx(reached, rel=1e-3)
+
+
+def test_tokens_that_are_sent_once_cross_the_network_once_for_each_node() -> None:
+    levels = tuple(replace(level, latency_s=0.0) for level in CLUSTER.levels)
+    routing, size_bytes = Routing(experts=64, chosen=8), 8e6
+    links = links_among(replace(CLUSTER, levels=levels), 32, 1)
+    copies = links.seconds("all-to-all", size_bytes)
+    once = links.seconds("all-to-all", size_bytes, routing)
+    per_device = levels[1].bandwidth_bytes_per_s / 8
+    assert copies == pytest.approx(size_bytes * (7 / 32 / 200e9 + 24 / 32 / per_device))
+    token_bytes = size_bytes / 8
+    inside_s = token_bytes * routing.units_reached(32) * 7 / 8 / 200e9
+    assert once == pytest.approx(inside_s + token_bytes * routing.units_reached(4) * 3 / 4 / per_device)
+    assert once < copies
+
+
+@pytest.mark.parametrize(
+    ("name", "once"), [("H100-SXM5-80GB", True), ("GB200-186GB", True), ("A100-SXM4-80GB", False), ("mine", False)]
+)
+def test_tokens_are_sent_once_where_deepep_runs(name: str, once: bool) -> None:
+    """On other devices, and where tensor groups cut experts, each expert gets a copy of the token."""
+    whole = Form(tensor=2, expert=8, expert_tensor=1)
+    for engine in ("megatron", "fsdp"):
+        assert sends_tokens_once(engine_named(engine), whole, name) == once
+        assert not sends_tokens_once(engine_named(engine), replace(whole, expert_tensor=None), name)
+    assert not sends_tokens_once(engine_named("deepspeed"), Form(expert=8), name)
+
+
+def test_plans_are_priced_with_tokens_that_are_sent_once() -> None:
+    forms = []
+    for model in PROFILE.forms:
+        layer = model.kinds[1]
+        routed = tuple(
+            replace(
+                each,
+                forward_collectives=tuple(
+                    replace(one, routing=Routing(experts=64, chosen=8) if one.axis == "expert" else None)
+                    for one in each.forward_collectives
+                ),
+            )
+            for each in layer.measurements
+        )
+        forms.append(replace(model, kinds=(model.kinds[0], replace(layer, measurements=routed), model.kinds[2])))
+    routed_profile = replace(PROFILE, forms=tuple(forms))
+    seconds = []
+    for name in ("A100-SXM4-80GB", "H100-SXM5-80GB"):
+        device = replace(PROFILE.device, name=name)
+        problem = replace(
+            _problem(tensor=1, context=1, stages=1, expert=16),
+            profile=replace(routed_profile, device=device),
+            cluster=replace(CLUSTER, device=device),
+        )
+        plan = solve("auto", problem)
+        assert isinstance(plan, Plan)
+        seconds.append(plan.costs[0].forward_s)
+    assert seconds[1] < seconds[0]
