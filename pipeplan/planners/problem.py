@@ -66,8 +66,8 @@ class Options:
     - `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
     - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
     - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
-      `tensor`, `context`, `expert` and `data` are degrees, `sharding` says what of the states replicas share,
-      `replicate` how many groups of replicas do so each, `offload` what is in the host's memory.
+      `tensor`, `context`, `expert` and `data` are degrees, `sharding` says which states replicas share, `replicate` in
+      how many groups, `graphs` whether the host launches CUDA graphs, `offload` what is in the host's memory.
     """
 
     microbatch_size: int | None = None
@@ -103,6 +103,7 @@ class Options:
     offload: str | None = None
     synchronous: bool = False
     replicate: int | None = None
+    graphs: bool | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -124,9 +125,8 @@ class Options:
             ("offload", (*OFFLOADS, ANY_OFFLOAD)),
             ("recompute_unit", RECOMPUTE_UNITS),
         ):
-            value = getattr(self, field)
-            if value is not None:
-                require_one_of(names, field, value)
+            if getattr(self, field) is not None:
+                require_one_of(names, field, getattr(self, field))
         split = self.split_backward is not False or not self.split_backward_half_way
         rule = "is a variant of split_backward, which must not be off"
         require(split, "split_backward_half_way", rule, self.split_backward_half_way)

@@ -115,6 +115,7 @@ def _fixed(plan: Plan, problem: PlanningProblem) -> list[tuple[str, object, obje
         ("expert parallelism", form.expert, options.expert),
         ("number of replicas", plan.width, options.data),
         ("sharding", plan.sharding, options.sharding),
+        ("launch by graphs", bool(plan.graphs), options.graphs),
         ("groups of replicas that share states", plan.replicate, options.replicate),
         ("offloading", plan.offload, None if options.offload == ANY_OFFLOAD else options.offload),
     ]

@@ -107,6 +107,7 @@ HINTS = {
     "expert": "replicas that share a block's experts",
     "data": "replicas of the pipeline",
     "sharding": "the states that replicas share",
+    "graphs": "launch layers as CUDA graphs",
     "replicate": "groups of replicas that share them each",
     "offload": "what is kept in the host's memory",
 }

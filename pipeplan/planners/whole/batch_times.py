@@ -26,7 +26,8 @@ from pipeplan.arrays import FloatArray
 from pipeplan.planners.bound import of_stages_s, turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.exchanged import least_exchange
-from pipeplan.planners.whole.terms import ReplicaTerms, sums
+from pipeplan.planners.whole.parameters import sums
+from pipeplan.planners.whole.terms import ReplicaTerms
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """Parameters: what an engine keeps and exchanges of every block's parameters on a device, trained and frozen ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,11 @@ from pipeplan.documents.forms import BlockKind, ModelForm
 
 Entry = Callable[[Ledger], float]
 """Reads one of a ledger's fields."""
+
+
+def sums(values: Sequence[float] | FloatArray) -> FloatArray:
+    """Sums of the values before each place, and of all."""
+    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
 
 
 def by_block(model: ModelForm, count: Callable[[BlockKind], float]) -> FloatArray:

@@ -41,6 +41,7 @@ USED = (
     "data",
     "sharding",
     "replicate",
+    "graphs",
     "offload",
 )
 """The options that it has a use for."""

@@ -1,11 +1,11 @@
 """Terms: the seconds and bytes of a recipe's blocks on a device, as sums over [start, stop).
 
-Seconds include the collectives inside a form, because a device waits for these. The host launches operations while the
-device computes or exchanges; the slower of the two counts. With sharded weights, a block takes the longer of its
-compute and the gathering of the next block's weights; the reduction of its gradients is treated alike. An exchange
-slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline, shards are gathered once a batch. Copies to
-and from the host also run beside the compute, in the two directions of one link. An update on the host waits for its
-gradients, and the next batch for its weights.
+Seconds include the collectives inside a form, because a device waits for these. The host launches operations, or graphs
+of them, while the device computes or exchanges; the slower of the two counts. With sharded weights, a block takes the
+longer of its compute and the gathering of the next block's weights; the reduction of its gradients is treated alike. An
+exchange slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline, shards are gathered once a batch.
+Copies to and from the host also run beside the compute, in the two directions of one link. An update on the host waits
+for its gradients, and the next batch for its weights.
 
 Only the layers are recomputed: neither the first nor the last block, if these are of kinds of their own.
 """
@@ -26,14 +26,9 @@ from pipeplan.documents.forms import AXES, Collective, Form, FormMeasurement, Mo
 from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
-from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block
+from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block, sums
 
 _ROUNDING = 1e-12
-
-
-def sums(values: Sequence[float] | FloatArray) -> FloatArray:
-    """Sums of the values before each place, and of all."""
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
 
 
 def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
@@ -53,8 +48,12 @@ class RecipeTerms:
 
     @cached_property
     def measured(self) -> tuple[FormMeasurement, ...]:
-        """The measurement of every kind of block."""
-        return tuple(kind.at(self.recipe.microbatch_size) for kind in self.model.kinds)
+        """The measurement of every kind of block, layers in graphs where the recipe has them."""
+        found, layers = (
+            [kind.at(self.recipe.microbatch_size) for kind in self.model.kinds],
+            set(self.model.blocks[1:-1]),
+        )
+        return tuple(m.in_graphs if self.recipe.graphs and kind in layers else m for kind, m in enumerate(found))
 
     @cached_property
     def forward_s(self) -> FloatArray:
