@@ -103,6 +103,7 @@ def scheme(each: Alternative) -> str:
     parts += [f"{each.chunks} stages a rank"] if each.chunks > 1 else []
     parts += [f"{each.sharding} sharded"] if each.sharding != "none" else []
     parts += [f"in {each.replicate} groups each"] if each.replicate > 1 else []
+    parts += ["graphs"] if each.graphs else []
     parts += [f"offload {each.offload}"] if each.offload != "none" else []
     return ", ".join((each.schedule, *parts))
 

@@ -116,6 +116,7 @@ def _options(fields: Fields, program: Program, **more: Any) -> Options:
         "sharding": fields.word("sharding", SHARDINGS),
         "offload": "none",
         "replicate": 1,
+        "graphs": False,
         **more,
     }
     if fields.text("sharding") == "hsdp":  # a group is a node
@@ -256,6 +257,7 @@ def _bridge(fields: Fields) -> Row:
             expert=fields.count("expert_parallel", 1),
             expert_tensor=None if sharded else 1,
             sharding="weights" if sharded else "optimizer",
+            graphs=False if sharded else None,  # most of its recipes have some
             chunks=fields.count("virtual_stages", 1),
         ),
         seconds=batch * length / (fields.amount("tokens_s_gpu") * gpus),
@@ -333,6 +335,7 @@ def _automodel(fields: Fields) -> Row | None:
         sharding="weights",
         offload="none",
         replicate=1,
+        graphs=False,
     )
     return Row(
         source="automodel",

@@ -123,6 +123,7 @@ def show_plan(plan: Plan) -> None:
     if plan.engine != OUR_RUNTIME:
         degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.degrees.items())
         states = f"sharding {plan.sharding}" + f" in each of {plan.replicate} groups" * (plan.replicate > 1)
+        states += ", graphs" * bool(plan.graphs)
         console.print(f"for {plan.engine} with {plan.optimizer}: {degrees}, {states}", soft_wrap=True)
         console.print(f"ranks: {layout(plan)}", soft_wrap=True)
     if plan.offload != "none":

@@ -143,6 +143,10 @@ _FLAGS: dict[str, Any] = {
     "replicate": Annotated[
         int | None, typer.Option(help="fsdp: groups of replicas that share states each (HSDP); default: the best.")
     ],
+    "graphs": Annotated[
+        bool | None,
+        typer.Option("--graphs/--no-graphs", help="megatron: launch layers as CUDA graphs; default: the best."),
+    ],
     "offload": Annotated[
         str | None,
         typer.Option(
@@ -160,7 +164,8 @@ _GROUPS = {
     "split_backward split_backward_half_way synchronisation compression_ratio as_if time_limit_s",
     "Memory": "recompute recompute_unit recompute_factor memory optimizer master_weights",
     "Cuts": "cuts forced_cuts forbidden_cuts",
-    "Other engines": "engine tensor sequence_parallel context expert expert_tensor data sharding replicate offload",
+    "Other engines": "engine tensor sequence_parallel context expert expert_tensor data sharding replicate offload"
+    " graphs",
 }
 """The headings of these flags in the help."""
 

@@ -75,6 +75,7 @@ _OPTIONS = {
     "--precision": "fp8 mxfp8 nvfp4 float8 fp8-recipe fp8-format bf16",
     "--sharding": "zero zero-stage fsdp zero-optimization use-distributed-optimizer",
     "--replicate": "hsdp dp-replicate data-parallel-replicate-degree replicate-degree num-replicate",
+    "--graphs": "cuda-graph cuda-graphs enable-cuda-graph cuda-graph-impl cudagraphs external-cuda-graph",
     "--recompute": "ac activation-checkpointing gradient-checkpointing activation-recomputation checkpointing "
     "checkpoint-activations recompute-activations recompute-granularity remat",
     "--offload": "cpu-offload optimizer-offload offload-optimizer",

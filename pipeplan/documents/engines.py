@@ -100,6 +100,11 @@ class TrainingEngine:
     replicates: bool = False
     """Whether groups of replicas can each have all states that are shared out."""
 
+    graphs: bool = False
+    """Whether the host can launch a layer as CUDA graphs. Nothing of it may then be run again as a whole, nor be on the
+    host from forward to backward (Megatron-LM core 0.16, `transformer_config.py`).
+    """
+
     gathers_for_forward: bool = False
     """Whether replicas that share out gradients get whole weights for every forward, not once they are updated."""
 
@@ -142,6 +147,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             precisions=("fp8", "mxfp8", "nvfp4"),
             keeps_narrow=True,
             recomputes=("block", "attention", "modules"),
+            graphs=True,
             offloads_optimizer=True,
             offloads_activations=("none",),
             times=EngineTimes(host_s=HOST_S, tensor_hidden=0.6),
@@ -214,6 +220,16 @@ def require_replicate(
     rule = f"must divide the {data} replicas (data) into groups of several{experts}"
     fits = data is None or replicate == 1 or (data % (replicate * together) == 0 and data > replicate)
     require(fits, field, rule, replicate)
+
+
+def cannot_graph(engine: TrainingEngine, *, recompute: str, offload: str) -> str | None:
+    """The rule by which the engine cannot launch graphs where this is run again and offloaded; None if it can."""
+    able = ", ".join(each.name for each in ENGINES.values() if each.graphs)
+    if not engine.graphs:
+        return f"must be off for the engine {engine.name}: CUDA graphs of layers are launched by {able} alone"
+    if recompute == "block":
+        return "must be off where whole blocks run again"
+    return "must be off where activations are offloaded" if offloads_activations(offload) else None
 
 
 def cannot_offload(

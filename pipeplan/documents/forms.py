@@ -7,7 +7,7 @@ parallelism some of a layer's experts (Lepikhin et al. 2021, "GShard"). A form s
 What they exchange stands beside what each computes: a cluster's links put a price to it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb, gcd
 from typing import ClassVar
 
@@ -186,8 +186,9 @@ class FormMeasurement:
     `backward_input_s` and `backward_weight_s` are the parts of a split backward, where they are known. `input_bytes`
     is what the device keeps of the block's input where the block is run again. A block that is run again repeats its
     forward collectives. `forward_operations` and `backward_operations` say how many kernels the host launches, where
-    the seconds leave that out; they are 0 where the seconds were measured. `selective` and `other_selective` are the
-    ways to run a part of the block again, by a unit each.
+    the seconds leave that out; they are 0 where the seconds were measured. Of them the `dynamic` ones are of experts,
+    whose shapes are those of the tokens that chose them: no graph holds these. `selective` and `other_selective` are
+    the ways to run a part of the block again, by a unit each.
     """
 
     microbatch_size: int
@@ -205,6 +206,8 @@ class FormMeasurement:
     forward_operations: int = 0
     backward_operations: int = 0
     other_selective: tuple[Selective, ...] = ()
+    dynamic_forward_operations: int = 0
+    dynamic_backward_operations: int = 0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -215,6 +218,10 @@ class FormMeasurement:
         counts = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
         for field in (*counts, "forward_operations", "backward_operations"):
             require_count(field, getattr(self, field), at_least=0)
+        for field in ("forward_operations", "backward_operations"):
+            dynamic, every = getattr(self, f"dynamic_{field}"), getattr(self, field)
+            require_count(f"dynamic_{field}", dynamic, at_least=0)
+            require(dynamic <= every, f"dynamic_{field}", f"must be at most {field}, {every}", dynamic)
         for field in ("backward_input_s", "backward_weight_s"):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field))
@@ -231,6 +238,26 @@ class FormMeasurement:
     def selective_by(self, unit: str) -> Selective | None:
         """The way of this unit; None if the block has none."""
         return next((each for each in self.every_selective if each.unit == unit), None)
+
+    @property
+    def in_graphs(self) -> "FormMeasurement":
+        """The same where a graph holds each pass, but for dynamic operations: the host launches one graph.
+
+        A graph reads and writes memory of its own. A microbatch in flight has its output there, beside the next block's
+        input (Transformer Engine, `make_graphed_callables`).
+        """
+
+        def held(way: Selective) -> Selective:
+            return replace(way, activation_bytes=way.activation_bytes + self.output_bytes)
+
+        return replace(
+            self,
+            forward_operations=min(self.forward_operations, 1 + self.dynamic_forward_operations),
+            backward_operations=min(self.backward_operations, 1 + self.dynamic_backward_operations),
+            activation_bytes=self.activation_bytes + self.output_bytes,
+            selective=self.selective and held(self.selective),
+            other_selective=tuple(map(held, self.other_selective)),
+        )
 
     def kept_bytes(self, recompute: str) -> int:
         """What is kept from forward to backward where this runs again: a unit, the whole `block`, or `none`."""
@@ -307,6 +334,15 @@ class ModelForm:
     def microbatch_sizes(self) -> tuple[int, ...]:
         """The known sizes, ascending; the same for every kind."""
         return self.kinds[0].microbatch_sizes
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The parts of its layers that graphs can hold, by Megatron-LM's names (`--cuda-graph-modules`)."""
+        layers = [self.kinds[kind] for kind in sorted({*self.blocks[1:-1]})]
+        if not any(kind.expert_parameters for kind in layers):
+            return ("full",)
+        dense = ("mlp",) if any(not kind.expert_parameters for kind in layers) else ()
+        return ("attn", *dense, "moe_router", "moe_preprocess")
 
     @property
     def modules(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.engines import (
     OUR_RUNTIME,
+    cannot_graph,
     engine_named,
     require_form,
     require_offload,
@@ -159,6 +160,7 @@ class Alternative:
     chunks: int = 1
     offload: str = "none"
     replicate: int = 1
+    graphs: bool = False
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -195,6 +197,7 @@ class Plan:
     - `precision`: what linear layers compute in, where that is not the dtype, as of a profile.
     - `tied`: the stages that share weights, of a profile that says which blocks do.
     - `recompute_modules`: of stages that recompute by modules, which (`documents.forms.MODULES`).
+    - `graphs`: the parts of layers that the host launches as CUDA graphs (`ModelForm.graphs`).
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
@@ -242,6 +245,7 @@ class Plan:
     basis: str | None = None
     recompute_modules: tuple[str, ...] = ()
     replicate: int = 1
+    graphs: tuple[str, ...] = ()
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -291,6 +295,8 @@ class Plan:
         require_replicate(engine, self.replicate, data=self.width, together=self.form.replicas_together)
         for again in {each.recompute_unit if each.recompute else "none" for each in self.stages}:
             require_offload(engine, self.offload, sharding=self.sharding, recompute=again, pipelined=pipelined)
+            graphless = cannot_graph(engine, recompute=again, offload=self.offload) if self.graphs else None
+            require(graphless is None, "graphs", graphless or "", list(self.graphs))
         require_count("chunks", self.chunks)
         require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
         first_stages = self.stages[: self.depth // self.chunks]

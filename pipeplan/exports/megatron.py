@@ -43,6 +43,9 @@ _SENT_ONCE = ["--moe-token-dispatcher-type flex --moe-enable-deepep", "--moe-rou
 ACTIVATIONS = (
     "Activations go to the host in the plan: set cpu_offloading and cpu_offloading_num_layers in the TransformerConfig."
 )
+GRAPHS = (
+    "CUDA graphs need Transformer Engine and microbatches of one shape; Core 0.16 says --cuda-graph-scope for modules."
+)
 UNTIED = "--untie-embeddings-and-output-weights"
 TIES = (
     "The profile does not say whether the embedding and the head share weights. Megatron's default is assumed:"
@@ -74,6 +77,8 @@ def write(source: ExportSource) -> str:
         recomputing += ["--moe-grouped-gemm"] * ("moe_act" in plan.recompute_modules)
     once = sends_tokens_once(engine, plan.form, source.cluster.device.name)
     dispatcher = _SENT_ONCE if once else _ALL_TO_ALL
+    graphs = ["--cuda-graph-impl transformer_engine"] * bool(plan.graphs)
+    graphs += [f"--cuda-graph-modules {' '.join(plan.graphs)}"] * bool(plan.graphs and plan.graphs != ("full",))
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",
@@ -95,6 +100,7 @@ def write(source: ExportSource) -> str:
         *(["--accumulate-allreduce-grads-in-fp32"] if plan.dtype == "float16" else []),  # with --bf16 it is the default
         *([UNTIED] if source.tied is False else []),
         *recomputing,
+        *graphs,
     ]
     notes = [
         *source.heading,
@@ -103,6 +109,7 @@ def write(source: ExportSource) -> str:
         *([TIES] if source.tied is None else []),
         *grid_notes(source, "Megatron-LM"),
         f"Start it on {plan.workers} ranks: {width} replicas of the pipeline follow from that.",
+        *([GRAPHS] * bool(plan.graphs)),
         *([ACTIVATIONS] * offloads_activations(plan.offload)),
         *(["Megatron keeps every layer's input where it recomputes, the plan a stage's only."] * as_a_whole),
         *(["Megatron's adam decays weights decoupled (AdamW): --weight-decay."] * plan.optimizer.startswith("adam")),

@@ -4,6 +4,7 @@ from math import gcd
 
 from pipeplan.documents.engines import (
     TrainingEngine,
+    cannot_graph,
     engine_named,
     require_degrees,
     require_replicate,
@@ -33,6 +34,10 @@ def require_engine_options(options: Options, *, devices: int, batch_size: int) -
     rule = f"must be off for the engine {engine.name}, which has none"
     require(engine.sequence_parallel or not asked, "sequence_parallel", rule, asked)
     require(options.tensor != 1 or not asked, "sequence_parallel", "needs tensor parallelism", asked)
+    if options.graphs:
+        unit = "block" if options.recompute_unit == "block" and options.recompute else "none"
+        graph = cannot_graph(engine, recompute=unit, offload=options.offload or "none")
+        require(graph is None, "graphs", graph or "", options.graphs)
     _require_shares(options, engine, devices=devices, batch_size=batch_size)
     _require_schedule(options, engine)
 

@@ -59,15 +59,14 @@ class Options:
       form, or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
     - `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
     - `cuts`: where a model that is a graph may be cut: anywhere (the default), or where one tensor crosses.
-    - `forced_cuts`, `forbidden_cuts`: a cut k stands before block k. Of a graph, k blocks stand before it in the order
-      in which the graph is cut, the same for all of its plans (`on_chain`).
+    - `forced_cuts`, `forbidden_cuts`: a cut k stands before block k; of a graph, before that of its order (`on_chain`).
     - `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     - `time_limit_s`: when a solver returns the best that it has found.
     - `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
     - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
     - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
-      `tensor`, `context`, `expert`, `expert_tensor` and `data` are degrees, `sharding` says what of the states replicas
-      share, `replicate` how many groups of replicas do so each, `offload` what is in the host's memory.
+      `tensor`, `context`, `expert`, `expert_tensor`, `data` are degrees, `sharding` says which states replicas share,
+      `replicate` in how many groups, `graphs` whether CUDA graphs are launched, `offload` what is in the host's memory.
     """
 
     microbatch_size: int | None = None
@@ -104,6 +103,7 @@ class Options:
     synchronous: bool = False
     expert_tensor: int | None = None
     replicate: int | None = None
+    graphs: bool | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -126,9 +126,8 @@ class Options:
             ("offload", (*OFFLOADS, ANY_OFFLOAD)),
             ("recompute_unit", RECOMPUTE_UNITS),
         ):
-            value = getattr(self, field)
-            if value is not None:
-                require_one_of(names, field, value)
+            if getattr(self, field) is not None:
+                require_one_of(names, field, getattr(self, field))
         split = self.split_backward is not False or not self.split_backward_half_way
         rule = "is a variant of split_backward, which must not be off"
         require(split, "split_backward_half_way", rule, self.split_backward_half_way)

@@ -49,6 +49,7 @@ def unpriced(
     sharding: str = "none",
     offload: str = "none",
     replicate: int = 1,
+    graphs: bool = False,
     chunks: int = 1,
 ) -> Alternative:
     """A plan's entry for a configuration that was not played."""
@@ -67,6 +68,7 @@ def unpriced(
         sharding=sharding,
         offload=offload,
         replicate=replicate,
+        graphs=graphs,
         chunks=chunks,
     )
 

@@ -116,6 +116,7 @@ def _fixed(plan: Plan, problem: PlanningProblem) -> list[tuple[str, object, obje
         ("tensor parallelism of experts", form.expert_tensor_degree, options.expert_tensor),
         ("number of replicas", plan.width, options.data),
         ("sharding", plan.sharding, options.sharding),
+        ("launch by graphs", bool(plan.graphs), options.graphs),
         ("groups of replicas that share states", plan.replicate, options.replicate),
         ("offloading", plan.offload, None if options.offload == ANY_OFFLOAD else options.offload),
     ]

@@ -108,6 +108,7 @@ HINTS = {
     "expert_tensor": "devices that share an expert's features: 1, or those of tensor",
     "data": "replicas of the pipeline",
     "sharding": "the states that replicas share",
+    "graphs": "launch layers as CUDA graphs",
     "replicate": "groups of replicas that share them each",
     "offload": "what is kept in the host's memory",
 }

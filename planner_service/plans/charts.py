@@ -127,6 +127,7 @@ def considered(plan: Plan) -> tuple[Alternative, ...]:
         chunks=plan.chunks,
         offload=plan.offload,
         replicate=plan.replicate,
+        graphs=bool(plan.graphs),
     )
     found = {_shape(each): each for each in reversed((answer, *plan.pareto, *plan.alternatives)) if each.depth}
     return (answer, *(each for key, each in reversed(found.items()) if key != _shape(answer)))
@@ -294,6 +295,7 @@ DEGREES: dict[str, Callable[[Alternative], str | int]] = {
     "expert_tensor": lambda each: each.form.expert_tensor_degree,
     "sharding": lambda each: each.sharding,
     "replicate": lambda each: each.replicate,
+    "graphs": lambda each: "yes" if each.graphs else "no",
     "offload": lambda each: each.offload,
 }
 """The degrees that a map may have on its axes."""

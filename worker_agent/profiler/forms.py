@@ -17,6 +17,7 @@ from worker_agent.profiler.analytic import counts_of, profile_of, require_speed
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import Kernels, duration_s
+from worker_agent.profiler.modules import dynamic
 from worker_agent.profiler.operations import DeviceOperation
 from worker_agent.profiler.precision import in_recipe, recipe_of
 from worker_agent.profiler.sharded import FormCounts, count_form, shape_model
@@ -89,7 +90,10 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
                 frozen_parameters=kind.frozen_parameters,
                 frozen_expert_parameters=kind.frozen_expert_parameters,
                 frozen_tied_parameters=kind.frozen_tied_parameters,
-                measurements=tuple(_measurement(size, block, sheet) for size, block in sorted(kind.by_size.items())),
+                measurements=tuple(
+                    _measurement(size, block, sheet, experts=kind.expert_parameters > 0)
+                    for size, block in sorted(kind.by_size.items())
+                ),
             )
             for kind in counts.kinds
         ),
@@ -97,7 +101,7 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
     )
 
 
-def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> FormMeasurement:
+def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet, *, experts: bool) -> FormMeasurement:
     """A GPU's seconds are those of its kernels; the host's launches depend on the engine."""
     backward_s = _seconds(counts.backward, sheet)
     input_s = min(_seconds(counts.backward_input, sheet), backward_s)
@@ -127,6 +131,8 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) ->
         backward_collectives=counts.backward_collectives,
         forward_operations=len(counts.forward) if launched else 0,
         backward_operations=len(counts.backward) if launched else 0,
+        dynamic_forward_operations=dynamic(counts.forward) if launched and experts else 0,
+        dynamic_backward_operations=dynamic(counts.backward) if launched and experts else 0,
         selective=next((each for each in ways if each.unit != "modules"), None),
         other_selective=tuple(each for each in ways if each.unit == "modules"),
     )

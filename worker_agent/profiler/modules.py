@@ -119,6 +119,15 @@ class ModuleOutputs:
         return self.recorder.number(tensor.untyped_storage())
 
 
+def dynamic(operations: Sequence[DeviceOperation]) -> int:
+    """How many operations of a pass come between tokens' way to their experts and their way back, these included.
+
+    Their shapes are those of the tokens that chose the experts.
+    """
+    ways = [place for place, op in enumerate(operations) if op.name in ("index_select", "index_add")]
+    return ways[-1] - ways[0] + 1 if ways else 0
+
+
 def _first(args: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
     """The first tensor of numbers that a module takes: Hugging Face's attention gets it by name."""
     values = (*args, *options.values())

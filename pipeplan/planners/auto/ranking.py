@@ -64,7 +64,7 @@ class Ranked:
         return (
             *(plan.schedule, plan.depth, plan.width, plan.chunks, plan.microbatch_size, plan.microbatches),
             *(plan.recompute, plan.recomputes_by_block, plan.split_backward, plan.split_backward_half_way),
-            *(plan.form, plan.sharding, plan.replicate, plan.offload),
+            *(plan.form, plan.sharding, plan.replicate, plan.offload, plan.graphs),
         )
 
     @property
@@ -100,6 +100,7 @@ class Ranked:
             sharding=plan.sharding,
             offload=plan.offload,
             replicate=plan.replicate,
+            graphs=bool(plan.graphs),
             chunks=plan.chunks if plan.engine != OUR_RUNTIME else 1,
         )
 

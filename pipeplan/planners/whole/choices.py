@@ -44,6 +44,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
         "recomputed": _NAMES[recipe.recompute],
         "sharding": recipe.sharding,
         "replicate": str(recipe.replicate),
+        "graphs": "on" if recipe.graphs else "off",
         "offload": recipe.offload,
     }
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
-from pipeplan.documents.engines import TrainingEngine, cannot_offload
+from pipeplan.documents.engines import TrainingEngine, cannot_graph, cannot_offload
 from pipeplan.documents.forms import SELECTIVE_UNITS, Form, ModelForm
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import PlanningProblem
@@ -36,6 +36,7 @@ class Recipe:
     sharding: str
     offload: str = "none"
     replicate: int = 1
+    graphs: bool = False
 
     def runs_on(self, engine: TrainingEngine, *, pipelined: bool) -> bool:
         """Whether an engine supports this sharding and offloading, in one stage or in several."""
@@ -43,7 +44,8 @@ class Recipe:
         rule = cannot_offload(
             engine, self.offload, sharding=self.sharding, recompute=self.recompute, pipelined=pipelined
         )
-        return self.sharding in known and rule is None
+        graph = cannot_graph(engine, recompute=self.recompute, offload=self.offload) if self.graphs else None
+        return self.sharding in known and rule is None and graph is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,7 @@ class Degrees:
             f"tensor {form.tensor}{context}, pipeline {self.pipeline} x {self.chunks}, data {self.data}, "
             f"microbatches of {recipe.microbatch_size}, {again[recipe.recompute]}, sharding {recipe.sharding}"
             f"{f' in each of {recipe.replicate} groups' if recipe.replicate > 1 else ''}"
+            f"{', graphs' if recipe.graphs else ''}"
             f"{f', {OFFLOADED[recipe.offload]} on the host' if recipe.offload != 'none' else ''}"
         )
 
@@ -110,6 +113,7 @@ class Degrees:
             sharding=plan.sharding,
             offload=plan.offload,
             replicate=plan.replicate,
+            graphs=bool(plan.graphs),
         )
         return cls(
             recipe=recipe,
@@ -181,7 +185,7 @@ def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
     those that cannot share them, nor are whole weights for those of a pipeline.
     """
     ours, theirs = degrees.recipe, some.recipe
-    names = ("microbatch_size", "recompute", "offload", "replicate")
+    names = ("microbatch_size", "recompute", "offload", "replicate", "graphs")
     apart = sum(getattr(ours, name) != getattr(theirs, name) for name in names)
     apart += min(ours.form.tensor, theirs.form.tensor) > 1 and ours.form.expert_tensor != theirs.form.expert_tensor
     alone = (some.data * theirs.form.context == 1) | (degrees.data * ours.form.context == 1)
@@ -222,8 +226,10 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
                 continue
             for recompute in recompute_ways(problem, engine, parts):
                 shardings = (*engine.shardings, *engine.pipelined_shardings)
-                ways = product(dict.fromkeys(shardings), offloads(problem), replications(problem, engine))
-                for sharding, offload, replicate in ways:
+                groups, graphs = replications(problem, engine), launches(problem, engine, form, size)
+                for sharding, offload, replicate, graph in product(
+                    dict.fromkeys(shardings), offloads(problem), groups, graphs
+                ):
                     recipe = Recipe(
                         form=form.form,
                         microbatch_size=size,
@@ -231,6 +237,7 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
                         sharding=sharding,
                         offload=offload,
                         replicate=replicate,
+                        graphs=graph,
                     )
                     runs = any(recipe.runs_on(engine, pipelined=pipelined) for pipelined in (False, True))
                     if options.sharding in (None, sharding) and runs:
@@ -250,6 +257,19 @@ def replications(problem: PlanningProblem, engine: TrainingEngine) -> tuple[int,
         return (problem.options.replicate or 1,)
     inside = accumulate((level.size for level in problem.cluster.levels), mul)
     return tuple(dict.fromkeys((1, *(problem.cluster.devices // devices for devices in inside))))
+
+
+def launches(problem: PlanningProblem, engine: TrainingEngine, form: ModelForm, size: int) -> tuple[bool, ...]:
+    """Whether the host launches graphs: both ways where it may take longer to launch operations than a device to do
+    them.
+    """
+    asked, host_s = problem.options.graphs, engine.times.host_s
+    if asked is not None or not engine.graphs:
+        return (bool(asked),)
+    measured = [form.kinds[kind].at(size) for kind in {*form.blocks[1:-1]}]
+    passes = [(m.forward_s, m.forward_operations) for m in measured]
+    passes += [(m.backward_s, m.backward_operations) for m in measured]
+    return (False, True) if any(operations * host_s > seconds for seconds, operations in passes) else (False,)
 
 
 def selective_units(form: ModelForm) -> set[str]:

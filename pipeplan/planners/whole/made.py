@@ -136,6 +136,7 @@ class PlanMaker:
             sharding=degrees.recipe.sharding,
             offload=degrees.recipe.offload,
             replicate=degrees.recipe.replicate,
+            graphs=self.terms.terms.model.graphs if degrees.recipe.graphs else (),
             recompute_modules=self.terms.terms.model.modules if degrees.recipe.recompute == "modules" else (),
         )
 

@@ -21,6 +21,7 @@ _LAWS = {
     "recompute": "what is recomputed must be what the engine and the profile have",
     "recompute_unit": "what is recomputed must be what the engine and the profile have",
     "sharding": "replicas share states only where there are several, in one stage or several as the engine can",
+    "graphs": "graphs must suit the engine, the recomputation and the offloading",
     "replicate": "groups that share states must divide the replicas, and have several each",
     "offload": "what is offloaded must suit the engine, the sharding and the recomputation",
     "schedule": f"data-parallel has one rank, 1f1b several; {_ROUNDS}",

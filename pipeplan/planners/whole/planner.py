@@ -42,6 +42,7 @@ USED = (
     "data",
     "sharding",
     "replicate",
+    "graphs",
     "offload",
 )
 """The options that it has a use for."""

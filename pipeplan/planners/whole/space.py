@@ -96,6 +96,7 @@ class PlacedDegrees:
             sharding=recipe.sharding,
             offload=recipe.offload,
             replicate=recipe.replicate,
+            graphs=recipe.graphs,
             chunks=self.degrees.chunks,
         )
 

@@ -1,11 +1,11 @@
 """Terms: the seconds and bytes of a recipe's blocks on a device, as sums over [start, stop).
 
-Seconds include the collectives inside a form, because a device waits for these. The host launches operations while the
-device computes or exchanges; the slower of the two counts. With sharded weights, a block takes the longer of its
-compute and the gathering of the next block's weights; the reduction of its gradients is treated alike. An exchange
-slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline, shards are gathered once a batch. Copies to
-and from the host also run beside the compute, in the two directions of one link. An update on the host waits for its
-gradients, and the next batch for its weights.
+Seconds include the collectives inside a form, because a device waits for these. The host launches operations, or graphs
+of them, while the device computes or exchanges; the slower of the two counts. With sharded weights, a block takes the
+longer of its compute and the gathering of the next block's weights; the reduction of its gradients is treated alike. An
+exchange slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline, shards are gathered once a batch.
+Copies to and from the host also run beside the compute, in the two directions of one link. An update on the host waits
+for its gradients, and the next batch for its weights.
 
 Only the layers are recomputed: neither the first nor the last block, if these are of kinds of their own.
 """
@@ -50,8 +50,12 @@ class RecipeTerms:
 
     @cached_property
     def measured(self) -> tuple[FormMeasurement, ...]:
-        """The measurement of every kind of block."""
-        return tuple(kind.at(self.recipe.microbatch_size) for kind in self.model.kinds)
+        """The measurement of every kind of block, layers in graphs where the recipe has them."""
+        found, layers = (
+            [kind.at(self.recipe.microbatch_size) for kind in self.model.kinds],
+            set(self.model.blocks[1:-1]),
+        )
+        return tuple(m.in_graphs if self.recipe.graphs and kind in layers else m for kind, m in enumerate(found))
 
     @cached_property
     def forward_s(self) -> FloatArray:

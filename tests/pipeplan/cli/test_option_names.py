@@ -53,6 +53,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--sharding": ("some",),
     "--offload": ("all",),
     "--replicate": ("0",),
+    "--graphs": (),
     "--time-limit-s": ("-1",),
 }
 """By option, a wrong value, or a right one with other options that it contradicts."""

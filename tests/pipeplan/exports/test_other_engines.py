@@ -280,6 +280,26 @@ def test_megatron_frees_the_modules_outputs_that_were_priced(modules: tuple[str,
         replace(source.plan, recompute_modules=modules)
 
 
+@pytest.mark.parametrize(
+    ("graphs", "words"),
+    [
+        ((), None),
+        (("full",), "--cuda-graph-impl transformer_engine )"),
+        (
+            ("attn", "moe_router", "moe_preprocess"),
+            "--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router moe_preprocess )",
+        ),
+    ],
+)
+def test_megatron_launches_the_graphs_that_were_priced(graphs: tuple[str, ...], words: str | None) -> None:
+    source = _source("megatron", tensor=1, stages=1, recompute=False)
+    found = _words(replace(source, plan=replace(source.plan, graphs=graphs)))
+    assert words in found if words else "--cuda-graph" not in found
+    again = [replace(each, recompute=True, recompute_unit="block") for each in source.plan.stages]
+    with pytest.raises(InvalidInputError, match="graphs: must be off where whole blocks run again"):
+        replace(source.plan, stages=tuple(again), graphs=("full",))
+
+
 def test_megatron_has_every_degree_and_the_layout_of_virtual_stages() -> None:
     source = _source("megatron", tensor=2, context=2, stages=2, chunks=2, data=2, sharding="optimizer")
     words = _words(source)

@@ -152,6 +152,7 @@ UNSAID = {
     "basis",
     "recompute_modules",
     "replicate",
+    "graphs",
 }
 """Later fields of a plan, which are left out while they say nothing."""
 

@@ -74,6 +74,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "sharding": ("optimizer", "optimizer"),
     "offload": ("optimizer", "optimizer"),
     "replicate": ("2", 2),
+    "graphs": ("true", True),
     "synchronous": ("true", True),
 }
 """Every option of a request: what a person enters, and what that is."""

@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 
 from pipeplan.documents.forms import WHOLE, Form
+from pipeplan.protocol.estimates import FormsAsked
+from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.counts import BlockCounts, SelectiveCounts
+from worker_agent.profiler.datasheets import DATASHEETS
+from worker_agent.profiler.forms import profile_with_forms
 from worker_agent.profiler.precision import RECIPES, in_recipe
 from worker_agent.profiler.sharded import FormCounts, count_form, shape_model
 
@@ -25,6 +29,10 @@ LLAMA = f"hf:llama?{SIZES}&num_key_value_heads=2&intermediate_size=96"
 def counted(spec: str, form: Form = WHOLE, *, fusion: str = "all") -> FormCounts:
     model = shape_model(spec, "bfloat16")
     return count_form(model, form, microbatch_sizes=(1,), sequence_length=TOKENS, fusion=fusion)
+
+
+def task(spec: str) -> ProfileTask:
+    return ProfileTask(model=spec, microbatch_sizes=(1,), dtype="bfloat16", optimizer="adam", sequence_length=TOKENS)
 
 
 def layers(counts: FormCounts) -> list[BlockCounts]:
@@ -65,6 +73,24 @@ def test_attention_by_latents_makes_heads_of_its_latents_again() -> None:
     for way in (of_dense, of_mixed):
         products = [(op.sizes.k, op.sizes.n) for op in way.operations if op.sizes]
         assert products == [(QUERIES, HEADS * (NOPE + ROPE)), (KEYS, HEADS * (NOPE + VALUE))]
+
+
+def test_what_experts_do_between_the_ways_of_tokens_has_no_fixed_shapes() -> None:
+    names = [op.name for op in layers(counted(QWEN))[0].forward]
+    start, stop = names.index("index_select"), names.index("index_add") + 1
+    assert names[start:stop] == ["index_select", "bmm", "fused", "bmm", "index_select", "fused", "index_add"]
+    profile = profile_with_forms(FormsAsked(expert=2), task(QWEN), DATASHEETS["h100-sxm"])
+    (form,) = profile.forms
+    layer = form.kinds[form.blocks[1]].measurements[0]
+    assert layer.dynamic_forward_operations == stop - start < layer.forward_operations
+    assert 0 < layer.dynamic_backward_operations < layer.backward_operations
+    assert form.graphs == ("attn", "moe_router", "moe_preprocess")
+    assert layer.in_graphs.forward_operations == 1 + stop - start
+    (mixed,) = profile_with_forms(FormsAsked(), task(DEEPSEEK), DATASHEETS["h100-sxm"]).forms
+    assert mixed.graphs == ("attn", "mlp", "moe_router", "moe_preprocess")
+    (dense,) = profile_with_forms(FormsAsked(), task(LLAMA), DATASHEETS["h100-sxm"]).forms
+    assert dense.graphs == ("full",)
+    assert all(m.dynamic_forward_operations == 0 for kind in dense.kinds for m in kind.measurements)
 
 
 @pytest.mark.parametrize(("spec", "fusion"), [(LLAMA, "all"), (QWEN, "none")])

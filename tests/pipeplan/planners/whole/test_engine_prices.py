@@ -43,11 +43,14 @@ def terms(
     recompute: str = "none",
     sharding: str = "none",
     replicate: int = 1,
+    graphs: bool = False,
 ) -> RecipeTerms:
     options = Options(optimizer="adam", engine=engine.name)
     problem = PlanningProblem(profile=profile, cluster=cluster(profile), batch_size=16, options=options)
     model = next(each for each in profile.forms if each.form == form)
-    recipe = Recipe(form=form, microbatch_size=1, recompute=recompute, sharding=sharding, replicate=replicate)
+    recipe = Recipe(
+        form=form, microbatch_size=1, recompute=recompute, sharding=sharding, replicate=replicate, graphs=graphs
+    )
     return RecipeTerms(problem=problem, engine=engine, model=model, recipe=recipe)
 
 
@@ -59,14 +62,16 @@ def with_times(name: str, times: EngineTimes) -> TrainingEngine:
     return replace(ENGINES[name], times=times)
 
 
-def launching(profile: Profile) -> Profile:
-    """The profile with operations in every pass."""
+def launching(profile: Profile, *, dynamic: int = 0) -> Profile:
+    """The profile with operations in every pass, some of them in layers of dynamic shapes."""
 
     def with_operations(form: ModelForm) -> ModelForm:
         kinds = []
         for kind in form.kinds:
             (m,) = kind.measurements
             m = replace(m, forward_operations=OPERATIONS, backward_operations=2 * OPERATIONS)
+            if m.selective:
+                m = replace(m, dynamic_forward_operations=dynamic, dynamic_backward_operations=2 * dynamic)
             kinds.append(replace(kind, measurements=(m,)))
         return replace(form, kinds=tuple(kinds))
 
@@ -103,6 +108,25 @@ def test_a_host_that_launches_slowly_launches_while_devices_exchange() -> None:
     exchanged = [each for m in both.measured for each in m.forward_collectives]
     assert exchanged
     assert both.forward_s == pytest.approx(np.full(LAYERS + 2, OPERATIONS * 1e-3))
+
+
+@pytest.mark.parametrize("dynamic", [0, 7])
+def test_the_host_launches_a_graph_a_layer_and_what_has_no_fixed_shapes(dynamic: int) -> None:
+    """Layers alone are in graphs; a microbatch in flight has a layer's output in the graph's own memory, too."""
+    host_s, profile = 1e-3, launching(MODEL, dynamic=dynamic)
+    slow = with_times("megatron", EngineTimes(host_s=host_s))
+    eager, graphs = (terms(slow, profile=profile, graphs=on) for on in (False, True))
+    for name, times in (("forward_s", 1), ("backward_s", 2)):
+        own_s, eager_s = getattr(graphs, name), getattr(eager, name)
+        kernels_s = getattr(terms(with_times("megatron", QUICK), profile=profile), name)
+        assert eager_s == pytest.approx(np.full(LAYERS + 2, times * OPERATIONS * host_s))
+        assert own_s[[0, -1]] == pytest.approx(eager_s[[0, -1]])
+        launched_s = (1 + times * dynamic) * host_s
+        assert own_s[1:-1] == pytest.approx(np.maximum(kernels_s[1:-1], launched_s))
+    for way in ("none", "attention"):
+        held, held_eager = (terms(slow, profile=profile, graphs=on, recompute=way).kept_bytes for on in (True, False))
+        outputs = [0, *(eager.edge_bytes[2:-1]), 0]
+        assert held - held_eager == pytest.approx(outputs)
 
 
 def test_layers_alone_are_run_again() -> None:

@@ -480,6 +480,9 @@ def test_other_engines_train_with_adamw_unless_asked_otherwise(engine: str) -> N
         ("sequence_parallel", {"tensor": 1, "sequence_parallel": True}),
         ("master_weights", {"master_weights": False}),
         ("recompute_unit", {"recompute_unit": "stage"}),
+        ("graphs", {"engine": "fsdp", "graphs": True}),
+        ("graphs", {"graphs": True, "recompute": True, "recompute_unit": "block"}),
+        ("graphs", {"graphs": True, "offload": "activations"}),
         ("replicate", {"replicate": 2}),
         ("replicate", {"engine": "fsdp", "stages": 1, "data": 8, "replicate": 3}),
         ("replicate", {"engine": "fsdp", "stages": 1, "data": 8, "replicate": 8}),
@@ -594,6 +597,39 @@ def test_replicas_of_fsdp_share_states_in_one_group_or_in_one_for_each_server() 
         )
     other = replace(asked, options=replace(asked.options, replicate=2, sharding="weights"))
     assert not all(finding.holds for finding in verify(plan, other))
+
+
+def launching(held: Profile, operations: int) -> Profile:
+    """The profile with so many operations in every pass."""
+    forms = []
+    for form in held.forms:
+        kinds = [
+            replace(
+                kind,
+                measurements=tuple(
+                    replace(m, forward_operations=operations, backward_operations=2 * operations)
+                    for m in kind.measurements
+                ),
+            )
+            for kind in form.kinds
+        ]
+        forms.append(replace(form, kinds=tuple(kinds)))
+    return replace(held, forms=tuple(forms))
+
+
+def test_graphs_are_launched_where_the_host_is_what_a_layer_waits_for() -> None:
+    fixed: dict[str, Any] = {"tensor": 1, "stages": 1, "microbatch_size": 1}
+    slow, quick = launching(model(), 500), launching(model(flops=1e12), 5)
+    asked = problem(slow, cluster(slow), **fixed)
+    plan = answered(asked)
+    assert plan.graphs == ("full",) and plan.stages[0].memory is not None
+    (other,) = [each for each in plan.choices if each.degree == "graphs"]
+    assert other.instead == "off" and (other.throughput_samples_per_s or 0) < (plan.throughput_samples_per_s or 0)
+    assert all(finding.holds for finding in verify(plan, asked))
+    eager = answered(replace(asked, options=replace(asked.options, graphs=False)))
+    assert eager.graphs == () and eager.throughput_samples_per_s == other.throughput_samples_per_s
+    assert answered(problem(quick, cluster(quick), **fixed)).graphs == ()
+    assert answered(problem(quick, cluster(quick), graphs=True, **fixed)).graphs == ("full",)
 
 
 def test_modules_run_again_where_that_alone_fits_and_is_cheapest() -> None:
