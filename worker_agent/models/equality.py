@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id"})
-"""Attributes of Hugging Face's layers that say where in the model they are: they change no shape and no operation."""
+UNCOUNTED_ATTRIBUTES = frozenset({"layer_idx", "layer_id", "_place"})
+"""Attributes of Hugging Face's layers and our segments that say where in the model they are: they change no
+shape and no operation."""
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _PLAIN = (bool, int, float, str, tuple, list, torch.dtype, type(None))

@@ -246,7 +246,9 @@ class BalancedExperts(nn.Module):
 
     Real tokens choose their experts, and experts have different numbers of them. This is what they do on average, in
     the order of Megatron-LM's dispatcher: tokens are sorted by expert, traded, gathered among the devices that share
-    the features of experts; then all of it back. The number of an expert's tokens is rounded up.
+    the features of experts; then all of it back. The number of an expert's tokens is rounded up. The router's weights
+    go with the tokens and multiply what lies between an expert's products: then nothing that comes back is kept
+    (Megatron-LM's `weighted_bias_swiglu_impl`).
     """
 
     def __init__(
@@ -274,22 +276,31 @@ class BalancedExperts(nn.Module):
         own = self.region.enter(self.region.trade(hidden.index_select(0, tokens), *routing).unsqueeze(0))
         count = own.shape[1]
         each = -(-count // experts)
-        rows = own if each * experts == count else functional.pad(own, (0, 0, 0, each * experts - count))
+        chosen = top_k_weights.flatten().index_select(0, order).unsqueeze(-1).to(hidden.dtype)
+        shares = self.region.enter(self.region.trade(chosen, *routing).unsqueeze(0))
+        rows, shares = (
+            (part if each * experts == count else functional.pad(part, (0, 0, 0, each * experts - count))).view(
+                experts, each, -1
+            )
+            for part in (own, shares)
+        )
         up = "up_proj" if "up_proj" in self._parameters else "gate_up_proj"
-        made = self._product(self.gate(self._product(rows.view(experts, each, -1), up, 1)), "down_proj", 0)
+        made = self._product(self.gate(self._product(rows, up)) * shares, "down_proj", shares)
         left = self.region.leave(made.view(1, each * experts, -1)[:, :count]).squeeze(0)
-        back = self.region.trade(left, *routing)
-        weighted = back * top_k_weights.flatten().index_select(0, order).unsqueeze(-1)
-        return torch.zeros_like(hidden).index_add(0, tokens, weighted.to(hidden.dtype)).view(shape)
+        return torch.zeros_like(hidden).index_add(0, tokens, self.region.trade(left, *routing)).view(shape)
 
-    def _product(self, rows: Tensor, name: str, own_bias: int) -> Tensor:
-        """Every expert's rows with its weight; devices that share the input's features add a part of the bias each."""
+    def _product(self, rows: Tensor, name: str, shares: Tensor | None = None) -> Tensor:
+        """Every expert's rows with its weight, where rows have `shares` with that of the bias; devices that share the
+        input's features add a part of it each.
+        """
         weight, bias = self.get_parameter(name), self._parameters.get(f"{name}_bias")
         matrix = weight if self.transposed else weight.transpose(1, 2)
         if bias is None:
             return torch.bmm(rows, matrix)
-        part = bias if own_bias or self.region.form.tensor == 1 else bias / self.region.form.tensor
-        return torch.baddbmm(part.unsqueeze(1), rows, matrix)
+        if shares is None:
+            return torch.baddbmm(bias.unsqueeze(1), rows, matrix)
+        part = bias if self.region.form.tensor == 1 else bias / self.region.form.tensor
+        return torch.baddbmm(part.unsqueeze(1) * shares, rows, matrix)
 
 
 class RoutedExperts(nn.Module):

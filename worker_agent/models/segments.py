@@ -84,15 +84,15 @@ class Segment(nn.Module):
         self.crossing = tuple(
             tuple(map(flow.shape_of, flow.carried(place))) for place in (flow.starts[number], flow.stops[number])
         )
-        self._flows, self._number = flows, number
-        self._units = tuple(self.parts)  # a device's share of the block has others in their places
+        self._flows = flows
+        self._place = number, tuple(self.parts)  # a device's share of the block has other parts in their places
         flows.numbers[self] = number
 
     def forward(self, *values: Tensor) -> Any:
         """(carried ..., given ...) -> the same for the next block, or the model's result."""
         if self.quick is not None and len(values) == 1:
             return self.quick(values[0])
-        flows, number = self._flows, self._number
+        flows, (number, units) = self._flows, self._place
         values = flows.form.completed(values) if number == 0 else values
         given = values[len(values) - len(flows.form.inputs) :]
         inputs = {name: value for name, value in zip(flows.form.inputs, given, strict=True) if value.numel()}
@@ -100,7 +100,7 @@ class Segment(nn.Module):
         start = flow.starts[number]
         keys = flow.carried(start)
         carried = dict(zip(keys, values[: len(keys)], strict=True))
-        shares = dict(zip(self._units, self.parts, strict=False))
+        shares = dict(zip(units, self.parts, strict=False))
         forward = PartialForward(flows, flow, number, carried, inputs, shares)
         result = forward.run()
         if number == len(flow.starts) - 1:

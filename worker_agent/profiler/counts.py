@@ -61,7 +61,7 @@ class BlockCounts:
 
     Bytes are those of BlockMemory. The workspace is the peak of the operations' results above those held before and
     after. `selective` is attention's core if that keeps tensors of its own, and most operations if it does not;
-    `modules` are those whose outputs are freed.
+    `modules` are those whose outputs are freed. `expert_matrices` are the shapes of experts' weights together.
     """
 
     input_bytes: int
@@ -77,6 +77,7 @@ class BlockCounts:
     modules: SelectiveCounts | None = None
     kept_output_bytes: int = 0
     passed_bytes: int = 0
+    expert_matrices: tuple[tuple[int, ...], ...] = ()
 
 
 def build_shapes(

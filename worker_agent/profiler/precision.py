@@ -58,55 +58,61 @@ def in_recipe(counts: FormCounts, recipe: PrecisionRecipe) -> FormCounts:
 
 def narrowed(counts: BlockCounts, recipe: PrecisionRecipe) -> BlockCounts:
     """The counts of the same block with narrow linear layers."""
-    trained = {(op.sizes.m, op.sizes.k, op.sizes.n) for op in counts.backward if is_linear(op) and op.sizes}
+    experts = counts.expert_matrices
+    trained = {(op.sizes.m, op.sizes.k, op.sizes.n) for op in counts.backward if is_linear(op, experts) and op.sizes}
     kept_bytes, made_bytes, modules = 0.0, 0.0, counts.modules
     made_again = list(modules.products) if modules else []
     for op in counts.forward:
-        if op.sizes is None or not is_linear(op) or op.operand == "again":
+        if op.sizes is None or not is_linear(op, experts) or op.operand == "again":
             continue
         sizes = op.sizes
         if {(sizes.n, sizes.m, sizes.k), (sizes.k, sizes.m, sizes.n)} & trained:  # for the weights' gradient
             beside = op.operand == "attention"  # its own backward keeps its result
-            more_bytes = sizes.m * sizes.k * (recipe.element_bytes - (0 if beside else WIDE_BYTES))
+            more_bytes = sizes.batch * sizes.m * sizes.k * (recipe.element_bytes - (0 if beside else WIDE_BYTES))
             kept_bytes += more_bytes
             if sizes in made_again:  # neither wide nor narrow is it kept
                 made_again.remove(sizes)
                 made_bytes += more_bytes
     again = counts.selective
     if again and again.unit == "operation":  # inputs of linear layers are not kept, but made again
-        again = replace(again, operations=tuple(_narrow(again.operations, recipe)))
+        again = replace(again, operations=tuple(_narrow(again.operations, recipe, experts)))
     elif again:
         again = replace(again, activation_bytes=max(0, again.activation_bytes + round(kept_bytes)))
     if modules:
         left_bytes = max(0, modules.activation_bytes + round(kept_bytes - made_bytes))
-        operations = tuple(_narrow(modules.operations, recipe))
+        operations = tuple(_narrow(modules.operations, recipe, experts))
         modules = replace(modules, operations=operations, activation_bytes=left_bytes)
     return replace(
         counts,
         modules=modules,
-        forward=tuple(_narrow(counts.forward, recipe)),
-        backward=tuple(_narrow(counts.backward, recipe)),
-        backward_input=tuple(_narrow(counts.backward_input, recipe)),
+        forward=tuple(_narrow(counts.forward, recipe, experts)),
+        backward=tuple(_narrow(counts.backward, recipe, experts)),
+        backward_input=tuple(_narrow(counts.backward_input, recipe, experts)),
         activation_bytes=max(0, counts.activation_bytes + round(kept_bytes)),
         selective=again,
     )
 
 
-def is_linear(op: DeviceOperation) -> bool:
-    """Whether it is a linear layer's product, and not one of attention."""
-    return op.sizes is not None and op.sizes.batch == 1 and "attention" not in op.name and op.operand is not None
+def is_linear(op: DeviceOperation, experts: Sequence[tuple[int, ...]]) -> bool:
+    """Whether it is a product of a linear layer, or of all `experts` with weights of these shapes; not of attention."""
+    if op.sizes is None or "attention" in op.name or op.operand is None:
+        return False
+    batch, m, n, k = op.sizes.batch, op.sizes.m, op.sizes.n, op.sizes.k
+    return batch == 1 or any((batch, *sides) in experts for sides in ((k, n), (n, k), (m, n), (n, m)))
 
 
-def _narrow(operations: Sequence[DeviceOperation], recipe: PrecisionRecipe) -> Iterator[DeviceOperation]:
+def _narrow(
+    operations: Sequence[DeviceOperation], recipe: PrecisionRecipe, experts: Sequence[tuple[int, ...]]
+) -> Iterator[DeviceOperation]:
     for op in operations:
-        if not is_linear(op) or op.sizes is None:
+        if not is_linear(op, experts) or op.sizes is None:
             yield op
             continue
         sizes = op.sizes
         if op.operand != "again":
-            elements = sizes.m * sizes.k
+            elements = sizes.batch * sizes.m * sizes.k
             moved_bytes = round(elements * (WIDE_BYTES + 2 * recipe.element_bytes))
             yield DeviceOperation(name="cast", flops=0, dtype=op.dtype, moved_bytes=moved_bytes)
-        operands = sizes.m * sizes.k + sizes.k * sizes.n
-        moved_bytes = round(operands * recipe.element_bytes + WIDE_BYTES * sizes.m * sizes.n)
+        operands = sizes.batch * (sizes.m * sizes.k + sizes.k * sizes.n)
+        moved_bytes = round(operands * recipe.element_bytes + WIDE_BYTES * sizes.batch * sizes.m * sizes.n)
         yield replace(op, dtype=recipe.dtype, moved_bytes=moved_bytes)

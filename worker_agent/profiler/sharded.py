@@ -258,4 +258,6 @@ class _Walk:
         rule = f"must have blocks that run on tensors without contents to be estimated; block {number} does not"
         with foreign_code("model", rule, type(block).__name__):
             counts, outputs = run.count()
-        return counts, tuple(map(layout_of, outputs))
+        weights = (p for part in block.modules() if isinstance(part, BalancedExperts) for p in part.parameters())
+        matrices = tuple(tuple(weight.shape) for weight in weights if weight.dim() == 3)
+        return replace(counts, expert_matrices=matrices), tuple(map(layout_of, outputs))

@@ -81,3 +81,25 @@ def test_a_device_that_lacks_a_precision_says_so(key: str, precision: str, rule:
     with pytest.raises(InvalidInputError) as raised:
         profile_with_forms(FormsAsked(precision=precision), task(), DATASHEETS[key])
     assert (raised.value.field, raised.value.rule) == ("precision", rule)
+
+
+def test_experts_are_narrow_and_keep_nothing_of_what_comes_back() -> None:
+    """Three products of each pass have their weights' shapes; the router's weights multiply between these products."""
+    experts, chosen, inner = 8, 2, 48
+    spec = (
+        f"hf:mixtral?num_hidden_layers=2&hidden_size={HIDDEN}&intermediate_size={inner}&num_attention_heads={HEADS}"
+        f"&num_key_value_heads={HEADS}&vocab_size=96&num_local_experts={experts}&num_experts_per_tok={chosen}"
+    )
+    counts = count_form(
+        shape_model(spec, "bfloat16"), WHOLE, microbatch_sizes=(1,), sequence_length=TOKENS, fusion="all"
+    )
+    narrow = in_recipe(counts, RECIPES["fp8"])
+    wide_layer, layer = (each.kinds[each.blocks[1]].by_size[1] for each in (counts, narrow))
+    products = [op for op in (*layer.forward, *layer.backward) if op.name == "bmm"]
+    assert len(products) == 3 * 2 and all(op.dtype == RECIPES["fp8"].dtype for op in products)
+    rows = TOKENS * chosen
+    dense = HIDDEN - HIDDEN + HIDDEN  # the norms' outputs; attention keeps its own result whole beside the narrow one
+    assert wide_layer.activation_bytes - layer.activation_bytes == TOKENS * dense + rows * (HIDDEN + inner)
+    kept = 2 * TOKENS * (3 * HIDDEN + 5 * HIDDEN + HIDDEN) + 2 * rows * (HIDDEN + 3 * inner)
+    others = TOKENS * (4 * HEADS + 40 * chosen + 8 * HIDDEN // HEADS)  # statistics, tokens' numbers, weights, angles
+    assert wide_layer.activation_bytes <= kept + others < kept + 2 * rows * HIDDEN
