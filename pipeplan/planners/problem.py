@@ -236,9 +236,7 @@ class PlanningProblem:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A plan's warnings of profiles that may not be of the cluster's devices, and of an exchange that does not run;
-        usually none.
-        """
+        """A plan's warnings, usually none: of a profile of what may be another device, of an exchange not run."""
         pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
         found = [warning(profile, device, as_if=self.options.as_if) for profile, device in pairs]
         found += [PRICED_THROUGH_SERVERS] if self.options.synchronisation == "parameter-server" else []
@@ -261,8 +259,7 @@ class PlanningProblem:
 class CutGraph:
     """The graph for which a problem of a chain stands.
 
-    `order` has the graph's blocks. Block k of the chain has the blocks from place `places[k]` to `places[k + 1]` of
-    that order.
+    `order` has the graph's blocks. Block k of the chain has those from place `places[k]` to `places[k + 1]` of it.
     """
 
     problem: PlanningProblem
@@ -359,10 +356,9 @@ def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -
 def recompute_units(problem: PlanningProblem, laws: Schedule) -> tuple[str, ...]:
     """The units by which a stage may recompute, the preferred ones first.
 
-    The forward of a whole stage runs again while the gradient is on its way; the forward of a block cannot, except for
-    the last block. So the whole stage comes first. It is the only unit of the papers' accounting, of a split backward,
-    and of a graph, whose blocks are known in one order alone. Raises InvalidInputError where another unit is asked for
-    a graph.
+    The forward of a whole stage runs again while the gradient is on its way; that of a block cannot, except for the
+    last block. So the whole stage comes first. It is the only unit of the papers' accounting, of a split backward, and
+    of a graph, whose blocks are known in one order alone. Raises InvalidInputError for another unit of a graph.
     """
     options, asked = problem.options, problem.options.recompute_unit
     whole = RECOMPUTE_UNITS[:1]

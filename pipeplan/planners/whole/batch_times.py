@@ -114,9 +114,9 @@ class BatchTimes:
     @cached_property
     def end_s(self) -> FloatArray:
         """Sums of the least seconds in which blocks exchange and update, whatever the placement."""
-        at = self.terms
-        update_s: FloatArray = at.update_s
-        exchanged = np.floor(np.diff(at.exchanged_bytes))  # plans have whole bytes a block
+        at, states = self.terms, self.terms.states
+        update_s: FloatArray = states.update_s
+        exchanged = np.floor(np.diff(states.exchanged_bytes))  # plans have whole bytes a block
         if at.terms.engine.overlaps or exchanged.sum() <= 0:
             return update_s
         # Seconds are concave in bytes: a part takes at least its share of what all takes.

@@ -60,7 +60,7 @@ def least_exchange(at: ReplicaTerms, cluster: Cluster) -> LeastExchange:
 def least_with_exchange_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> FloatArray:
     """Lower bounds on the seconds of a batch of each of these pipelines, from their compute and their exchanges."""
     m, p = some.microbatches, some.pipeline
-    step_s, update_s = float(at.step_s[-1]), float(at.update_s[-1])
+    step_s, update_s = float(at.step_s[-1]), float(at.states.update_s[-1])
     if at.terms.engine.overlaps:
         return np.asarray((m * step_s + update_s) / p)
     exchange = least_exchange(at, cluster)
@@ -97,7 +97,7 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
     """
     groups, edges = grouped(cluster, degrees.recipe.form.devices), at.terms.edge_bytes[1:-1]
     p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
-    step_s, update_s = float(at.step_s[-1]), float(at.update_s[-1])
+    step_s, update_s = float(at.step_s[-1]), float(at.states.update_s[-1])
     rank_s = at.slowest_rank_s(p)
     least_s, likely_s = 0.0, (m + degrees.idle_steps) * rank_s
     if p > 1:
@@ -183,7 +183,7 @@ def placed_beyond_least_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, 
     """Sums over blocks of what the exchange of a rank that has them takes beyond `least_exchange` on a placement, after
     all others.
     """
-    exchanged = np.floor(np.diff(at.exchanged_bytes, prepend=0.0))
+    exchanged = np.floor(np.diff(at.states.exchanged_bytes, prepend=0.0))
     if at.terms.engine.overlaps or exchanged.sum() <= 0 or degrees.data == 1:
         return np.zeros_like(exchanged)
     groups, (size_bytes, inside_s) = grouped(cluster, degrees.recipe.form.devices), exchanged_bytes(at)
@@ -225,7 +225,8 @@ def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *,
 
 def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:
     """The bytes that replicas exchange, and the seconds of the prior exchange among devices that share sequences."""
-    own_bytes = max(float(at.exchanged_bytes[-1]) - len(at.exchanged_bytes), 0.0)  # plans have whole bytes a block
+    exchanged = at.states.exchanged_bytes
+    own_bytes = max(float(exchanged[-1]) - len(exchanged), 0.0)  # plans have whole bytes a block
     form, profile = at.terms.recipe.form, at.terms.problem.profile
     inside_s = at.terms.links["context"].seconds("all-reduce", own_bytes)
     return form.tensor * own_bytes * profile.overheads.exchange_factor, inside_s

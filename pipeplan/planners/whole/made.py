@@ -43,13 +43,13 @@ def profile_of_groups(terms: ReplicaTerms) -> Profile:
     A block's weights are the bytes that its replicas exchange, after the devices that share sequences have summed
     theirs, and those that are not trained. Its backward includes recomputation: an exchange can run beside both.
     """
-    own, profile = terms.terms, terms.terms.problem.profile
+    own, states, profile = terms.terms, terms.states, terms.terms.problem.profile
     together, holding = own.recipe.form.devices, own.recipe.form.tensor
     names = [block.name for block in profile.blocks]
     first = own.model.kinds[own.model.blocks[0]].at(own.recipe.microbatch_size)
     before = [first.input_bytes, *own.edge_bytes[1:-1].tolist()]
-    exchanged = [int(after - start) for start, after in pairwise(terms.exchanged_bytes.tolist())]
-    frozen = [int(after - start) for start, after in pairwise(terms.frozen_bytes.tolist())]
+    exchanged = [int(after - start) for start, after in pairwise(states.exchanged_bytes.tolist())]
+    frozen = [int(after - start) for start, after in pairwise(states.frozen_bytes.tolist())]
     forward = [after - start for start, after in pairwise(terms.forward_s.tolist())]
     backward = [after - start for start, after in pairwise((terms.backward_s + terms.again_s).tolist())]
     blocks = tuple(
@@ -155,19 +155,20 @@ class PlanMaker:
     def _stages(self, stops: Sequence[int]) -> tuple[Stage, ...]:
         degrees, terms = self.degrees, self.terms
         recompute, held = degrees.recipe.recompute, self.splitter.held_bytes(stops)
-        fixed, kept, step_s, kept_of = terms.fixed_bytes, terms.kept_bytes, terms.step_s, terms.ledger
+        fixed, kept, step_s = terms.states.fixed_bytes, terms.kept_bytes, terms.step_s
+        ledger, not_trained = terms.states.ledger, terms.states.frozen_bytes
         by_host = self.splitter.held_by_hosts(stops)
         stages = []
         for number, (start, stop) in enumerate(zip((0, *stops), stops, strict=False)):
             states = float(fixed[stop] - fixed[start])
-            frozen = float(terms.frozen_bytes[stop] - terms.frozen_bytes[start])
-            share = (states - frozen) / kept_of.kept if kept_of.kept else 0.0
+            frozen = float(not_trained[stop] - not_trained[start])
+            share = (states - frozen) / ledger.kept if ledger.kept else 0.0
             activations = in_flight(degrees, number % degrees.pipeline) * float(kept[stop] - kept[start])
             memory = StageMemory(
-                weights=int(share * kept_of.weights) + int(frozen),
-                gradients=int(share * kept_of.gradients),
-                master_weights=int(share * kept_of.master_weights),
-                optimizer_states=int(share * kept_of.optimizer_states),
+                weights=int(share * ledger.weights) + int(frozen),
+                gradients=int(share * ledger.gradients),
+                master_weights=int(share * ledger.master_weights),
+                optimizer_states=int(share * ledger.optimizer_states),
                 activations=int(activations),
                 transient=max(int(held[number] - states - activations), 0),
             )
@@ -203,7 +204,7 @@ class PlanMaker:
 
     def _held(self, around: StageCosts, stage: Stage, number: int, apart: int) -> StageCosts:
         """A stage's costs with its device's memory, recomputation and update."""
-        terms, start, stop = self.terms, stage.start, stage.stop
+        terms, update_s, start, stop = self.terms, self.terms.states.update_s, stage.start, stage.stop
         memory = stage.memory or StageMemory()
         kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
         most = self.splitter.on_top(number % self.degrees.pipeline, start, stop)
@@ -224,7 +225,7 @@ class PlanMaker:
             recompute_s=recompute_s,
             backward_s=backward_s,
             backward_input_s=backward_s,
-            update_s=float(terms.update_s[stop] - terms.update_s[start]) + (0.0 if exchanges else inside_s),
+            update_s=float(update_s[stop] - update_s[start]) + (0.0 if exchanges else inside_s),
             version_bytes=memory.weights,
             fixed_bytes=int(fixed + (0 if stage.recompute else most)),
             gradient_bytes=memory.gradients,
@@ -243,10 +244,10 @@ class PlanMaker:
         stage and the stage with a copy of its weights sum the copy's gradients; `apart` is the distance of the two in
         devices.
         """
-        terms, degrees, cluster = self.terms, self.degrees, self.problem.cluster
-        exchanged, tied = terms.exchanged_bytes, terms.tied_bytes
-        inside_s = terms.terms.links["context"].seconds("all-reduce", float(exchanged[stop] - exchanged[start]))
-        inside_s += float(terms.experts_exchanged_s[stop] - terms.experts_exchanged_s[start])
+        states, degrees, cluster = self.terms.states, self.degrees, self.problem.cluster
+        exchanged, tied, experts_s = states.exchanged_bytes, states.tied_bytes, states.experts_exchanged_s
+        inside_s = self.terms.terms.links["context"].seconds("all-reduce", float(exchanged[stop] - exchanged[start]))
+        inside_s += float(experts_s[stop] - experts_s[start])
         copied = float(tied[-1] if start == 0 else tied[stop] - tied[start])
         if degrees.pipeline == 1 or copied == 0.0:
             return inside_s

@@ -341,7 +341,7 @@ class WholeSpace:
         for data, pipelined in np.unique(np.stack([found.data, found.pipeline > 1]), axis=1).T.tolist():
             at = terms.at(data, pipelined=bool(pipelined))
             chosen = (found.data == data) & ((found.pipeline > 1) == pipelined)
-            even = even_bytes(found, blocks, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
+            even = even_bytes(found, blocks, float(at.states.fixed_bytes[-1]), float(at.kept_bytes[-1]))
             held[chosen] = (even + at.transient_bytes.max())[chosen]
         return np.flatnonzero(held > NEARLY_FULL * self.problem.cluster.device.usable_bytes)
 
@@ -357,7 +357,7 @@ class WholeSpace:
         fits = np.zeros(len(found), dtype=bool)
         for pipelined in (False, True):
             at = terms.at(int(found.data.max()), pipelined=pipelined)
-            held = least_bytes(found, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
+            held = least_bytes(found, float(at.states.fixed_bytes[-1]), float(at.kept_bytes[-1]))
             fits |= ((found.pipeline > 1) == pipelined) & (held <= limit)
         ranks = float((found.pipeline * found.data * fits).max())
         return ranks * found.recipe.microbatch_size / (step_s * (1 - _ROUNDING)) if step_s > 0 else inf
@@ -382,8 +382,8 @@ class WholeSpace:
             least_s = np.max([m * rank_s, exchanged_s, fill_s, sent_s, rounds_s], axis=0)
             batch_s = self._likely_s(at, some, rank_s)
             samples = self.problem.batch_size * np.ones(len(some))
-            held[chosen] = least_bytes(some, float(at.fixed_bytes[-1]), float(at.kept_bytes[-1]))
-            by_host = least_bytes(some, float(at.host_bytes[-1]), float(at.left_bytes[-1]))
+            held[chosen] = least_bytes(some, float(at.states.fixed_bytes[-1]), float(at.kept_bytes[-1]))
+            by_host = least_bytes(some, float(at.states.host_bytes[-1]), float(at.left_bytes[-1]))
             fits = (held[chosen] <= self.problem.cluster.device.usable_bytes) & (by_host <= room_on_host)
             most[chosen] = np.where(fits, samples / (least_s * (1 - _ROUNDING)), 0.0)
             likely[chosen] = np.where(fits, samples / batch_s, 0.0)
@@ -397,7 +397,7 @@ class WholeSpace:
         """
         m, p, v, form = some.microbatches, some.pipeline, some.chunks, some.recipe.form
         machines, sent_bytes = grouped(self.problem.cluster, form.devices), form.devices * at.terms.sent_bytes
-        exchanged = float(at.exchanged_bytes[-1]) / form.context
+        exchanged = float(at.states.exchanged_bytes[-1]) / form.context
         depths, depth_of = np.unique(p, return_inverse=True)
         found = []
         for in_a_row in (False, True):
@@ -408,4 +408,4 @@ class WholeSpace:
                 exchanged_s.append(links.seconds("all-reduce", exchanged / ranks))
             step_s = np.maximum(rank_s, v * np.asarray(sent_s)[depth_of])
             found.append((m + (p - 1) / v) * step_s + np.asarray(exchanged_s)[depth_of])
-        return np.asarray(np.minimum(*found) + float(at.update_s[-1]) / p)
+        return np.asarray(np.minimum(*found) + float(at.states.update_s[-1]) / p)

@@ -240,7 +240,7 @@ class Splitter:
         left = terms.left_bytes[ends] - terms.left_bytes[starts]
         passing = PASSING_BLOCKS * np.maximum.reduceat(np.diff(terms.left_bytes), starts)
         on_top = np.maximum.reduceat(terms.transient_bytes, starts) + np.minimum(flight * left, passing)
-        states = terms.fixed_bytes[ends] - terms.fixed_bytes[starts]
+        states = terms.states.fixed_bytes[ends] - terms.states.fixed_bytes[starts]
         held: FloatArray = states + flight * (terms.kept_bytes[ends] - terms.kept_bytes[starts])
         p = self.degrees.pipeline
         held[:p] += on_top.reshape(-1, p).max(axis=0)
@@ -249,7 +249,7 @@ class Splitter:
     def held_by_hosts(self, stops: Sequence[int]) -> FloatArray:
         """The bytes that each stage has on its host."""
         terms, flight, starts, ends = self.terms, *self._stages(stops)
-        states = terms.host_bytes[ends] - terms.host_bytes[starts]
+        states = terms.states.host_bytes[ends] - terms.states.host_bytes[starts]
         return np.asarray(states + flight * (terms.left_bytes[ends] - terms.left_bytes[starts]))
 
     def _stages(self, stops: Sequence[int]) -> tuple[FloatArray, IntArray, IntArray]:
@@ -297,7 +297,7 @@ class Splitter:
         """[rank, start]: the last place where the single stage of a rank may end by its memory, by bisection."""
         terms, blocks = self.terms, len(self._step_s) - 1
         on_top, leaving = _most_within(terms.transient_bytes), _most_within(np.diff(terms.left_bytes))
-        states = (terms.fixed_bytes, terms.kept_bytes, terms.left_bytes, terms.host_bytes)
+        states = (terms.states.fixed_bytes, terms.kept_bytes, terms.left_bytes, terms.states.host_bytes)
         flight = np.asarray([[in_flight(self.degrees, rank)] for rank in range(self.degrees.pipeline)])
         starts = np.arange(blocks)[None, :]
         low, high = np.repeat(starts, len(flight), axis=0), np.full((len(flight), blocks), blocks)

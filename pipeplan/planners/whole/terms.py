@@ -2,10 +2,9 @@
 
 Seconds include the collectives inside a form, because a device waits for these. The host launches operations, or graphs
 of them, while the device computes or exchanges; the slower of the two counts. With sharded weights, a block takes the
-longer of its compute and the gathering of the next block's weights; the reduction of its gradients is treated alike. An
-exchange slows the compute beside it (Zhao et al. 2023, section 3.3). In a pipeline, shards are gathered once a batch.
-Copies to and from the host also run beside the compute, in the two directions of one link. An update on the host waits
-for its gradients, and the next batch for its weights.
+longer of its compute and the gathering of the next block's weights; the reduction of its gradients is treated alike
+(`ReplicaStates`). An exchange slows the compute beside it (Zhao et al. 2023, section 3.3). Copies to and from the host
+also run beside the compute, in the two directions of one link.
 
 Only the layers are recomputed: neither the first nor the last block, if these are of kinds of their own.
 """
@@ -17,23 +16,15 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import FloatArray, sums
-from pipeplan.costs.groups import (
-    DeviceGroupLinks,
-    axis_links,
-    grouped,
-    links_among,
-    replica_links,
-    sends_tokens_once,
-)
-from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
+from pipeplan.costs.groups import DeviceGroupLinks, axis_links, grouped, sends_tokens_once
 from pipeplan.documents.cluster import Level
-from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
-from pipeplan.documents.engines import SHARDINGS, TrainingEngine
+from pipeplan.documents.degrees import offloads_activations
+from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import AXES, Collective, FormMeasurement, ModelForm
-from pipeplan.documents.profile import DTYPE_BYTES
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
-from pipeplan.planners.whole.parameters import BlockParameters, Entry, by_block, narrow_weights
+from pipeplan.planners.whole.parameters import by_block
+from pipeplan.planners.whole.states import ReplicaStates
 
 _ROUNDING = 1e-12
 
@@ -116,11 +107,6 @@ class RecipeTerms:
         return by_block(self.model, lambda kind: kind.parameters)
 
     @cached_property
-    def trained_tied_parameters(self) -> FloatArray:
-        """By block, the trained parameters of the first block of which it holds a copy in a pipeline."""
-        return by_block(self.model, lambda kind: kind.tied_parameters - kind.frozen_tied_parameters)
-
-    @cached_property
     def edge_bytes(self) -> FloatArray:
         """The bytes that one device sends on at the end of a stage, by the place of the cut.
 
@@ -169,19 +155,6 @@ class RecipeTerms:
         links = self.links["tensor"]
         return links.seconds("all-gather", float(self.edge_bytes[cut]) * self._senders) if self._senders > 1 else 0.0
 
-    def ledger(self, replicas: int, *, pipelined: bool, trained: bool = True) -> Ledger:
-        """The ledger of a parameter that so many devices hold."""
-        return ledger(
-            self.engine.name,
-            self.recipe.sharding,
-            dtype=self.problem.profile.dtype,
-            optimizer=self.problem.options.optimizer_or_default,
-            replicas=replicas,
-            pipelined=pipelined,
-            optimizer_on_host=offloads_optimizer(self.recipe.offload),
-            trained=trained,
-        )
-
     def at(self, data: int, *, pipelined: bool) -> "ReplicaTerms":
         """The terms with so many replicas, of one stage or of several."""
         key = data, pipelined
@@ -217,67 +190,18 @@ class ReplicaTerms:
     pipelined: bool
     _slowest_s: dict[int, float] = field(default_factory=dict)
 
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger of trained parameters outside experts."""
-        return self._parameters[0].ledger
-
     @cached_property
-    def _parameters(self) -> tuple[BlockParameters, BlockParameters]:
-        """Every block's trained parameters, and its frozen ones."""
-        form = self.terms.recipe.form  # devices that share sequences hold its parameters too
-        replicas = self._sharing * form.context, form.expert_replicas(self._sharing)
-
-        def ledgers(trained: bool) -> tuple[Ledger, Ledger]:
-            one, other = (self.terms.ledger(n, pipelined=self.pipelined, trained=trained) for n in replicas)
-            return one, other
-
-        return BlockParameters.of(self.terms.model, ledgers, pipelined=self.pipelined)
-
-    @property
-    def _sharing(self) -> int:
-        """The replicas that share the states: those of a group."""
-        return self.data // self.terms.recipe.replicate
-
-    def _shares(self, what: str) -> bool:
-        return SHARDINGS.index(self.terms.recipe.sharding) >= SHARDINGS.index(what)
-
-    @property
-    def _gathers_for_forward(self) -> bool:
-        return self._shares("weights") or (self._shares("gradients") and self.terms.engine.gathers_for_forward)
-
-    @cached_property
-    def _gathered_s(self) -> tuple[FloatArray, FloatArray]:
-        """How long it takes to gather every block's weights for its forward, and for its backward."""
-        nothing = np.zeros_like(self.terms.forward_s)
-        if self.pipelined or not self._gathers_for_forward:
-            return nothing, nothing
-        gathered_s = self._moved_s("all-gather")
-        return gathered_s, gathered_s if self._shares("weights") else nothing
-
-    @cached_property
-    def _scattered_s(self) -> FloatArray:
-        """How long it takes to reduce every block's gradients to shares, and to sum these among groups."""
-        if self.pipelined or not self._shares("gradients"):
-            return np.zeros_like(self.terms.forward_s)
-        recipe, form, trained = self.terms.recipe, self.terms.recipe.form, self._parameters[0]
-        groups = links_among(self.terms.problem.cluster, recipe.replicate, self._sharing * form.devices)
-        held = trained.outside / (self._sharing * form.context) + trained.experts / form.expert_replicas(self._sharing)
-        shares = self.ledger.gathered * held
-        summed_s = [groups.seconds("all-reduce", each) for each in shares.tolist()]
-        return np.asarray(self._moved_s("reduce-scatter") + np.asarray(summed_s))
-
-    def _moved_s(self, kind: str) -> FloatArray:
-        moved = self._parameters if kind == "all-gather" else self._parameters[:1]  # gradients are of trained ones
-        seconds = np.zeros_like(self.terms.forward_s)
-        for links, parameters in zip(self._replica_links, ("outside", "experts"), strict=True):
-            size_bytes = self.ledger.gathered * np.sum([getattr(each, parameters) for each in moved], axis=0)
-            seconds += [links.seconds(kind, each) if each else 0.0 for each in size_bytes.tolist()]
-        return seconds
-
-    @cached_property
-    def _replica_links(self) -> tuple[DeviceGroupLinks, DeviceGroupLinks]:
-        return replica_links(self.terms.problem.cluster, self.terms.recipe.form, self._sharing)
+    def states(self) -> ReplicaStates:
+        """The states of the parameters, and their exchanges."""
+        own = self.terms
+        return ReplicaStates(
+            problem=own.problem,
+            engine=own.engine,
+            model=own.model,
+            recipe=own.recipe,
+            data=self.data,
+            pipelined=self.pipelined,
+        )
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
         """The seconds of compute with an exchange beside it."""
@@ -287,8 +211,9 @@ class ReplicaTerms:
     @cached_property
     def forward_s(self) -> FloatArray:
         """Sums of the forwards' seconds."""
-        alone_s = self._beside_s(self.terms.forward_s, self._gathered_s[0])
-        return sums(np.maximum(alone_s, np.maximum(self._copied_s(self._left_bytes), self._copied_s(self._up_bytes))))
+        alone_s, states = self._beside_s(self.terms.forward_s, self.states.gathered_s[0]), self.states
+        copied_s = np.maximum(states.copied_s(self._left_bytes), states.copied_s(states.up_bytes))
+        return sums(np.maximum(alone_s, copied_s))
 
     @cached_property
     def backward_s(self) -> FloatArray:
@@ -325,10 +250,9 @@ class ReplicaTerms:
     @cached_property
     def _whole_backward_s(self) -> FloatArray:
         """Every block's backward, with recomputation."""
-        computing_s = self.terms.backward_s + self.terms.again_s
-        alone_s = self._beside_s(computing_s, self._gathered_s[1] + self._scattered_s)
-        up_s = self._copied_s(self._left_bytes + self._up_bytes)
-        down_s = self._copied_s(self._of_parameters(lambda each: each.gradient_down))
+        computing_s, states = self.terms.backward_s + self.terms.again_s, self.states
+        alone_s = self._beside_s(computing_s, states.gathered_s[1] + states.scattered_s)
+        up_s, down_s = states.copied_s(self._left_bytes + states.up_bytes), states.copied_s(states.down_bytes)
         return np.asarray(np.maximum(alone_s, np.maximum(up_s, down_s)))
 
     @cached_property
@@ -336,47 +260,14 @@ class ReplicaTerms:
         """The bytes that a microbatch keeps on the host for every block, from forward to backward."""
         return self.terms.kept_bytes * float(offloads_activations(self.terms.recipe.offload))
 
-    @cached_property
-    def _up_bytes(self) -> FloatArray:
-        """The bytes of every block's weights that come from the host before they are gathered."""
-        return self._of_parameters(lambda each: each.weights_up)
-
-    def _copied_s(self, size_bytes: FloatArray) -> FloatArray:
-        """How long the copy of every block's bytes between device and host takes, one way."""
-        host = self.terms.problem.cluster.host
-        return np.asarray(size_bytes / host.bandwidth_bytes_per_s if host else np.zeros_like(size_bytes))
-
-    def _of_parameters(self, entry: Entry) -> FloatArray:
-        """An entry of the ledger for all parameters of every block."""
-        trained, frozen = self._parameters
-        return trained.amount(entry) + frozen.amount(entry)
-
     def no_slower(self, other: "ReplicaTerms") -> bool:
         """Whether no block's forward, backward or update takes longer than with the other terms."""
         pairs = (
             (self.forward_s, other.forward_s),
             (self.backward_s, other.backward_s),
-            (self.update_s, other.update_s),
+            (self.states.update_s, other.states.update_s),
         )
         return all(bool((np.diff(mine) <= np.diff(its) + _ROUNDING * its[-1]).all()) for mine, its in pairs)
-
-    @cached_property
-    def fixed_bytes(self) -> FloatArray:
-        """Sums of the states' bytes."""
-        trained, frozen = self._parameters
-        narrow_bytes, _ = self._narrow
-        return sums(self._of_parameters(lambda each: each.kept) + narrow_bytes * (trained.every + frozen.every))
-
-    @cached_property
-    def _narrow(self) -> tuple[FloatArray, FloatArray]:
-        recipe, profile = self.terms.recipe, self.terms.problem.profile
-        alone = recipe.sharding == "optimizer" and not offloads_optimizer(recipe.offload)
-        return narrow_weights(self.terms.model, profile, alone=alone, kept=self.terms.engine.keeps_narrow)
-
-    @cached_property
-    def frozen_bytes(self) -> FloatArray:
-        """Sums of the bytes of weights that are not trained."""
-        return sums(self._parameters[1].amount(lambda each: each.kept))
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
@@ -389,61 +280,6 @@ class ReplicaTerms:
         return sums(self._left_bytes)
 
     @cached_property
-    def host_bytes(self) -> FloatArray:
-        """Sums of the states' bytes on the host."""
-        return sums(self._of_parameters(lambda each: each.host))
-
-    @cached_property
     def transient_bytes(self) -> FloatArray:
         """The bytes that every block holds on top while it runs, with the whole weights that are gathered for it."""
-        one = not self.pipelined
-        trained, frozen = (self.ledger.gathered * each.every for each in self._parameters)
-        gathered = GATHERED_BLOCKS * (one and self._shares("weights"))
-        scattered = one and self._shares("gradients")
-        return np.asarray(self.terms.transient_bytes + gathered * (trained + frozen) + scattered * trained)
-
-    @cached_property
-    def exchanged_bytes(self) -> FloatArray:
-        """Sums of the bytes that a device exchanges once a batch, as of an all-reduce.
-
-        An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-1 and 2
-        gather the weights after their update; other shares need theirs for every microbatch. Frozen weights are
-        gathered alone, where they are shared. Experts have fewer replicas, farther from each other: their bytes count
-        as many as those outside experts that take as long.
-        """
-        ledger, (trained, frozen) = self.ledger, self._parameters
-        exchanged: float | FloatArray = ledger.exchanged if not self._shares("gradients") else 0.0
-        if self.terms.recipe.sharding == "optimizer":
-            exchanged = (ledger.exchanged + self._narrow[1]) / 2
-        if self._shares("gradients") and self.pipelined:
-            exchanged = ledger.gathered
-        elif self._shares("gradients") and not self._gathers_for_forward:
-            exchanged = ledger.gathered / 2
-        gathered = ledger.gathered / 2 if self.pipelined and self._gathers_for_forward else 0.0
-        outside = exchanged * trained.outside + gathered * frozen.outside
-        experts = exchanged * trained.experts + gathered * frozen.experts
-        outside_s, experts_s = (each.seconds("all-reduce", float(experts.sum())) for each in self._replica_links)
-        return sums(outside + (experts * experts_s / outside_s if outside_s else 0.0))
-
-    @cached_property
-    def experts_exchanged_s(self) -> FloatArray:
-        """Sums of the seconds in which devices that hold the same experts exchange, though all else has one replica."""
-        outside, among = self._replica_links
-        exchanged = self.ledger.exchanged * self._parameters[0].experts * (not outside.hops)
-        return sums([among.seconds("all-reduce", each) if each else 0.0 for each in exchanged.tolist()])
-
-    @cached_property
-    def tied_bytes(self) -> FloatArray:
-        """Sums of the bytes of gradients whose weights the first stage holds as well."""
-        return sums(self.ledger.exchanged * self.terms.trained_tied_parameters)
-
-    @cached_property
-    def update_s(self) -> FloatArray:
-        """Sums of an update's seconds."""
-        terms, profile = self.terms, self.terms.problem.profile
-        host = terms.problem.cluster.host
-        if host and offloads_optimizer(terms.recipe.offload):
-            link_s = self._copied_s(self._of_parameters(lambda each: each.update_link))
-            return sums(link_s + self._of_parameters(lambda each: each.update_host) / host.update_bytes_per_s)
-        seconds = profile.overheads.update_s_per_byte * DTYPE_BYTES[profile.dtype] * self.ledger.updated
-        return sums(seconds * self._parameters[0].every)
+        return np.asarray(self.terms.transient_bytes + self.states.gathered_bytes + self.states.scattered_bytes)

@@ -162,9 +162,10 @@ def test_groups_of_replicas_gather_among_themselves_and_sum_their_shares(shardin
         exchanged_s = gathered_s * (sharding == "weights") + inside.seconds("reduce-scatter", size)
         exchanged_s += among.seconds("all-reduce", size / 4)
         assert np.diff(groups.backward_s)[block] - own.backward_s[block] == pytest.approx(exchanged_s)
-    assert groups.ledger == four.ledger != flat.ledger, "a device holds what it would hold in its group alone"
-    assert groups.fixed_bytes[-1] == pytest.approx(four.fixed_bytes[-1])
-    assert groups.exchanged_bytes[-1] == 0.0 and groups.update_s[-1] == pytest.approx(four.update_s[-1])
+    states, alone = groups.states, four.states
+    assert states.ledger == alone.ledger != flat.states.ledger, "a device holds what it would hold in its group alone"
+    assert states.fixed_bytes[-1] == pytest.approx(alone.fixed_bytes[-1])
+    assert states.exchanged_bytes[-1] == 0.0 and states.update_s[-1] == pytest.approx(alone.update_s[-1])
     made = plan(own, pipeline=1, data=16)
     assert (made.replicate, made.width, made.sharding) == (4, 16, sharding)
 
@@ -182,11 +183,11 @@ def test_shares_in_a_pipeline_are_gathered_once_a_batch() -> None:
     engine = with_times("fsdp", EngineTimes(beside=0.5))
     own, alone = terms(engine, sharding="weights"), terms(with_times("fsdp", QUICK))
     one, several = own.at(4, pipelined=False), own.at(4, pipelined=True)
-    assert one.exchanged_bytes[-1] == 0.0 < several.exchanged_bytes[-1]
+    assert one.states.exchanged_bytes[-1] == 0.0 < several.states.exchanged_bytes[-1]
     assert several.step_s[-1] == pytest.approx(float((alone.forward_s + alone.backward_s).sum()))
     whole = 2 + 4  # weights of 16 bits and gradients of 32
     parameters = float(own.parameters.sum())
-    assert several.fixed_bytes[-1] - one.fixed_bytes[-1] == pytest.approx(whole * parameters)
+    assert several.states.fixed_bytes[-1] - one.states.fixed_bytes[-1] == pytest.approx(whole * parameters)
     few, many = (plan(own, pipeline=2, data=4, microbatches=m) for m in (8, 16))
     assert [stage.reduce_s for stage in few.costs] == [stage.reduce_s for stage in many.costs]
     assert min(stage.reduce_s for stage in few.costs) > 0
@@ -206,9 +207,11 @@ def test_the_last_stage_holds_and_exchanges_a_copy_of_tied_weights() -> None:
     engine = with_times("megatron", QUICK)
     apart, shared = terms(engine), terms(engine, profile=tied(MODEL))
     copied = float(apart.parameters[-1])
-    one_less = apart.at(2, pipelined=False).fixed_bytes[-1] - shared.at(2, pipelined=False).fixed_bytes[-1]
-    assert one_less == pytest.approx(18 * copied)
-    assert apart.at(2, pipelined=True).fixed_bytes[-1] == shared.at(2, pipelined=True).fixed_bytes[-1]
+    one, several = (
+        [float(own.at(2, pipelined=on).states.fixed_bytes[-1]) for own in (apart, shared)] for on in (False, True)
+    )
+    assert one[0] - one[1] == pytest.approx(18 * copied)
+    assert several[0] == several[1]
     without, having = (plan(own, pipeline=4, data=1) for own in (apart, shared))
     extra = [b.update_s - a.update_s for a, b in zip(without.costs, having.costs, strict=True)]
     assert extra[0] > 0 and extra[-1] > 0 and extra[1:-1] == [0.0, 0.0]
@@ -220,7 +223,7 @@ def test_copies_of_tied_weights_meet_where_the_placement_has_them(inside: int, s
     made = [plan(own, pipeline=2, data=4, inside=inside) for own in (terms(engine), terms(engine, profile=tied(MODEL)))]
     assert made[1].placement.index(Worker(stage=1, replica=0)) == stride
     own = terms(engine, profile=tied(MODEL))
-    gradients = float(own.at(4, pipelined=True).tied_bytes[-1])
+    gradients = float(own.at(4, pipelined=True).states.tied_bytes[-1])
     alone_s = links_among(cluster(MODEL), 2, stride).seconds("all-reduce", gradients)
     extra = [b.reduce_inside_s - a.reduce_inside_s for a, b in zip(*(each.costs for each in made), strict=True)]
     assert extra[0] == pytest.approx(alone_s)

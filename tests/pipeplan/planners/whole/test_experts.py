@@ -119,19 +119,18 @@ def test_each_expert_has_as_many_copies_as_its_devices_leave(context: int) -> No
     """T x C x D devices hold (T x C x D) / (E x ETP) copies of an expert; so many share its optimizer's states."""
     form = Form(tensor=2, sequence_parallel=True, context=context, expert=8, expert_tensor=1)
     data = 16 // context
-    terms = _terms(form, data)
-    held = terms._parameters[0]
+    held = _terms(form, data).states.parameters[0]
     assert form.expert_replicas(data) == 4
     assert held.ledger.kept == 6 + 12 / 16 and held.expert_ledger.kept == 6 + 12 / 4
 
 
 def test_experts_of_one_copy_exchange_nothing() -> None:
     form = Form(tensor=2, sequence_parallel=True, expert=16, expert_tensor=1)
-    alone, shared = _terms(form, 8), _terms(replace(form, expert=8), 8)
+    alone, shared = (_terms(each, 8).states for each in (form, replace(form, expert=8)))
     whole = (alone.ledger.exchanged + alone.ledger.gathered) / 2  # gradients are reduced, weights are gathered
-    outside = whole * alone._parameters[0].outside.sum()
+    outside = whole * alone.parameters[0].outside.sum()
     assert alone.exchanged_bytes[-1] == pytest.approx(outside)
-    assert shared.exchanged_bytes[-1] > whole * shared._parameters[0].outside.sum()
+    assert shared.exchanged_bytes[-1] > whole * shared.parameters[0].outside.sum()
 
 
 def test_copies_of_experts_inside_one_replica_sum_their_gradients() -> None:
@@ -145,10 +144,10 @@ def test_copies_of_experts_inside_one_replica_sum_their_gradients() -> None:
 
 def test_fsdp_gathers_experts_among_their_copies() -> None:
     form = Form(tensor=2, sequence_parallel=True, expert=16, expert_tensor=1)
-    alone, shared = (_terms(each, 8, "weights", "fsdp") for each in (form, replace(form, expert=8)))
+    alone, shared = (_terms(each, 8, "weights", "fsdp").states for each in (form, replace(form, expert=8)))
     size_bytes = 2 * EXPERT_PARAMETERS / 8
     own_s = links_among(CLUSTER, 2, 8).seconds("all-gather", size_bytes)
-    assert shared._gathered_s[0][1] - alone._gathered_s[0][1] == pytest.approx(own_s)
+    assert shared.gathered_s[0][1] - alone.gathered_s[0][1] == pytest.approx(own_s)
 
 
 @pytest.mark.parametrize(

@@ -745,10 +745,10 @@ def test_weights_kept_narrow_count_in_rows_and_columns(
     )
     layers = slice(1, -1)
     parameters = wide.terms.parameters[layers]
-    more = (np.diff(narrow.fixed_bytes) - np.diff(wide.fixed_bytes))[layers]
+    more = (np.diff(narrow.states.fixed_bytes) - np.diff(wide.states.fixed_bytes))[layers]
     assert more == pytest.approx(bytes_more * parameters)
-    less = (np.diff(wide.exchanged_bytes) - np.diff(narrow.exchanged_bytes))[layers]
+    less = (np.diff(wide.states.exchanged_bytes) - np.diff(narrow.states.exchanged_bytes))[layers]
     expected = 0.0 if sharding == "none" else 1.0 - gathered
     assert less == pytest.approx(expected * parameters)
     for each in (0, -1):
-        assert np.diff(narrow.fixed_bytes)[each] == np.diff(wide.fixed_bytes)[each]
+        assert np.diff(narrow.states.fixed_bytes)[each] == np.diff(wide.states.fixed_bytes)[each]
