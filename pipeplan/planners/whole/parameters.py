@@ -2,7 +2,7 @@
 and figures by block.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,6 @@ from pipeplan.documents.profile import DTYPE_BYTES, PRECISIONS, Profile
 
 Entry = Callable[[Ledger], float]
 """Reads one of a ledger's fields."""
-
-
-def sums(values: Sequence[float] | FloatArray) -> FloatArray:
-    """Sums of the values before each place, and of all."""
-    return np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
 
 
 def by_block(model: ModelForm, count: Callable[[BlockKind], float]) -> FloatArray:
