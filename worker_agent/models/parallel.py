@@ -241,6 +241,22 @@ class RowEmbedding(nn.Module):
         return found if self.scale is None else found * self.scale.to(found.dtype)
 
 
+class _TokenSums(torch.autograd.Function):
+    """Rows are added to those of their tokens. The backward needs the tokens alone; torch's keeps the rows, too."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+        """(T, H), (R,) and (R, H) -> (T, H)."""
+        ctx.save_for_backward(tokens)
+        return sums.index_add(0, tokens, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
+        """(T, H) -> (R, H) for the rows."""
+        (tokens,) = ctx.saved_tensors
+        return None, None, gradient.index_select(0, tokens)
+
+
 class BalancedExperts(nn.Module):
     """A device's share of a layer's experts, and of the features of each, where every expert gets as many tokens.
 
@@ -287,7 +303,9 @@ class BalancedExperts(nn.Module):
         up = "up_proj" if "up_proj" in self._parameters else "gate_up_proj"
         made = self._product(self.gate(self._product(rows, up)) * shares, "down_proj", shares)
         left = self.region.leave(made.view(1, each * experts, -1)[:, :count]).squeeze(0)
-        return torch.zeros_like(hidden).index_add(0, tokens, self.region.trade(left, *routing)).view(shape)
+        rows = self.region.trade(left, *routing)
+        summed: Tensor = _TokenSums.apply(torch.zeros_like(hidden), tokens, rows)  # type: ignore[no-untyped-call]
+        return summed.view(shape)
 
     def _product(self, rows: Tensor, name: str, shares: Tensor | None = None) -> Tensor:
         """Every expert's rows with its weight, where rows have `shares` with that of the bias; devices that share the
