@@ -239,6 +239,7 @@ def _bridge(fields: Fields) -> Row:
     sharded = fields.maybe("fsdp") not in (None, 0) if fields.text("fsdp") not in ("", "0") else False
     program = Program(engine="fsdp" if sharded else "megatron")
     gpus, length, batch = fields.count("gpus"), fields.count("sequence_length"), fields.count("batch")
+    expert = fields.count("expert_parallel", 1)
     return Row(
         source="megatron-bridge",
         model=fields.text("model"),
@@ -254,8 +255,8 @@ def _bridge(fields: Fields) -> Row:
         options=_options(
             fields,
             program,
-            expert=fields.count("expert_parallel", 1),
-            expert_tensor=None if sharded else 1,
+            expert=expert,
+            expert_tensor=1 if expert > 1 and not sharded else None,
             sharding="weights" if sharded else "optimizer",
             graphs=False if sharded else None,  # most of its recipes have some
             chunks=fields.count("virtual_stages", 1),
@@ -327,7 +328,7 @@ def _automodel(fields: Fields) -> Row | None:
         tensor=t,
         context=c,
         expert=fields.maybe("EP"),
-        expert_tensor=1,
+        expert_tensor=1 if (fields.maybe("EP") or 1) > 1 else None,
         stages=p,
         chunks=fields.maybe("VP") if p > 1 else 1,
         data=gpus // (t * p * c),

@@ -55,17 +55,17 @@ KERNELS: Mapping[str, KernelErrors] = {
 """By the datasheets that have kernels of their own. An A800 and an H800 compute as an A100 and an H100."""
 
 ITERATIONS = (
-    IterationErrors(generation="A100", engine="deepspeed", rows=126, error=0.121),
-    IterationErrors(generation="A100", engine="fsdp", rows=100, error=0.056),
+    IterationErrors(generation="A100", engine="deepspeed", rows=126, error=0.124),
+    IterationErrors(generation="A100", engine="fsdp", rows=100, error=0.098),
     IterationErrors(generation="A100", engine="megatron", rows=9, error=0.049),
-    IterationErrors(generation="B200", engine="megatron", rows=5, error=0.28),
-    IterationErrors(generation="B300", engine="megatron", rows=4, error=0.466),
+    IterationErrors(generation="B200", engine="megatron", rows=5, error=0.263),
+    IterationErrors(generation="B300", engine="megatron", rows=4, error=0.345),
     IterationErrors(generation="GB200", engine="fsdp", rows=1, error=0.339),
-    IterationErrors(generation="GB200", engine="megatron", rows=12, error=0.131),
+    IterationErrors(generation="GB200", engine="megatron", rows=12, error=0.097),
     IterationErrors(generation="GB300", engine="fsdp", rows=1, error=0.248),
-    IterationErrors(generation="GB300", engine="megatron", rows=7, error=0.343),
-    IterationErrors(generation="H100", engine="fsdp", rows=70, error=0.224),
-    IterationErrors(generation="H100", engine="megatron", rows=23, error=0.097),
+    IterationErrors(generation="GB300", engine="megatron", rows=7, error=0.258),
+    IterationErrors(generation="H100", engine="fsdp", rows=70, error=0.234),
+    IterationErrors(generation="H100", engine="megatron", rows=23, error=0.101),
     IterationErrors(generation="H200", engine="megatron", rows=2, error=0.002),
 )
 
