@@ -121,7 +121,8 @@ def show_plan(plan: Plan) -> None:
     for warning in plan.warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
     if plan.engine != OUR_RUNTIME:
-        degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in plan.degrees.items())
+        shown = ((name, each) for name, each in plan.degrees.items() if name != "expert_tensor" or plan.form.expert > 1)
+        degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown)
         states = f"sharding {plan.sharding}" + f" in each of {plan.replicate} groups" * (plan.replicate > 1)
         states += ", graphs" * bool(plan.graphs)
         console.print(f"for {plan.engine} with {plan.optimizer}: {degrees}, {states}", soft_wrap=True)
