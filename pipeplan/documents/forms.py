@@ -71,7 +71,7 @@ class Form:
         return self.expert_devices // gcd(self.expert_devices, self.devices)
 
     def expert_replicas(self, replicas: int) -> int:
-        """The copies of the experts that so many replicas of a stage have."""
+        """The copies of the experts that `replicas` copies of a stage have."""
         return self.devices * replicas // self.expert_devices
 
     def stride(self, axis: str) -> int:
@@ -112,9 +112,9 @@ class Routing:
         require(self.chosen <= most, "chosen", f"must be at most the {most} experts of chosen groups", self.chosen)
 
     def units_reached(self, units: int) -> float:
-        """The mean number of units, of so many with equal shares of the experts, in which a token has an expert.
+        """The mean number of `units`, each with an equal share of the experts, in which a token has one of its experts.
 
-        All choices are as likely: routers are trained to balance their experts.
+        All choices are equally likely: routers are trained to balance their experts.
         """
         share, group = self.experts // units, self.experts // self.groups
         inside = min(share, group)  # of a group's experts in a unit; a unit has `whole` groups, or a part of one

@@ -83,7 +83,7 @@ def profile(
     expert_tensor_degree: Annotated[
         int | None, typer.Option("--expert-tensor", help="Only forms with this tensor degree of experts.")
     ] = None,
-    most_devices: Annotated[int | None, typer.Option(help="Forms for stages of so many devices at most.")] = None,
+    most_devices: Annotated[int | None, typer.Option(help="Forms whose stages have at most this many devices.")] = None,
     most_tensor: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 8,
     most_context: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,
     most_expert: Annotated[int, typer.Option(help="Forms for powers of two up to this, where possible.")] = 1,

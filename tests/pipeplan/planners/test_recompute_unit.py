@@ -234,7 +234,10 @@ def test_the_last_backwards_wait_for_the_recomputation_of_every_stage() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"recompute_unit": "layer"}, "recompute_unit: must be one of stage, block, modules, attention, operation, got 'layer'"),
+        (
+            {"recompute_unit": "layer"},
+            "recompute_unit: must be one of stage, block, modules, attention, operation, got 'layer'",
+        ),
         ({"recompute_unit": "block", "memory": "paper"}, "recompute_unit: must be stage with memory paper"),
         ({"recompute_unit": "block", "recompute": False}, "recompute_unit: is of recomputation, which is off"),
         (
