@@ -33,7 +33,7 @@ def estimate(device: str, *, dtype: str = "bfloat16", precision: str | None = No
             [estimate("GB200-186GB", precision="nvfp4")],
             "megatron",
             "estimated from kernels measured on this GPU (GB200: 4-bit products 12% off on average, attention not "
-            "measured); such predictions were 13% off on average over 12 measured iterations (GB200, megatron)",
+            "measured); such predictions were 10% off on average over 12 measured iterations (GB200, megatron)",
         ),
         (
             [estimate("H100-SXM5-80GB", dtype="float32")],
