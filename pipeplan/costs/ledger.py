@@ -29,6 +29,7 @@ An engine keeps only the weights of a frozen parameter; it shares and gathers th
 from dataclasses import dataclass, replace
 
 from pipeplan.costs.memory import MASTER_BYTES, OPTIMIZER_COPIES
+from pipeplan.documents.degrees import offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS
 from pipeplan.documents.profile import DTYPE_BYTES
 
@@ -39,6 +40,13 @@ GATHERED_BLOCKS = 2
 def sums_in_float32(dtype: str, sharding: str) -> bool:
     """Whether DeepSpeed sums gradients apart, where the optimizer is on the devices."""
     return dtype == "bfloat16" and sharding == "optimizer"
+
+
+def keeps_narrow_alone(sharding: str, offload: str) -> bool:
+    """Whether Megatron-LM keeps weights in a narrow precision alone: with its distributed optimizer on the devices
+    (`--fp8-param-gather`, `arguments.py` of core 0.15).
+    """
+    return sharding == "optimizer" and not offloads_optimizer(offload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

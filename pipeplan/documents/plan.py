@@ -264,10 +264,6 @@ class Plan:
         require(whole, "split_backward_half_way", "is a variant of split_backward, which must be on", True)
         rule = "must be off where a stage recomputes by block: its backward is done as a whole"
         require(not self.split_backward or not self.recomputes_by_block, "split_backward", rule, self.split_backward)
-        by_modules = any(stage.recompute_unit == "modules" for stage in self.stages)
-        rule = f"must be some of {', '.join(MODULES)} where a stage recomputes by modules, and none elsewhere"
-        known = bool(self.recompute_modules) == by_modules and set(self.recompute_modules) <= set(MODULES)
-        require(known, "recompute_modules", rule, list(self.recompute_modules))
         for name in ("batch_size", "microbatch_size", "microbatches", "optimal_in_flight"):
             require_count(name, getattr(self, name))
 
@@ -287,6 +283,18 @@ class Plan:
             rule = f"must be among the {self.depth} stages"
             require(tied.stages[-1] < self.depth, f"tied.{i}.stages", rule, tied.stages)
 
+        self._require_engine()
+        require_count("chunks", self.chunks)
+        require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
+        first_stages = self.stages[: self.depth // self.chunks]
+        replicas = [stage.replicas for stage in first_stages]
+        workers = sum(replicas)
+        if len(self.placement) != workers or set(map(_PLACE, self.placement)) != _places(tuple(replicas)):
+            rule = f"must place each of the {workers} replicas of the stages once"
+            raise InvalidInputError("placement", rule, [(w.stage, w.replica) for w in self.placement])
+
+    def _require_engine(self) -> None:
+        """Raises InvalidInputError for a form, states, recomputation or graphs that the engine does not have."""
         engine = engine_named(self.engine)
         require_form(engine, self.form)
         pipelined = self.depth > 1
@@ -297,14 +305,10 @@ class Plan:
             require_offload(engine, self.offload, sharding=self.sharding, recompute=again, pipelined=pipelined)
             graphless = cannot_graph(engine, recompute=again, offload=self.offload) if self.graphs else None
             require(graphless is None, "graphs", graphless or "", list(self.graphs))
-        require_count("chunks", self.chunks)
-        require(self.depth % self.chunks == 0, "chunks", f"must divide the {self.depth} stages", self.chunks)
-        first_stages = self.stages[: self.depth // self.chunks]
-        replicas = [stage.replicas for stage in first_stages]
-        workers = sum(replicas)
-        if len(self.placement) != workers or set(map(_PLACE, self.placement)) != _places(tuple(replicas)):
-            rule = f"must place each of the {workers} replicas of the stages once"
-            raise InvalidInputError("placement", rule, [(w.stage, w.replica) for w in self.placement])
+        by_modules = any(stage.recompute_unit == "modules" for stage in self.stages)
+        rule = f"must be some of {', '.join(MODULES)} where a stage recomputes by modules, and none elsewhere"
+        known = bool(self.recompute_modules) == by_modules and set(self.recompute_modules) <= set(MODULES)
+        require(known, "recompute_modules", rule, list(self.recompute_modules))
 
     @property
     def throughput_samples_per_s(self) -> float | None:

@@ -9,6 +9,7 @@ Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the
 """
 
 from pipeplan.costs.groups import sends_tokens_once
+from pipeplan.costs.ledger import keeps_narrow_alone
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
 from pipeplan.documents.engines import engine_named, with_optimizer
 from pipeplan.errors import require
@@ -67,18 +68,7 @@ def write(source: ExportSource) -> str:
         for stage, count in zip(stages, layers, strict=True)
     )
     as_a_whole = any(stage.recomputes == "yes" for stage in plan.stages)
-    recomputing = ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"] * plan.recompute
-    if source.recomputes_attention:
-        recomputing = ["--recompute-granularity selective --recompute-modules core_attn"]
-    narrow_alone = plan.sharding == "optimizer" and not offloads_optimizer(plan.offload)
-    if plan.recompute_modules:
-        modules = " ".join(plan.recompute_modules)
-        recomputing = [f"--recompute-granularity selective --recompute-modules {modules}"]
-        recomputing += ["--moe-grouped-gemm"] * ("moe_act" in plan.recompute_modules)
-    once = sends_tokens_once(engine, plan.form, source.cluster.device.name)
-    dispatcher = _SENT_ONCE if once else _ALL_TO_ALL
-    graphs = ["--cuda-graph-impl transformer_engine"] * bool(plan.graphs)
-    graphs += [f"--cuda-graph-modules {' '.join(plan.graphs)}"] * bool(plan.graphs and plan.graphs != ("full",))
+    dispatcher = _SENT_ONCE if sends_tokens_once(engine, plan.form, source.cluster.device.name) else _ALL_TO_ALL
     arguments = [
         f"--num-layers {stages[-1].stop}",
         f"--tensor-model-parallel-size {plan.form.tensor}",
@@ -96,11 +86,10 @@ def write(source: ExportSource) -> str:
         *_OPTIMIZERS[plan.optimizer],
         *_PRECISIONS.get(plan.dtype, []),
         *_NARROW.get(plan.precision or "", []),
-        *(_NARROW_WEIGHTS[plan.precision] if plan.precision and narrow_alone else []),
+        *(_NARROW_WEIGHTS.get(plan.precision or "", []) * keeps_narrow_alone(plan.sharding, plan.offload)),
         *(["--accumulate-allreduce-grads-in-fp32"] if plan.dtype == "float16" else []),  # with --bf16 it is the default
         *([UNTIED] if source.tied is False else []),
-        *recomputing,
-        *graphs,
+        *_of_layers(source),
     ]
     notes = [
         *source.heading,
@@ -117,3 +106,18 @@ def write(source: ExportSource) -> str:
     ]
     lines = "".join(f"  {argument}\n" for argument in arguments)
     return commented(notes) + f"MEGATRON_ARGS=(\n{lines})\n"
+
+
+def _of_layers(source: ExportSource) -> list[str]:
+    """What of a layer runs again, and what of it the host launches as graphs."""
+    plan, found = source.plan, list[str]()
+    modules = ("core_attn",) if source.recomputes_attention else plan.recompute_modules
+    if modules:
+        found = [f"--recompute-granularity selective --recompute-modules {' '.join(modules)}"]
+        found += ["--moe-grouped-gemm"] * ("moe_act" in modules)
+    elif plan.recompute:
+        found = ["--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"]
+    if plan.graphs:
+        found += ["--cuda-graph-impl transformer_engine"]
+        found += [f"--cuda-graph-modules {' '.join(plan.graphs)}"] * (plan.graphs != ("full",))
+    return found

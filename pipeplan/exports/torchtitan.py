@@ -227,7 +227,6 @@ def _job(source: ExportSource) -> _Job:
     if optimizer is None:
         raise InvalidInputError("format", "cannot be torchtitan: it trains with Adam and AdamW only", plan.optimizer)
     once = sends_tokens_once(engine_named("fsdp"), plan.form, source.cluster.device.name)
-    units = {stage.recompute_unit for stage in plan.stages}
     parts, assumed = layers_of(source)
     ranks, schedule = source.pipeline_ranks, _SCHEDULES.get(plan.schedule, "1F1B")
     rule = f"cannot be torchtitan: its 1F1B needs a microbatch for each of the {ranks} stages, at least"
@@ -255,7 +254,7 @@ def _job(source: ExportSource) -> _Job:
         parts=parts,
         microbatch_size=plan.microbatch_size,
         microbatches=plan.microbatches,
-        recompute="operation" if "operation" in units else "block" if plan.recompute else None,
+        recompute="operation" if "by operation" in plan.recomputes else "block" if plan.recompute else None,
         tensor=plan.form.tensor,
         sequence_parallel=plan.form.sequence_parallel,
         context=plan.form.context,

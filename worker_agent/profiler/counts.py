@@ -162,7 +162,7 @@ class BlockRun:
         trained = [p for p in self.block.parameters() if p.requires_grad]
         for parameter in trained:
             parameter.grad = torch.zeros_like(parameter)
-        recorder, peers = self._recorder, self.region.peers
+        recorder, peers, modules = self._recorder, self.region.peers, ModuleOutputs(recorder=self._recorder)
         kept, core = KeptStorages(self.block), KeptStorages(self.block)
 
         def pack(tensor: Tensor) -> Any:
@@ -171,7 +171,6 @@ class BlockRun:
 
         leaves = tuple(t.detach().requires_grad_(self.graded and carries_gradient(t)) for t in self.inputs)
         kernels: AbstractContextManager[object] = GpuKernels(self._attention) if self.gpu else nullcontext()
-        modules = ModuleOutputs(recorder=recorder)
         with kernels, recorder, modules.noted(self.block), saved_tensors_hooks(pack, peers.unpack):
             outputs, roots = self._forward(leaves)
         workspace_bytes = recorder.peak_bytes - recorder.held_bytes
@@ -204,8 +203,7 @@ class BlockRun:
             backward_input=backward_input,
         )
         if self.fused:
-            passes = fused(first, second, saved=saved, sent=sent)
-            counts = _in_kernels(counts, passes, saved)
+            counts = _in_kernels(counts, passes := fused(first, second, saved=saved, sent=sent), saved)
             if not operations and self.end is None:
                 counts = _without_modules(counts, modules, first, passes.held(saved), sent)
         if self.gpu and selective is None and self.end is None:

@@ -77,14 +77,16 @@ class ModuleOutputs:
 
         `sent` are the storages of the block's inputs, outputs and weights.
         """
-        parts = {
-            "layernorm": self._norms,
-            "moe_act": {each for span in self._experts for each in _between_products(forward, *span)},
-            "mla_up_proj": {each for start in self._attention for each in _before_attention(forward, start)}
-            - self._latents
-            - self._norms,
-        }
-        made = {each for member in forward for each in member.writes}
+        activations, latents = set[int](), set[int]()
+        for start, stop in self._experts:
+            between = [place for place in range(start, stop) if forward[place].operation.sizes]
+            activations |= _written(forward[between[0] + 1 : between[-1]]) if between else set()
+        for start in self._attention:
+            kernels = (place for place in range(start, len(forward)) if "attention" in forward[place].operation.name)
+            latents |= _written(forward[start : next(kernels, start)])
+        latents -= self._latents | self._norms
+        parts = {"layernorm": self._norms, "moe_act": activations, "mla_up_proj": latents}
+        made = _written(forward)
         freed = {name: (found & made & held.keys()) - set(sent) for name, found in parts.items()}
         freed = {name: found for name, found in freed.items() if found}
         if not freed:
@@ -134,13 +136,6 @@ def _first(args: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
     return next(each for each in values if isinstance(each, Tensor) and each.is_floating_point())
 
 
-def _between_products(forward: Sequence[Traffic], start: int, stop: int) -> set[int]:
-    """What is written after the first and before the last product of a span of operations."""
-    products = [place for place in range(start, stop) if forward[place].operation.sizes]
-    return {each for member in forward[products[0] + 1 : products[-1]] for each in member.writes} if products else set()
-
-
-def _before_attention(forward: Sequence[Traffic], start: int) -> set[int]:
-    """What is written from an operation on until attention's kernel."""
-    stop = next((n for n in range(start, len(forward)) if "attention" in forward[n].operation.name), start)
-    return {each for member in forward[start:stop] for each in member.writes}
+def _written(operations: Sequence[Traffic]) -> set[int]:
+    """The storages that these operations write."""
+    return {each for member in operations for each in member.writes}

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray, sums
 from pipeplan.costs.groups import DeviceGroupLinks, links_among, replica_links
-from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, ledger
+from pipeplan.costs.ledger import GATHERED_BLOCKS, Ledger, keeps_narrow_alone, ledger
 from pipeplan.documents.degrees import offloads_optimizer
 from pipeplan.documents.engines import SHARDINGS, TrainingEngine
 from pipeplan.documents.forms import ModelForm
@@ -140,7 +140,7 @@ class ReplicaStates:
 
     @cached_property
     def _narrow(self) -> tuple[FloatArray, FloatArray]:
-        alone = self.recipe.sharding == "optimizer" and not offloads_optimizer(self.recipe.offload)
+        alone = keeps_narrow_alone(self.recipe.sharding, self.recipe.offload)
         return narrow_weights(self.model, self.problem.profile, alone=alone, kept=self.engine.keeps_narrow)
 
     @cached_property

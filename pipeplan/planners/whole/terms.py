@@ -23,7 +23,6 @@ from pipeplan.documents.engines import TrainingEngine
 from pipeplan.documents.forms import AXES, Collective, FormMeasurement, ModelForm
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Recipe
-from pipeplan.planners.whole.parameters import by_block
 from pipeplan.planners.whole.states import ReplicaStates
 
 _ROUNDING = 1e-12
@@ -42,11 +41,9 @@ class RecipeTerms:
     @cached_property
     def measured(self) -> tuple[FormMeasurement, ...]:
         """The measurement of every kind of block, layers in graphs where the recipe has them."""
-        found, layers = (
-            [kind.at(self.recipe.microbatch_size) for kind in self.model.kinds],
-            set(self.model.blocks[1:-1]),
-        )
-        return tuple(m.in_graphs if self.recipe.graphs and kind in layers else m for kind, m in enumerate(found))
+        found = [kind.at(self.recipe.microbatch_size) for kind in self.model.kinds]
+        layers = {*self.model.blocks[1:-1]} if self.recipe.graphs else set[int]()
+        return tuple(m.in_graphs if kind in layers else m for kind, m in enumerate(found))
 
     @cached_property
     def forward_s(self) -> FloatArray:
@@ -100,11 +97,6 @@ class RecipeTerms:
         """The bytes that every block holds on top while it runs: activations that were not kept, and its workspace."""
         more = [m.activation_bytes - m.kept_bytes(way) + m.workspace_bytes for m, way in self._ways]
         return self._by_block([max(each, 0) for each in more])
-
-    @cached_property
-    def parameters(self) -> FloatArray:
-        """Every block's parameters, without its experts'."""
-        return by_block(self.model, lambda kind: kind.parameters)
 
     @cached_property
     def edge_bytes(self) -> FloatArray:

@@ -140,7 +140,7 @@ def test_layers_alone_are_run_again() -> None:
 
 
 def gathered(own: ReplicaTerms, block: int, kind: str) -> float:
-    size = 2 * own.terms.parameters[block]
+    size = 2 * own.states.parameters[0].outside[block]
     return links_among(own.terms.problem.cluster, own.data, 1).seconds(kind, float(size))
 
 
@@ -156,7 +156,7 @@ def test_groups_of_replicas_gather_among_themselves_and_sum_their_shares(shardin
     )
     inside, among = links_among(own.problem.cluster, 4, 1), links_among(own.problem.cluster, 4, 4)
     for block in range(LAYERS + 2):
-        size = 2.0 * own.parameters[block]
+        size = 2.0 * float(flat.states.parameters[0].outside[block])
         gathered_s = inside.seconds("all-gather", size)
         assert np.diff(groups.forward_s)[block] - own.forward_s[block] == pytest.approx(gathered_s)
         exchanged_s = gathered_s * (sharding == "weights") + inside.seconds("reduce-scatter", size)
@@ -186,7 +186,7 @@ def test_shares_in_a_pipeline_are_gathered_once_a_batch() -> None:
     assert one.states.exchanged_bytes[-1] == 0.0 < several.states.exchanged_bytes[-1]
     assert several.step_s[-1] == pytest.approx(float((alone.forward_s + alone.backward_s).sum()))
     whole = 2 + 4  # weights of 16 bits and gradients of 32
-    parameters = float(own.parameters.sum())
+    parameters = float(one.states.parameters[0].outside.sum())
     assert several.states.fixed_bytes[-1] - one.states.fixed_bytes[-1] == pytest.approx(whole * parameters)
     few, many = (plan(own, pipeline=2, data=4, microbatches=m) for m in (8, 16))
     assert [stage.reduce_s for stage in few.costs] == [stage.reduce_s for stage in many.costs]
@@ -206,7 +206,7 @@ def tied(profile: Profile) -> Profile:
 def test_the_last_stage_holds_and_exchanges_a_copy_of_tied_weights() -> None:
     engine = with_times("megatron", QUICK)
     apart, shared = terms(engine), terms(engine, profile=tied(MODEL))
-    copied = float(apart.parameters[-1])
+    copied = float(apart.at(2, pipelined=False).states.parameters[0].outside[-1])
     one, several = (
         [float(own.at(2, pipelined=on).states.fixed_bytes[-1]) for own in (apart, shared)] for on in (False, True)
     )

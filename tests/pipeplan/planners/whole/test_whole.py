@@ -756,7 +756,7 @@ def test_weights_kept_narrow_count_in_rows_and_columns(
         for kind in (None, precision)
     )
     layers = slice(1, -1)
-    parameters = wide.terms.parameters[layers]
+    parameters = wide.states.parameters[0].outside[layers]
     more = (np.diff(narrow.states.fixed_bytes) - np.diff(wide.states.fixed_bytes))[layers]
     assert more == pytest.approx(bytes_more * parameters)
     less = (np.diff(wide.states.exchanged_bytes) - np.diff(narrow.states.exchanged_bytes))[layers]
