@@ -134,14 +134,15 @@ _FLAGS: dict[str, Any] = {
     ],
     "expert_tensor": Annotated[
         int | None,
-        typer.Option(help="Devices that share an expert's features: 1, or those of --tensor; default: the best."),
+        typer.Option(help="The experts' own tensor degree: 1 or that degree; default: the best."),
     ],
     "data": Annotated[int | None, typer.Option(help="Replicas of the pipeline; default: as many as there may be.")],
     "sharding": Annotated[
         str | None, typer.Option(help=f"The states that replicas share: {', '.join(SHARDINGS)}; default: the best.")
     ],
     "replicate": Annotated[
-        int | None, typer.Option(help="fsdp: groups of replicas that share states each (HSDP); default: the best.")
+        int | None,
+        typer.Option(help="fsdp: groups of replicas, each of which shares the states (HSDP); default: the best."),
     ],
     "graphs": Annotated[
         bool | None,

@@ -129,7 +129,7 @@ def axis_links(cluster: Cluster, form: Form) -> dict[str, DeviceGroupLinks]:
 
 
 def replica_links(cluster: Cluster, form: Form, replicas: int) -> tuple[DeviceGroupLinks, DeviceGroupLinks]:
-    """The links among the devices that hold the same parameters outside experts, and among those of an expert's."""
+    """The links among devices with the same parameters outside experts, and among devices with the same experts."""
     outside = links_among(cluster, replicas * form.context, form.stride("context"))
     return outside, links_among(cluster, form.expert_replicas(replicas), form.expert_devices)
 

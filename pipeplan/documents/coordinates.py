@@ -61,8 +61,8 @@ def rank_at(plan: Plan, place: Coordinates) -> int:
 def group_of(plan: Plan, rank: int, axis: str) -> tuple[int, ...]:
     """The ranks that differ from a rank on one axis only, including itself, in the axis's order.
 
-    Those of `expert` share the experts of a block, whatever their other coordinates are; those of `replica` hold the
-    same weights, without experts.
+    An `expert` group shares the experts of a block, whatever its ranks' other coordinates are. A `replica` group holds
+    the same weights, without experts.
     """
     require(axis in GROUPS, "axis", f"must be one of {', '.join(GROUPS)}", axis)
     own, form = coordinates_of(plan, rank), plan.form

@@ -85,7 +85,7 @@ class TrainingEngine:
 
     keeps_narrow: bool = False
     """Whether it keeps weights in a narrow precision, in rows and columns, from one update to the next: alone where the
-    devices share out the optimizer, beside those of the profile's dtype elsewhere.
+    devices share out the optimizer, otherwise beside the weights in the profile's dtype.
     """
 
     recomputes: tuple[str, ...] = ("block", "attention")
@@ -214,7 +214,7 @@ def require_replicate(
     `together`: the replicas that have whole copies of the experts among them.
     """
     able = ", ".join(each.name for each in ENGINES.values() if each.replicates)
-    rule = f"must be 1 for the engine {engine.name}: groups of replicas that share states each have {able}"
+    rule = f"must be 1 for the engine {engine.name}: only {able} has groups of replicas that each share the states"
     require(engine.replicates or replicate == 1, field, rule, replicate)
     experts = f", {together} of them with all experts" * (together > 1)
     rule = f"must divide the {data} replicas (data) into groups of several{experts}"
@@ -226,7 +226,7 @@ def cannot_graph(engine: TrainingEngine, *, recompute: str, offload: str) -> str
     """The rule by which the engine cannot launch graphs where this is run again and offloaded; None if it can."""
     able = ", ".join(each.name for each in ENGINES.values() if each.graphs)
     if not engine.graphs:
-        return f"must be off for the engine {engine.name}: CUDA graphs of layers are launched by {able} alone"
+        return f"must be off for the engine {engine.name}: only {able} launches layers as CUDA graphs"
     if recompute == "block":
         return "must be off where whole blocks run again"
     return "must be off where activations are offloaded" if offloads_activations(offload) else None

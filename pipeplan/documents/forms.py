@@ -186,9 +186,9 @@ class FormMeasurement:
     `backward_input_s` and `backward_weight_s` are the parts of a split backward, where they are known. `input_bytes`
     is what the device keeps of the block's input where the block is run again. A block that is run again repeats its
     forward collectives. `forward_operations` and `backward_operations` say how many kernels the host launches, where
-    the seconds leave that out; they are 0 where the seconds were measured. Of them the `dynamic` ones are of experts,
-    whose shapes are those of the tokens that chose them: no graph holds these. `selective` and `other_selective` are
-    the ways to run a part of the block again, by a unit each.
+    the seconds leave that out; they are 0 where the seconds were measured. The `dynamic` ones among them are of
+    experts: no graph holds these, because their shapes depend on how many tokens choose an expert. `selective` and
+    `other_selective` are the ways to run a part of the block again, by a unit each.
     """
 
     microbatch_size: int

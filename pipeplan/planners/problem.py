@@ -59,7 +59,7 @@ class Options:
       form, or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
     - `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
     - `cuts`: where a model that is a graph may be cut: anywhere (the default), or where one tensor crosses.
-    - `forced_cuts`, `forbidden_cuts`: a cut k stands before block k; of a graph, before that of its order (`on_chain`).
+    - `forced_cuts`, `forbidden_cuts`: a cut k stands before block k; of a graph, in the order of `on_chain`.
     - `split_backward`: 2BP; `split_backward_half_way`: always as its memory-saving variant (2BP 2024, figure 5).
     - `time_limit_s`: when a solver returns the best that it has found.
     - `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
@@ -356,8 +356,8 @@ def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -
 def recompute_units(problem: PlanningProblem, laws: Schedule) -> tuple[str, ...]:
     """The units by which a stage may recompute, the preferred ones first.
 
-    The forward of a whole stage runs again while the gradient is on its way; that of a block cannot, except for the
-    last block. So the whole stage comes first. It is the only unit of the papers' accounting, of a split backward, and
+    The forward of a whole stage runs again while the gradient is on its way; a block's cannot, except for the last
+    block. So the whole stage comes first. It is the only unit of the papers' accounting, of a split backward, and
     of a graph, whose blocks are known in one order alone. Raises InvalidInputError for another unit of a graph.
     """
     options, asked = problem.options, problem.options.recompute_unit

@@ -79,9 +79,9 @@ class FormsAsked:
     `most_tensor`, `most_context` and `most_expert` are tried, and those that are impossible for the model are left out.
     `expert_tensor` is the experts' own tensor degree; if it is None, 1 and the tensor degree are tried where experts
     are shared. A stage has `most_devices` at most, where that is known.
-    `precision` is what linear layers compute in, where that is not the model's dtype. `fusion` says which
-    elementwise operations run in fused kernels, as a compiler or Transformer Engine makes them: those of all blocks,
-    those of the last block with its loss, or none.
+    `precision` is what linear layers compute in, where that is not the model's dtype. `fusion` says where
+    elementwise operations run in fused kernels, as a compiler or Transformer Engine makes them: in all blocks, in the
+    last block with its loss, or nowhere.
     """
 
     tensor: int | None = None

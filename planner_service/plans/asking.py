@@ -105,7 +105,7 @@ HINTS = {
     "sequence_parallel": "with tensor: share tokens, too",
     "context": "devices that share a sequence",
     "expert": "groups of devices that share a block's experts",
-    "expert_tensor": "devices that share an expert's features: 1, or those of tensor",
+    "expert_tensor": "the experts' own tensor degree: 1 or the tensor degree",
     "data": "replicas of the pipeline",
     "sharding": "the states that replicas share",
     "graphs": "launch layers as CUDA graphs",

@@ -67,7 +67,7 @@ class Region(Generic[AnyPeers]):
 
     @property
     def of_experts(self) -> "Region[AnyPeers]":
-        """The region of a layer's experts, whose features other devices may share than those of the layer."""
+        """The region of a layer's experts, which may have a tensor degree of their own."""
         if self.form.expert_tensor is None:
             return self
         return replace(self, form=replace(self.form, tensor=1, sequence_parallel=False, expert_tensor=None), rank=0)

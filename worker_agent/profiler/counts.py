@@ -45,7 +45,7 @@ from worker_agent.profiler.times import given
 class SelectiveCounts:
     """Selective recomputation (`documents.forms.Selective`): what runs again, and the bytes that are kept.
 
-    `products` are those of the forward whose left operand is not kept, but made again.
+    `products` are the forward's products whose left operand is made again, not kept.
     """
 
     operations: tuple[DeviceOperation, ...]
@@ -290,7 +290,7 @@ def _in_kernels(counts: BlockCounts, passes: Fused, saved: Sizes) -> BlockCounts
 def _without_modules(
     counts: BlockCounts, modules: ModuleOutputs, forward: Sequence[Traffic], held: Sizes, sent: Collection[int]
 ) -> BlockCounts:
-    """The counts with those of what modules gave and is freed, if anything is."""
+    """The counts with the outputs of modules that are freed, if there are any."""
     found = modules.discarded(forward, held, sent)
     if found is None:
         return counts

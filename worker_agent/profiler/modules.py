@@ -124,7 +124,7 @@ class ModuleOutputs:
 def dynamic(operations: Sequence[DeviceOperation]) -> int:
     """How many operations of a pass come between tokens' way to their experts and their way back, these included.
 
-    Their shapes are those of the tokens that chose the experts.
+    Their shapes depend on how many tokens choose each expert.
     """
     ways = [place for place, op in enumerate(operations) if op.name in ("index_select", "index_add")]
     return ways[-1] - ways[0] + 1 if ways else 0

@@ -24,7 +24,7 @@ def by_block(model: ModelForm, count: Callable[[BlockKind], float]) -> FloatArra
 def narrow_weights(model: ModelForm, profile: Profile, *, alone: bool, kept: bool) -> tuple[FloatArray, FloatArray]:
     """By block, the bytes that a weight takes on top in the profile's precision, and those that replicas gather of it.
 
-    Products of the forward read rows, those of the backward columns: where an engine keeps them (`kept`), both are
+    The forward's products read rows, the backward's columns: where an engine keeps them (`kept`), both are
     there from one update to the next, beside the weight in the profile's dtype or `alone`. Replicas gather rows; where
     32 elements share a scale, whose columns do not follow from rows, they gather the dtype's. The first and the last
     block compute in the profile's dtype.

@@ -241,8 +241,8 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     require("attention" in parts or unit != "attention", "recompute_unit", rule, unit)
     rule = "must be left out or block: this profile says nothing of single operations that run again"
     require("operation" in parts or unit != "operation", "recompute_unit", rule, unit)
-    rule = "must be left out or block: this profile has no norms, activations or projections that Megatron-LM makes "
-    rule += "again, as those of experts and of attention by latents are"
+    rule = "must be left out or block: modules are norms, activations and projections of experts and of attention by "
+    rule += "latents (MLA), and this profile has none"
     require("modules" in parts or unit != "modules", "recompute_unit", rule, unit)
     require_room(problem, forms[0])
     fused = replace(problem, options=replace(options, split_backward=False))

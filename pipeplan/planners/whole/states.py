@@ -68,7 +68,7 @@ class ReplicaStates:
 
     @property
     def _sharing(self) -> int:
-        """The replicas that share the states: those of a group."""
+        """The replicas of a group, which share the states."""
         return self.data // self.recipe.replicate
 
     def _shares(self, what: str) -> bool:
@@ -173,7 +173,7 @@ class ReplicaStates:
         An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-1 and 2
         gather the weights after their update; other shares need theirs for every microbatch. Frozen weights are
         gathered alone, where they are shared. Experts have fewer replicas, farther from each other: their bytes count
-        as many as those outside experts that take as long.
+        as the bytes outside experts that would take as long.
         """
         ledger, (trained, frozen) = self.ledger, self.parameters
         exchanged: float | FloatArray = ledger.exchanged if not self._shares("gradients") else 0.0

@@ -60,7 +60,12 @@ def test_sharding_that_goes_with_one_stage_need_not_go_with_several() -> None:
 @pytest.mark.parametrize(
     ("engine", "replicate", "expert", "rule"),
     [
-        ("megatron", 2, 1, "must be 1 for the engine megatron: groups of replicas that share states each have fsdp"),
+        (
+            "megatron",
+            2,
+            1,
+            "must be 1 for the engine megatron: only fsdp has groups of replicas that each share the states",
+        ),
         ("fsdp", 3, 1, "must divide the 8 replicas"),
         ("fsdp", 8, 1, "must divide the 8 replicas"),
         ("fsdp", 2, 8, r"must divide the 8 replicas \(data\) into groups of several, 8 of them with all experts"),

@@ -176,7 +176,7 @@ def test_a_database_of_a_newer_version_is_refused_in_a_sentence(database: Databa
 
 
 def test_a_database_that_is_refused_is_closed(database: Database) -> None:
-    """Its connections would be those of a server that never starts."""
+    """No server starts that would close its connections."""
     with database.write() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     settings = Settings(database_url=database.url.render_as_string(hide_password=False))

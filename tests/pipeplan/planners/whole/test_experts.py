@@ -116,7 +116,7 @@ def test_a_search_finds_whole_experts_where_cut_ones_exchange_more() -> None:
 
 @pytest.mark.parametrize("context", [1, 2])
 def test_each_expert_has_as_many_copies_as_its_devices_leave(context: int) -> None:
-    """T x C x D devices hold (T x C x D) / (E x ETP) copies of an expert; so many share its optimizer's states."""
+    """T x C x D devices hold (T x C x D) / (E x ETP) copies of an expert, which share its optimizer's states."""
     form = Form(tensor=2, sequence_parallel=True, context=context, expert=8, expert_tensor=1)
     data = 16 // context
     held = _terms(form, data).states.parameters[0]

@@ -612,7 +612,7 @@ def test_replicas_of_fsdp_share_states_in_one_group_or_in_one_for_each_server() 
 
 
 def launching(held: Profile, operations: int) -> Profile:
-    """The profile with so many operations in every pass."""
+    """The profile with `operations` in every pass."""
     forms = []
     for form in held.forms:
         kinds = [
