@@ -83,6 +83,7 @@ SMALLER = {
     "--steps 2000": "--steps 6",
     "--checkpoint-every 100": "--checkpoint-every 2",
     "dgx-h100:32 --batch-size 1024 --sequence-length 8192": "dgx-h100:1 --batch-size 8 --sequence-length 64",
+    "dgx-h100:4 --batch-size 512 --sequence-length 8192": "dgx-h100:1 --batch-size 8 --sequence-length 64",
     "--batch-size 16 --sequence-length 512": "--batch-size 8 --sequence-length 64",
 }
 """What stands for a long run or a large model, in its place."""
@@ -234,7 +235,7 @@ def test_every_block_says_what_it_is_and_no_text_hides_a_command() -> None:
 
 
 def test_the_documents_on_the_planning_page_are_valid(tmp_path: Path) -> None:
-    datasheet, cluster = (fence.text for fence in fences(DOCS / "planning.md") if fence.language == "json")
+    cluster, datasheet = (fence.text for fence in fences(DOCS / "planning.md") if fence.language == "json")
     for name, text in (("datasheet.json", datasheet), ("cluster.json", cluster)):
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert find_datasheet(str(tmp_path / "datasheet.json")).name == "A100"
