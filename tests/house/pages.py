@@ -25,11 +25,9 @@ FIGURED = ("concepts.md", "cost-model.md")
 
 INDEX = """# Decisions
 
-What was hard to decide, and why it was decided so. Each page has the context, the decision, its consequences and the
-alternatives. `python -m tests.house.pages` writes this list.
-
-Numbers were handed out before the work on them began. Some of that work needed no decision in the end, and its number
-stayed free: {free}.
+What was hard to decide and still stands, a page each: context, decision, consequences, alternatives. At most 40 pages:
+a new one replaces or extends those that it changes. Numbers are never given twice; a missing number was folded into
+another page, or no longer stands. `python -m tests.house.pages` writes this list.
 
 | | |
 |---|---|
@@ -73,8 +71,7 @@ def index() -> str:
     for path in sorted(DECISIONS.glob("[0-9]*.md")):
         number, _, title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ").partition(": ")
         titles[number] = f"| [{number}]({path.name}) | {title} |"
-    free = [f"{number:04}" for number in range(1, int(max(titles)) + 1) if f"{number:04}" not in titles]
-    return INDEX.format(free=", ".join(free), rows="\n".join(titles.values()))
+    return INDEX.format(rows="\n".join(titles.values()))
 
 
 def figures() -> dict[str, str]:

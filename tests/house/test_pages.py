@@ -263,6 +263,30 @@ def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 140
 
 
+MOST_WORDS = {DOCS / "benchmarks.md": 3500, ROOT / "CHANGELOG.md": 1500}
+"""Pages that grow with every change, and how long they may be."""
+
+
+def words(path: Path) -> int:
+    """How many words a page has, as `wc -w` counts them."""
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def test_pages_that_grow_with_every_change_stay_short() -> None:
+    assert {path.name: words(path) for path, most in MOST_WORDS.items() if words(path) > most} == {}
+    decisions = list(DECISIONS.glob("[0-9]*.md"))
+    assert len(decisions) <= 40
+    assert {path.name: words(path) for path in decisions if words(path) > 320} == {}
+    rows = re.findall(r"^\| (?!term |-)", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert 0 < len(rows) <= 40
+
+
+def test_no_page_for_users_leads_to_a_decision() -> None:
+    for path in pages():
+        linked = "decisions/" in path.read_text(encoding="utf-8")
+        assert not linked or path.name == "architecture.md", path.name
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, waiting = set[Path](), [ROOT / "README.md"]
     while waiting:
