@@ -124,11 +124,12 @@ def show_plan(plan: Plan) -> None:
         shown = ((name, each) for name, each in plan.degrees.items() if name != "expert_tensor" or plan.form.expert > 1)
         degrees = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown)
         states = f"sharding {plan.sharding}" + f" in each of {plan.replicate} groups" * (plan.replicate > 1)
-        states += ", graphs" * bool(plan.graphs)
+        states += ", graphs" * bool(plan.graphs) + ", all-to-all overlapped" * plan.a2a_overlap
         console.print(f"for {plan.engine} with {plan.optimizer}: {degrees}, {states}", soft_wrap=True)
         console.print(f"ranks: {layout(plan)}", soft_wrap=True)
     if plan.offload != "none":
-        console.print(f"offload {plan.offload}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")
+        part = f" of {plan.offload_share:.0%} of the layers" * (plan.offload_share < 1)
+        console.print(f"offload {plan.offload}{part}: {size(max(rank_host_bytes(plan)))} of the host's memory a worker")
     for each in plan.choices:
         played = each.throughput_samples_per_s
         if played is not None and played > (plan.throughput_samples_per_s or inf) * (1 + CLOSE):

@@ -148,11 +148,21 @@ _FLAGS: dict[str, Any] = {
         bool | None,
         typer.Option("--graphs/--no-graphs", help="megatron: launch layers as CUDA graphs; default: the best."),
     ],
+    "a2a_overlap": Annotated[
+        bool,
+        typer.Option("--a2a-overlap", help="megatron: run experts' all-to-all beside another microbatch's compute."),
+    ],
     "offload": Annotated[
         str | None,
         typer.Option(
             help=f"What to keep in the host's memory: {', '.join(OFFLOADS)}, or {ANY_OFFLOAD}, the best of "
             "these; default: nothing, if any plan fits so."
+        ),
+    ],
+    "offload_share": Annotated[
+        float | None,
+        typer.Option(
+            help="The share of the layers whose activations are offloaded: above 0, at most 1; default: best."
         ),
     ],
     "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
@@ -166,7 +176,7 @@ _GROUPS = {
     "Memory": "recompute recompute_unit recompute_factor memory optimizer master_weights",
     "Cuts": "cuts forced_cuts forbidden_cuts",
     "Other engines": "engine tensor sequence_parallel context expert expert_tensor data sharding replicate offload"
-    " graphs",
+    " offload_share graphs a2a_overlap",
 }
 """The headings of these flags in the help."""
 

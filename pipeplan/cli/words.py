@@ -78,6 +78,8 @@ _OPTIONS = {
     "--graphs": "cuda-graph cuda-graphs enable-cuda-graph cuda-graph-impl cudagraphs external-cuda-graph",
     "--recompute": "ac activation-checkpointing gradient-checkpointing activation-recomputation checkpointing "
     "checkpoint-activations recompute-activations recompute-granularity remat",
+    "--a2a-overlap": "moe-a2a-overlap overlap-moe-expert-parallel-comm overlap-a2a all-to-all-overlap",
+    "--offload-share": "cpu-offloading-num-layers activation-offload-fraction offload-fraction",
     "--offload": "cpu-offload optimizer-offload offload-optimizer",
     "--optimizer": "optim opt",
     "--engine": "framework backend",

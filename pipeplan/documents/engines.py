@@ -105,6 +105,9 @@ class TrainingEngine:
     host from forward to backward (Megatron-LM core 0.16, `transformer_config.py`).
     """
 
+    overlaps_a2a: bool = False
+    """Whether experts' all-to-all can run beside the compute of another microbatch (`cannot_overlap_a2a`)."""
+
     gathers_for_forward: bool = False
     """Whether replicas that share out gradients get whole weights for every forward, not once they are updated."""
 
@@ -117,6 +120,9 @@ class TrainingEngine:
 
     offloads_of_pipelines: bool = False
     """Whether it can hold activations of several stages, too."""
+
+    offloads_layers: bool = False
+    """Whether it can hold the activations of some of the layers alone."""
 
     optimizer: str = "adamw"
     """What plans are made for unless asked otherwise: for other engines the one that large language models are
@@ -148,8 +154,10 @@ ENGINES: Mapping[str, TrainingEngine] = {
             keeps_narrow=True,
             recomputes=("block", "attention", "modules"),
             graphs=True,
+            overlaps_a2a=True,
             offloads_optimizer=True,
             offloads_activations=("none",),
+            offloads_layers=True,
             times=EngineTimes(host_s=HOST_S, tensor_hidden=0.6),
         ),
         TrainingEngine(
@@ -180,6 +188,7 @@ ENGINES: Mapping[str, TrainingEngine] = {
             offloads_optimizer=True,
             offloads_activations=("none", "attention", "operation", "block"),
             offloads_of_pipelines=True,
+            offloads_layers=True,
             times=EngineTimes(host_s=HOST_S, beside=0.4),
         ),
     )
@@ -232,6 +241,23 @@ def cannot_graph(engine: TrainingEngine, *, recompute: str, offload: str) -> str
     return "must be off where activations are offloaded" if offloads_activations(offload) else None
 
 
+def cannot_overlap_a2a(
+    engine: TrainingEngine, form: Form, *, recompute: str, pipelined: bool, interleaved: bool
+) -> str | None:
+    """The rule by which experts' all-to-all cannot run beside another microbatch's compute; None if it can.
+
+    Megatron-LM core 0.16, `transformer_config.py`: forwards and backwards run in pairs, of one stage or interleaved.
+    """
+    able = ", ".join(each.name for each in ENGINES.values() if each.overlaps_a2a)
+    if not engine.overlaps_a2a:
+        return f"must be off for the engine {engine.name}: only {able} overlaps experts' all-to-all"
+    if form.expert == 1:
+        return "must be off without expert parallelism"
+    if recompute == "block":
+        return "must be off where whole blocks run again"
+    return "must be off for pipelines whose ranks hold one stage each" if pipelined and not interleaved else None
+
+
 def cannot_offload(
     engine: TrainingEngine, offload: str, *, sharding: str, recompute: str, pipelined: bool
 ) -> str | None:
@@ -256,6 +282,14 @@ def require_offload(engine: TrainingEngine, offload: str, *, sharding: str, reco
     require(offload in OFFLOADS, "offload", f"must be one of {', '.join(OFFLOADS)}", offload)
     rule = cannot_offload(engine, offload, sharding=sharding, recompute=recompute, pipelined=pipelined)
     require(rule is None, "offload", rule or "", offload)
+
+
+def require_offload_share(engine: TrainingEngine, offload: str, share: float, field: str = "offload_share") -> None:
+    """Raises InvalidInputError for a share of the layers that cannot have its activations on the host."""
+    require(0 < share <= 1, field, "must be above 0 and at most 1", share)
+    require(share == 1 or offloads_activations(offload), field, "must be 1 where no activations are offloaded", share)
+    rule = f"must be 1 for the engine {engine.name}, which offloads the activations of all layers or of none"
+    require(share == 1 or engine.offloads_layers, field, rule, share)
 
 
 def require_form(engine: TrainingEngine, form: Form) -> None:

@@ -10,9 +10,11 @@ from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.engines import (
     OUR_RUNTIME,
     cannot_graph,
+    cannot_overlap_a2a,
     engine_named,
     require_form,
     require_offload,
+    require_offload_share,
     require_replicate,
     require_sharding,
 )
@@ -161,6 +163,8 @@ class Alternative:
     offload: str = "none"
     replicate: int = 1
     graphs: bool = False
+    a2a_overlap: bool = False
+    offload_share: float = 1.0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -192,12 +196,14 @@ class Plan:
       of them, one after the other, and a stage's costs are those of one such group.
     - `sharding`: what of the states is shared out among a stage's replicas (`documents.engines`).
     - `replicate`: how many groups of replicas share the states each.
-    - `offload`: what of it is in the host's memory (`documents.degrees`).
+    - `offload`: what of it is in the host's memory (`documents.degrees`); `offload_share`: the share of the layers
+      whose activations are, where it has activations.
     - `autocast`: what blocks with float32 weights compute in: the profile was measured so, and runs do so.
     - `precision`: what linear layers compute in, where that is not the dtype, as of a profile.
     - `tied`: the stages that share weights, of a profile that says which blocks do.
     - `recompute_modules`: of stages that recompute by modules, which (`documents.forms.MODULES`).
     - `graphs`: the parts of layers that the host launches as CUDA graphs (`ModelForm.graphs`).
+    - `a2a_overlap`: experts' all-to-all runs beside the compute of another microbatch.
     - `choices`: for each degree, what other values of it would give.
     - `planner_version`: the planner with another version may answer the same request with another plan.
     """
@@ -246,6 +252,8 @@ class Plan:
     recompute_modules: tuple[str, ...] = ()
     replicate: int = 1
     graphs: tuple[str, ...] = ()
+    a2a_overlap: bool = False
+    offload_share: float = 1.0
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -305,6 +313,11 @@ class Plan:
             require_offload(engine, self.offload, sharding=self.sharding, recompute=again, pipelined=pipelined)
             graphless = cannot_graph(engine, recompute=again, offload=self.offload) if self.graphs else None
             require(graphless is None, "graphs", graphless or "", list(self.graphs))
+            apart = cannot_overlap_a2a(
+                engine, self.form, recompute=again, pipelined=pipelined, interleaved=self.chunks > 1
+            )
+            require(not self.a2a_overlap or apart is None, "a2a_overlap", apart or "", self.a2a_overlap)
+        require_offload_share(engine, self.offload, self.offload_share)
         by_modules = any(stage.recompute_unit == "modules" for stage in self.stages)
         rule = f"must be some of {', '.join(MODULES)} where a stage recomputes by modules, and none elsewhere"
         known = bool(self.recompute_modules) == by_modules and set(self.recompute_modules) <= set(MODULES)

@@ -8,6 +8,8 @@ Checked against core_v0.13.0 (the first with the layout) to core_v0.19.0 and the
 `megatron/training/arguments.py`, `megatron/core/transformer/pipeline_parallel_layer_layout.py`.
 """
 
+from math import ceil
+
 from pipeplan.costs.groups import sends_tokens_once
 from pipeplan.costs.ledger import keeps_narrow_alone
 from pipeplan.documents.degrees import offloads_activations, offloads_optimizer
@@ -42,7 +44,12 @@ _SENT_ONCE = ["--moe-token-dispatcher-type flex --moe-enable-deepep", "--moe-rou
 """How the plan's tokens reach their experts. Megatron's default gathers all tokens on every device."""
 
 ACTIVATIONS = (
-    "Activations go to the host in the plan: set cpu_offloading and cpu_offloading_num_layers in the TransformerConfig."
+    "Activations of these layers go to the host: before Core 0.17, set cpu_offloading and cpu_offloading_num_layers"
+    " in the TransformerConfig. Megatron keeps the last layer's on the device."
+)
+OVERLAP = (
+    "All-to-all overlaps where CUDA_DEVICE_MAX_CONNECTIONS is above 1 (Hopper and before; Megatron asks for 1 with"
+    " tensor or context parallelism, and for 32 here)."
 )
 GRAPHS = (
     "CUDA graphs need Transformer Engine and microbatches of one shape; Core 0.16 says --cuda-graph-scope for modules."
@@ -76,6 +83,7 @@ def write(source: ExportSource) -> str:
         *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
         *([f"--expert-model-parallel-size {plan.form.expert}", *dispatcher] if plan.form.expert > 1 else []),
         *(["--expert-tensor-parallel-size 1"] if plan.form.expert_tensor else []),
+        *(["--overlap-moe-expert-parallel-comm"] * plan.a2a_overlap),
         *(["--use-distributed-optimizer --overlap-param-gather"] if plan.sharding == "optimizer" else []),
         *(["--overlap-grad-reduce"] if width > 1 or plan.sharding == "optimizer" else []),
         *(["--optimizer-cpu-offload", "--use-precision-aware-optimizer"] * offloads_optimizer(plan.offload)),
@@ -89,7 +97,7 @@ def write(source: ExportSource) -> str:
         *(_NARROW_WEIGHTS.get(plan.precision or "", []) * keeps_narrow_alone(plan.sharding, plan.offload)),
         *(["--accumulate-allreduce-grads-in-fp32"] if plan.dtype == "float16" else []),  # with --bf16 it is the default
         *([UNTIED] if source.tied is False else []),
-        *_of_layers(source),
+        *_of_layers(source, stages[-1].stop),
     ]
     notes = [
         *source.heading,
@@ -99,6 +107,7 @@ def write(source: ExportSource) -> str:
         *grid_notes(source, "Megatron-LM"),
         f"Start it on {plan.workers} ranks: {width} replicas of the pipeline follow from that.",
         *([GRAPHS] * bool(plan.graphs)),
+        *([OVERLAP] * plan.a2a_overlap),
         *([ACTIVATIONS] * offloads_activations(plan.offload)),
         *(["Megatron keeps every layer's input where it recomputes, the plan a stage's only."] * as_a_whole),
         *(["Megatron's adam decays weights decoupled (AdamW): --weight-decay."] * plan.optimizer.startswith("adam")),
@@ -108,8 +117,8 @@ def write(source: ExportSource) -> str:
     return commented(notes) + f"MEGATRON_ARGS=(\n{lines})\n"
 
 
-def _of_layers(source: ExportSource) -> list[str]:
-    """What of a layer runs again, and what of it the host launches as graphs."""
+def _of_layers(source: ExportSource, layers: int) -> list[str]:
+    """What of a layer runs again, what of it the host launches as graphs, and how many of `layers` are offloaded."""
     plan, found = source.plan, list[str]()
     modules = ("core_attn",) if source.recomputes_attention else plan.recompute_modules
     if modules:
@@ -120,4 +129,6 @@ def _of_layers(source: ExportSource) -> list[str]:
     if plan.graphs:
         found += ["--cuda-graph-impl transformer_engine"]
         found += [f"--cuda-graph-modules {' '.join(plan.graphs)}"] * (plan.graphs != ("full",))
+    if offloads_activations(plan.offload):
+        found += [f"--cpu-offloading-num-layers {min(ceil(plan.offload_share * layers), layers - 1)}"]
     return found

@@ -2,16 +2,19 @@
 
 from math import gcd
 
+from pipeplan.documents.degrees import ANY_OFFLOAD
 from pipeplan.documents.engines import (
     TrainingEngine,
     cannot_graph,
+    cannot_overlap_a2a,
     engine_named,
     require_degrees,
+    require_offload_share,
     require_replicate,
     require_sharding,
     with_optimizer,
 )
-from pipeplan.documents.forms import AXES
+from pipeplan.documents.forms import AXES, Form
 from pipeplan.errors import require
 from pipeplan.planners.problem import Options
 from pipeplan.schedules.registry import schedule_named
@@ -34,10 +37,17 @@ def require_engine_options(options: Options, *, devices: int, batch_size: int) -
     rule = f"must be off for the engine {engine.name}, which has none"
     require(engine.sequence_parallel or not asked, "sequence_parallel", rule, asked)
     require(options.tensor != 1 or not asked, "sequence_parallel", "needs tensor parallelism", asked)
+    unit = "block" if options.recompute_unit == "block" and options.recompute else "none"
     if options.graphs:
-        unit = "block" if options.recompute_unit == "block" and options.recompute else "none"
         graph = cannot_graph(engine, recompute=unit, offload=options.offload or "none")
         require(graph is None, "graphs", graph or "", options.graphs)
+    if options.a2a_overlap:
+        form, pipelined = Form(expert=options.expert or 2), (options.stages or 1) > 1
+        apart = cannot_overlap_a2a(engine, form, recompute=unit, pipelined=pipelined, interleaved=options.chunks != 1)
+        require(apart is None, "a2a_overlap", apart or "", options.a2a_overlap)
+    if options.offload_share is not None:
+        offload = "both" if options.offload == ANY_OFFLOAD else options.offload or "none"
+        require_offload_share(engine, offload, options.offload_share)
     _require_shares(options, engine, devices=devices, batch_size=batch_size)
     _require_schedule(options, engine)
 

@@ -66,7 +66,9 @@ class Options:
     - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
     - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
       `tensor`, `context`, `expert`, `expert_tensor`, `data` are degrees, `sharding` says which states replicas share,
-      `replicate` in how many groups, `graphs` whether CUDA graphs are launched, `offload` what is in the host's memory.
+      `replicate` in how many groups, `graphs` whether CUDA graphs are launched, `a2a_overlap` whether experts'
+      all-to-all runs beside other microbatches' compute, `offload` what is in the host's memory, and `offload_share`
+      which share of the layers has its activations there.
     """
 
     microbatch_size: int | None = None
@@ -104,6 +106,8 @@ class Options:
     expert_tensor: int | None = None
     replicate: int | None = None
     graphs: bool | None = None
+    a2a_overlap: bool = False
+    offload_share: float | None = None
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -132,7 +136,7 @@ class Options:
         rule = "is a variant of split_backward, which must not be off"
         require(split, "split_backward_half_way", rule, self.split_backward_half_way)
         self._require_unit()
-        for field in ("recompute_factor", "compression_ratio", "time_limit_s"):
+        for field in ("recompute_factor", "compression_ratio", "time_limit_s", "offload_share"):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field), positive=True)
         few = (self.recompute_factor or 0.0) <= MOST_RECOMPUTATION

@@ -50,6 +50,8 @@ def unpriced(
     offload: str = "none",
     replicate: int = 1,
     graphs: bool = False,
+    a2a_overlap: bool = False,
+    offload_share: float = 1.0,
     chunks: int = 1,
 ) -> Alternative:
     """A plan's entry for a configuration that was not played."""
@@ -69,6 +71,8 @@ def unpriced(
         offload=offload,
         replicate=replicate,
         graphs=graphs,
+        a2a_overlap=a2a_overlap,
+        offload_share=offload_share,
         chunks=chunks,
     )
 

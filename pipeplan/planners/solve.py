@@ -119,7 +119,17 @@ def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
     if engine.name != OUR_RUNTIME:
         require(planner == "auto", "planner", f"must be auto for the engine {engine.name}", planner)
         return problem
-    for axis in (*AXES, "expert_tensor", "sequence_parallel", "sharding", "offload", "replicate", "graphs"):
+    for axis in (
+        *AXES,
+        "expert_tensor",
+        "sequence_parallel",
+        "sharding",
+        "offload",
+        "offload_share",
+        "replicate",
+        "graphs",
+        "a2a_overlap",
+    ):
         value = getattr(options, axis)
         rule = f"must be left out for the engine {engine.name}, which runs whole blocks and states: name an --engine"
         require(value is not True and value in (None, False, 1, "none"), axis, rule, value)  # True == 1
@@ -127,5 +137,6 @@ def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
     rule = f"must be one of {', '.join(known)} for the engine {engine.name}"
     require(unit is None or unit in known, "recompute_unit", rule, unit)
     whole = replace(options, engine=None, sharding=None, sequence_parallel=None, tensor=None, context=None, expert=None)
-    whole = replace(whole, expert_tensor=None, offload=None, replicate=None, graphs=None)
+    whole = replace(whole, expert_tensor=None, offload=None, offload_share=None, replicate=None)
+    whole = replace(whole, graphs=None, a2a_overlap=False)
     return replace(problem, options=whole)

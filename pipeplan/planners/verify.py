@@ -117,6 +117,8 @@ def _fixed(plan: Plan, problem: PlanningProblem) -> list[tuple[str, object, obje
         ("number of replicas", plan.width, options.data),
         ("sharding", plan.sharding, options.sharding),
         ("launch by graphs", bool(plan.graphs), options.graphs),
+        ("overlap of experts' all-to-all", plan.a2a_overlap, options.a2a_overlap or None),
+        ("share of offloaded layers", plan.offload_share, options.offload_share),
         ("groups of replicas that share states", plan.replicate, options.replicate),
         ("offloading", plan.offload, None if options.offload == ANY_OFFLOAD else options.offload),
     ]

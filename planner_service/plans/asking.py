@@ -110,7 +110,9 @@ HINTS = {
     "sharding": "the states that replicas share",
     "graphs": "launch layers as CUDA graphs",
     "replicate": "groups of replicas that share them each",
+    "a2a_overlap": "all-to-all of experts beside another microbatch's compute",
     "offload": "what is kept in the host's memory",
+    "offload_share": "the share of layers whose activations are there",
 }
 """What each option is."""
 

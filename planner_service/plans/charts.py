@@ -128,6 +128,8 @@ def considered(plan: Plan) -> tuple[Alternative, ...]:
         offload=plan.offload,
         replicate=plan.replicate,
         graphs=bool(plan.graphs),
+        a2a_overlap=plan.a2a_overlap,
+        offload_share=plan.offload_share,
     )
     found = {_shape(each): each for each in reversed((answer, *plan.pareto, *plan.alternatives)) if each.depth}
     return (answer, *(each for key, each in reversed(found.items()) if key != _shape(answer)))
@@ -296,7 +298,9 @@ DEGREES: dict[str, Callable[[Alternative], str | int]] = {
     "sharding": lambda each: each.sharding,
     "replicate": lambda each: each.replicate,
     "graphs": lambda each: "yes" if each.graphs else "no",
+    "a2a_overlap": lambda each: "yes" if each.a2a_overlap else "no",
     "offload": lambda each: each.offload,
+    "offload_share": lambda each: f"{each.offload_share:.0%}",
 }
 """The degrees that a map may have on its axes."""
 

@@ -58,7 +58,7 @@ class Proposal:
         plan = self.plan
         stages = tuple((s.start, s.stop, s.replicas, s.recompute, s.recompute_unit) for s in plan.stages)
         batch = (plan.microbatch_size, plan.microbatches, plan.split_backward, plan.split_backward_half_way)
-        states = plan.sharding, plan.replicate, plan.offload, plan.graphs
+        states = plan.sharding, plan.replicate, plan.offload, plan.offload_share, plan.graphs, plan.a2a_overlap
         return plan.schedule, plan.order, plan.form, states, stages, plan.placement, batch
 
 

@@ -64,7 +64,8 @@ class Ranked:
         return (
             *(plan.schedule, plan.depth, plan.width, plan.chunks, plan.microbatch_size, plan.microbatches),
             *(plan.recompute, plan.recomputes_by_block, plan.split_backward, plan.split_backward_half_way),
-            *(plan.form, plan.sharding, plan.replicate, plan.offload, plan.graphs),
+            *(plan.form, plan.sharding, plan.replicate, plan.offload, plan.offload_share),
+            *(plan.graphs, plan.a2a_overlap),
         )
 
     @property
@@ -101,6 +102,8 @@ class Ranked:
             offload=plan.offload,
             replicate=plan.replicate,
             graphs=bool(plan.graphs),
+            a2a_overlap=plan.a2a_overlap,
+            offload_share=plan.offload_share,
             chunks=plan.chunks if plan.engine != OUR_RUNTIME else 1,
         )
 

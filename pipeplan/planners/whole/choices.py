@@ -46,6 +46,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
         "replicate": str(recipe.replicate),
         "graphs": "on" if recipe.graphs else "off",
         "offload": recipe.offload,
+        "offload_share": f"{recipe.offload_share:.0%}",
     }
 
 

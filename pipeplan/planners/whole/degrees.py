@@ -8,8 +8,8 @@ from operator import mul
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_optimizer
-from pipeplan.documents.engines import TrainingEngine, cannot_graph, cannot_offload
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS, offloads_activations, offloads_optimizer
+from pipeplan.documents.engines import TrainingEngine, cannot_graph, cannot_offload, cannot_overlap_a2a
 from pipeplan.documents.forms import SELECTIVE_UNITS, Form, ModelForm
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import PlanningProblem
@@ -21,6 +21,9 @@ SHARED_GRADIENTS = {"gradients", "weights"}
 """Shardings that are alike in a pipeline: all weights of its stages are whole until a batch ends."""
 
 MOST_CHUNKS = 16
+
+OFFLOAD_SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of which share of the layers activations may be on the host."""
 
 OFFLOADED = {"none": "nothing", "activations": "activations", "optimizer": "optimizer", "both": "both of them"}
 """What is on the host, in words."""
@@ -37,6 +40,14 @@ class Recipe:
     offload: str = "none"
     replicate: int = 1
     graphs: bool = False
+    a2a_overlap: bool = False
+    offload_share: float = 1.0
+
+    def offloads_less(self) -> Iterator["Recipe"]:
+        """The same recipe with less on the host."""
+        yield from (replace(self, offload=each, offload_share=1.0) for each in OFFLOADS[: OFFLOADS.index(self.offload)])
+        shares = OFFLOAD_SHARES if offloads_activations(self.offload) else ()
+        yield from (replace(self, offload_share=share) for share in shares if share < self.offload_share)
 
     def runs_on(self, engine: TrainingEngine, *, pipelined: bool) -> bool:
         """Whether an engine supports this sharding and offloading, in one stage or in several."""
@@ -45,7 +56,11 @@ class Recipe:
             engine, self.offload, sharding=self.sharding, recompute=self.recompute, pipelined=pipelined
         )
         graph = cannot_graph(engine, recompute=self.recompute, offload=self.offload) if self.graphs else None
-        return self.sharding in known and rule is None and graph is None
+        form, again = self.form, self.recompute
+        apart = cannot_overlap_a2a(engine, form, recompute=again, pipelined=pipelined, interleaved=True)
+        able = rule is None and graph is None and (apart is None or not self.a2a_overlap)
+        able = able and (self.offload_share == 1 or engine.offloads_layers)
+        return self.sharding in known and able
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +88,9 @@ class Degrees:
             f"tensor {form.tensor}{context}, pipeline {self.pipeline} x {self.chunks}, data {self.data}, "
             f"microbatches of {recipe.microbatch_size}, {again[recipe.recompute]}, sharding {recipe.sharding}"
             f"{f' in each of {recipe.replicate} groups' if recipe.replicate > 1 else ''}"
-            f"{', graphs' if recipe.graphs else ''}"
+            f"{', graphs' if recipe.graphs else ''}{', all-to-all overlapped' if recipe.a2a_overlap else ''}"
             f"{f', {OFFLOADED[recipe.offload]} on the host' if recipe.offload != 'none' else ''}"
+            f"{f' of {recipe.offload_share:.0%} of the layers' if recipe.offload_share < 1 else ''}"
         )
 
     @property
@@ -114,6 +130,8 @@ class Degrees:
             offload=plan.offload,
             replicate=plan.replicate,
             graphs=bool(plan.graphs),
+            a2a_overlap=plan.a2a_overlap,
+            offload_share=plan.offload_share,
         )
         return cls(
             recipe=recipe,
@@ -185,7 +203,7 @@ def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
     those that cannot share them, nor are whole weights for those of a pipeline.
     """
     ours, theirs = degrees.recipe, some.recipe
-    names = ("microbatch_size", "recompute", "offload", "replicate", "graphs")
+    names = ("microbatch_size", "recompute", "offload", "offload_share", "replicate", "graphs", "a2a_overlap")
     apart = sum(getattr(ours, name) != getattr(theirs, name) for name in names)
     apart += min(ours.form.tensor, theirs.form.tensor) > 1 and ours.form.expert_tensor != theirs.form.expert_tensor
     alone = (some.data * theirs.form.context == 1) | (degrees.data * ours.form.context == 1)
@@ -227,8 +245,8 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
             for recompute in recompute_ways(problem, engine, parts):
                 shardings = (*engine.shardings, *engine.pipelined_shardings)
                 groups, graphs = replications(problem, engine), launches(problem, engine, form, size)
-                for sharding, offload, replicate, graph in product(
-                    dict.fromkeys(shardings), offloads(problem), groups, graphs
+                for sharding, (offload, share), replicate, graph in product(
+                    dict.fromkeys(shardings), offloads(problem, engine), groups, graphs
                 ):
                     recipe = Recipe(
                         form=form.form,
@@ -238,17 +256,24 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
                         offload=offload,
                         replicate=replicate,
                         graphs=graph,
+                        a2a_overlap=options.a2a_overlap,
+                        offload_share=share,
                     )
                     runs = any(recipe.runs_on(engine, pipelined=pipelined) for pipelined in (False, True))
                     if options.sharding in (None, sharding) and runs:
                         yield recipe
 
 
-def offloads(problem: PlanningProblem) -> tuple[str, ...]:
-    """What may go to the host, if the cluster describes one; nothing unless it is asked for."""
+def offloads(problem: PlanningProblem, engine: TrainingEngine) -> Iterator[tuple[str, float]]:
+    """What may go to the host, if the cluster describes one, nothing unless it is asked for; and of which share of the
+    layers, where it is activations.
+    """
     known = OFFLOADS if problem.cluster.host is not None else OFFLOADS[:1]
-    asked = problem.options.offload or OFFLOADS[0]
-    return tuple(each for each in known if asked in (each, ANY_OFFLOAD))
+    asked, share = problem.options.offload or OFFLOADS[0], problem.options.offload_share
+    shares = OFFLOAD_SHARES if engine.offloads_layers and share is None else (share or 1.0,)
+    for each in known:
+        if asked in (each, ANY_OFFLOAD):
+            yield from ((each, part) for part in (shares if offloads_activations(each) else (1.0,)))
 
 
 def replications(problem: PlanningProblem, engine: TrainingEngine) -> tuple[int, ...]:
@@ -325,6 +350,7 @@ def shapes(
         (rank, chunks, width, samples // width)
         for rank, width in zip(ranks.tolist(), data.tolist(), strict=True)
         for chunks in chunk_counts(problem, engine, rank, samples // width, blocks)
+        if not recipe.a2a_overlap or rank == 1 or chunks > 1
     ]
     columns = np.asarray(found, dtype=np.int64).reshape(-1, 4).T
     return Shapes(recipe=recipe, pipeline=columns[0], chunks=columns[1], data=columns[2], microbatches=columns[3])

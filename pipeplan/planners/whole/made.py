@@ -136,9 +136,17 @@ class PlanMaker:
             sharding=degrees.recipe.sharding,
             offload=degrees.recipe.offload,
             replicate=degrees.recipe.replicate,
-            graphs=self.terms.terms.model.graphs if degrees.recipe.graphs else (),
+            graphs=self._graphs if degrees.recipe.graphs else (),
+            a2a_overlap=degrees.recipe.a2a_overlap,
+            offload_share=degrees.recipe.offload_share,
             recompute_modules=self.terms.terms.model.modules if degrees.recipe.recompute == "modules" else (),
         )
+
+    @property
+    def _graphs(self) -> tuple[str, ...]:
+        """The parts of layers in graphs: not a dense layer's products where passes run in pairs."""
+        paired = {"mlp"} if self.degrees.recipe.a2a_overlap else set[str]()
+        return tuple(part for part in self.terms.terms.model.graphs if part not in paired)
 
     def closed_form(self, stops: Sequence[int]) -> ClosedForm:
         """Equal steps of the slowest rank, and the bubble of the schedule (Narayanan et al. 2021, section 2.2)."""

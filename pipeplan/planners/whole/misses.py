@@ -22,6 +22,8 @@ _LAWS = {
     "recompute_unit": "what is recomputed must be what the engine and the profile have",
     "sharding": "replicas share states only where there are several, in one stage or several as the engine can",
     "graphs": "graphs must suit the engine, the recomputation and the offloading",
+    "a2a_overlap": "all-to-all overlaps in one stage, or with several stages a rank, unless whole blocks run again",
+    "offload_share": "some layers' activations alone can be offloaded only where the engine can",
     "replicate": "groups that share states must divide the replicas, and have several each",
     "offload": "what is offloaded must suit the engine, the sharding and the recomputation",
     "schedule": f"data-parallel has one rank, 1f1b several; {_ROUNDS}",

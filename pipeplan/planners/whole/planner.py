@@ -44,7 +44,9 @@ USED = (
     "sharding",
     "replicate",
     "graphs",
+    "a2a_overlap",
     "offload",
+    "offload_share",
 )
 """The options that it has a use for."""
 

@@ -97,6 +97,8 @@ class PlacedDegrees:
             offload=recipe.offload,
             replicate=recipe.replicate,
             graphs=recipe.graphs,
+            a2a_overlap=recipe.a2a_overlap,
+            offload_share=recipe.offload_share,
             chunks=self.degrees.chunks,
         )
 
@@ -230,16 +232,19 @@ class WholeSpace:
             yield heappop(waiting)[2]
 
     def _offloads_in_vain(self, degrees: Degrees) -> bool:
-        """Whether the same stages also fit, and take no longer, with less on the host."""
+        """Whether the same stages also fit, and take no longer, with less on the host; or do not fit so."""
         recipe, asked = degrees.recipe, self.problem.options
         if recipe.offload == OFFLOADS[0] or asked.offload != ANY_OFFLOAD:
             return False
         stops = self.maker(degrees).splitter.stops()
+        if stops is None and recipe.offload_share < 1:
+            return True  # a larger share may fit
         alone = degrees.data * recipe.form.context == 1 and "none" in self.engine.shardings
-        for offload in OFFLOADS[: OFFLOADS.index(recipe.offload)]:
-            sharding = "none" if alone and not offloads_optimizer(offload) else recipe.sharding
-            other = replace(recipe, offload=offload, sharding=sharding)
-            if not other.runs_on(self.engine, pipelined=degrees.pipeline > 1) or asked.sharding not in (None, sharding):
+        for other in recipe.offloads_less():
+            if alone and not offloads_optimizer(other.offload):
+                other = replace(other, sharding="none")
+            runs = other.runs_on(self.engine, pipelined=degrees.pipeline > 1)
+            if not runs or asked.sharding not in (None, other.sharding):
                 continue
             without = self.maker(replace(degrees, recipe=other))
             own = self.maker(degrees).terms
@@ -336,7 +341,8 @@ class WholeSpace:
 
     def _nearly_full(self, found: Shapes) -> IntArray:
         """The places of those that nearly fill a device unless they offload, with even stages."""
-        terms, blocks = self.terms(replace(found.recipe, offload=OFFLOADS[0])), len(self.forms[0].blocks)
+        without = replace(found.recipe, offload=OFFLOADS[0], offload_share=1.0)
+        terms, blocks = self.terms(without), len(self.forms[0].blocks)
         held = np.zeros(len(found))
         for data, pipelined in np.unique(np.stack([found.data, found.pipeline > 1]), axis=1).T.tolist():
             at = terms.at(data, pipelined=bool(pipelined))

@@ -33,11 +33,14 @@ _NEAR = 1e-5
 
 
 def in_flight(degrees: Degrees, rank: int) -> float:
-    """The most microbatches that a rank keeps, in microbatches of all its stages (Narayanan 2021, section 2.2)."""
-    p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
+    """The most microbatches that a rank keeps, in microbatches of all its stages (Narayanan 2021, section 2.2).
+
+    It keeps another one of a stage where every backward has a forward beside it (`Recipe.a2a_overlap`).
+    """
+    p, v, m, beside = degrees.pipeline, degrees.chunks, degrees.microbatches, int(degrees.recipe.a2a_overlap)
     if v == 1:
-        return min(p - rank, m)
-    return min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) / v
+        return min(p - rank + beside, m)
+    return min(2 * (p - rank - 1) + (v - 1) * p + 1 + beside, m * v) / v
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

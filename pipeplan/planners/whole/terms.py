@@ -10,7 +10,7 @@ Only the layers are recomputed: neither the first nor the last block, if these a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,12 +30,16 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecipeTerms:
-    """The terms of a model's blocks, in order, in one form, at one microbatch size, with one way of recomputation."""
+    """The terms of a model's blocks, in order, in one form, at one microbatch size, with one way of recomputation.
+
+    `alone` is the share of passes that no pass of another microbatch runs beside (`_exposed`).
+    """
 
     problem: PlanningProblem
     engine: TrainingEngine
     model: ModelForm
     recipe: Recipe
+    alone: float = 0.0
     _at: "dict[tuple[int, bool], ReplicaTerms]" = field(default_factory=dict)
 
     @cached_property
@@ -43,6 +47,8 @@ class RecipeTerms:
         """The measurement of every kind of block, layers in graphs where the recipe has them."""
         found = [kind.at(self.recipe.microbatch_size) for kind in self.model.kinds]
         layers = {*self.model.blocks[1:-1]} if self.recipe.graphs else set[int]()
+        if self.recipe.a2a_overlap:  # graphs of a dense layer's products do not run in pairs
+            layers = {kind for kind in layers if self.model.kinds[kind].expert_parameters}
         return tuple(m.in_graphs if kind in layers else m for kind, m in enumerate(found))
 
     @cached_property
@@ -63,17 +69,33 @@ class RecipeTerms:
     def _again_s(self, measured: FormMeasurement, way: str) -> float:
         again_s, operations = 0.0, 0
         if way == "block":
-            again_s, operations = self._forward_s(measured), measured.forward_operations
+            again_s, operations = self._forward_s(measured), measured.forward_operations  # never in pairs
         elif part := measured.selective_by(way):
             again_s, operations = part.recompute_s, part.operations
         own_s, launched = self._backward_s(measured), measured.backward_operations
         return self._worked_s(own_s + again_s, launched + operations) - self._worked_s(own_s, launched)
 
     def _forward_s(self, measured: FormMeasurement) -> float:
-        return measured.forward_s + self._exchanged_s(measured.forward_collectives)
+        waited_s, experts_s = self._exchanged_s(measured.forward_collectives)
+        return measured.forward_s + waited_s + self._exposed(measured) * experts_s
 
     def _backward_s(self, measured: FormMeasurement) -> float:
-        return measured.backward_s + self._exchanged_s(measured.backward_collectives)
+        waited_s, experts_s = self._exchanged_s(measured.backward_collectives)
+        return measured.backward_s + waited_s + self._exposed(measured) * experts_s
+
+    def _exposed(self, measured: FormMeasurement) -> float:
+        """The share of experts' exchanges for which a device waits.
+
+        Where they overlap, a layer's forward runs beside its backward of another microbatch. The pair takes the longer
+        of both computations and of both exchanges (Megatron-LM core 0.16, `combined_1f1b.py`).
+        """
+        if not self.recipe.a2a_overlap:
+            return 1.0
+        passes = (measured.forward_collectives, measured.backward_collectives)
+        waited_s, experts_s = (sum(each) for each in zip(*map(self._exchanged_s, passes), strict=True))
+        computed_s = measured.forward_s + measured.backward_s + waited_s
+        in_pairs = max(1 - computed_s / experts_s, 0.0) if experts_s else 0.0
+        return self.alone + (1 - self.alone) * in_pairs
 
     def _worked_s(self, device_s: float, operations: int) -> float:
         """The longer of a pass's kernels, exchanges and the gaps between them, and of the host's launches."""
@@ -151,14 +173,27 @@ class RecipeTerms:
         """The terms with so many replicas, of one stage or of several."""
         key = data, pipelined
         if key not in self._at:
-            self._at[key] = ReplicaTerms(terms=self, data=data, pipelined=pipelined)
+            own = self
+            if self.recipe.a2a_overlap:
+                own = replace(self, alone=self._share_alone(data, pipelined=pipelined), _at={})
+            self._at[key] = ReplicaTerms(terms=own, data=data, pipelined=pipelined)
         return self._at[key]
+
+    def _share_alone(self, data: int, *, pipelined: bool) -> float:
+        """The share of a batch's microbatches that the first rank computes before and after all pairs.
+
+        In a pipeline they are those in flight, with two stages a rank and as many ranks as the devices allow; with more
+        stages they are fewer.
+        """
+        ranks = self.problem.cluster.devices // self.recipe.form.devices // data if pipelined else 0
+        microbatches = self.problem.batch_size // data // self.recipe.microbatch_size
+        return min((1.5 * ranks if pipelined else 1) / microbatches, 1.0)
 
     def _by_block(self, by_kind: Sequence[float]) -> FloatArray:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
 
-    def _exchanged_s(self, collectives: Sequence[Collective]) -> float:
-        """Seconds of the collectives for which the device waits."""
+    def _exchanged_s(self, collectives: Sequence[Collective]) -> tuple[float, float]:
+        """Seconds of the collectives for which the device waits; and of those between experts, which may overlap."""
         form, waited_s = self.recipe.form, dict.fromkeys(AXES, 0.0)
         once = sends_tokens_once(self.engine, form, self.problem.cluster.device.name)
         for each in collectives:
@@ -167,7 +202,8 @@ class RecipeTerms:
                 waited_s[each.axis] += each.count * links.seconds(each.kind, each.size_bytes, routing)
         if form.sequence_parallel:
             waited_s["tensor"] *= 1 - self.engine.times.tensor_hidden
-        return sum(waited_s.values())
+        experts_s = waited_s.pop("expert")
+        return sum(waited_s.values()), experts_s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -249,8 +285,12 @@ class ReplicaTerms:
 
     @cached_property
     def _left_bytes(self) -> FloatArray:
-        """The bytes that a microbatch keeps on the host for every block, from forward to backward."""
-        return self.terms.kept_bytes * float(offloads_activations(self.terms.recipe.offload))
+        """The bytes that a microbatch keeps on the host for every block, from forward to backward.
+
+        The layers whose activations are there are evenly among the others.
+        """
+        recipe = self.terms.recipe
+        return self.terms.kept_bytes * recipe.offload_share * float(offloads_activations(recipe.offload))
 
     def no_slower(self, other: "ReplicaTerms") -> bool:
         """Whether no block's forward, backward or update takes longer than with the other terms."""

@@ -54,6 +54,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--offload": ("all",),
     "--replicate": ("0",),
     "--graphs": (),
+    "--a2a-overlap": (),
+    "--offload-share": ("0",),
     "--time-limit-s": ("-1",),
 }
 """By option, a wrong value, or a right one with other options that it contradicts."""

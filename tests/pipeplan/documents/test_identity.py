@@ -68,7 +68,7 @@ def test_a_later_field_is_in_an_id_only_where_it_says_something(document: Any) -
 def test_later_fields_of_a_plan_are_left_out_at_their_defaults() -> None:
     assert isinstance(PLAN, Plan)
     later = {"planner_version", "engine", "form", "sharding", "offload", "choices", "autocast", "tied", "precision"}
-    later |= {"basis", "recompute_modules", "replicate", "graphs"}
+    later |= {"basis", "recompute_modules", "replicate", "graphs", "a2a_overlap", "offload_share"}
     assert {field.name for field in dataclasses.fields(PLAN)} - plain(PLAN).keys() == {"warnings", *later}
     warned = plain(dataclasses.replace(PLAN, warnings=("of another type",)))
     assert {field.name for field in dataclasses.fields(PLAN)} - warned.keys() == later

@@ -153,6 +153,8 @@ UNSAID = {
     "recompute_modules",
     "replicate",
     "graphs",
+    "a2a_overlap",
+    "offload_share",
 }
 """Later fields of a plan, which are left out while they say nothing."""
 

@@ -75,6 +75,8 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "offload": ("optimizer", "optimizer"),
     "replicate": ("2", 2),
     "graphs": ("true", True),
+    "a2a_overlap": ("true", True),
+    "offload_share": ("0.5", 0.5),
     "synchronous": ("true", True),
 }
 """Every option of a request: what a person enters, and what that is."""

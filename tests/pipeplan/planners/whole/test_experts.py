@@ -5,6 +5,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeplan.costs.groups import links_among, sends_tokens_once
@@ -14,6 +15,8 @@ from pipeplan.documents.forms import Collective, Form, ModelForm, Routing
 from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import InvalidInputError
+from pipeplan.exports.formats import format_named
+from pipeplan.exports.source import ExportSource
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
@@ -21,6 +24,7 @@ from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.terms import ReplicaTerms
 from tests.pipeplan.model_forms import transformer
+from tests.pipeplan.planners.whole.test_whole import answered
 
 EXPERT_PARAMETERS = 64 * 2**20
 
@@ -105,6 +109,82 @@ def test_experts_that_a_stage_cannot_share_are_refused_by_name(fixed: dict[str, 
     with pytest.raises(InvalidInputError) as raised:
         _answer(**fixed)
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [
+        ({"engine": "fsdp"}, "only megatron overlaps"),
+        ({"expert": 1}, "without expert parallelism"),
+        ({"recompute": True, "recompute_unit": "block"}, "where whole blocks run again"),
+        ({"stages": 2, "chunks": 1}, "whose ranks hold one stage each"),
+        ({"engine": "pipeplan"}, "must be left out for the engine pipeplan"),
+    ],
+)
+def test_exchanges_that_cannot_overlap_are_refused(fixed: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words) as raised:
+        solve("auto", _problem(**{"engine": "megatron", **fixed}, a2a_overlap=True))
+    assert raised.value.field == "a2a_overlap"
+
+
+@pytest.mark.parametrize(("stages", "chunks", "alone"), [(1, 1, 1 / 16), (2, 2, 1.5 * 2 / 32)])
+def test_experts_exchange_beside_the_other_pass_of_the_same_layer(stages: int, chunks: int, alone: float) -> None:
+    """All but the batch's first forwards and last backwards have one; a microbatch of a stage is held for it."""
+    fixed: dict[str, Any] = {"tensor": 4, "context": 2, "expert": 16, "expert_tensor": 1}
+    fixed |= {"stages": stages, "chunks": chunks}
+    fixed |= {"data": 4 // stages, "recompute": False}
+    quick = Level(size=32, bandwidth_bytes_per_s=1e12, latency_s=1e-7)
+    problem = replace(_problem(**fixed), cluster=replace(CLUSTER, levels=(quick,)))
+    problems = [replace(problem, options=replace(problem.options, a2a_overlap=on)) for on in (False, True)]
+    plain, paired = plans = [answered(each) for each in problems]
+    assert all(each.holds for plan, asked in zip(plans, problems, strict=True) for each in verify(plan, asked))
+    assert plain.form == paired.form and paired.a2a_overlap and not plain.a2a_overlap
+    own, beside = (
+        whole_space(problem)[0].terms(Degrees.of(each).recipe).at(4 // stages, pipelined=stages > 1) for each in plans
+    )
+    kind = own.terms.model.blocks[1]
+    layer = own.terms.measured[kind]
+    links = own.terms.links["expert"]
+    traded_s = sum(
+        each.count * links.seconds(each.kind, each.size_bytes)
+        for each in layer.forward_collectives + layer.backward_collectives
+        if each.axis == "expert"
+    )
+    whole_s, paired_s = (float(np.diff(each.step_s)[1]) for each in (own, beside))
+    computed_s = whole_s - traded_s
+    assert 0 < traded_s < computed_s, "all of it can be hidden"
+    assert paired_s == pytest.approx(computed_s + alone * traded_s)
+    kept = [each.stages[0].memory.activations for each in (plain, paired) if each.stages[0].memory]
+    flight = 1.0 if stages == 1 else 2.5
+    assert kept[1] / kept[0] == pytest.approx((flight + 1 / chunks) / flight, rel=1e-6)
+    assert "--overlap-moe-expert-parallel-comm" in _exported(paired) and "overlap-moe" not in _exported(plain)
+
+
+def test_what_exchanges_do_not_hide_behind_is_waited_for() -> None:
+    """A pair of passes takes as long as its exchanges where these take longer."""
+    fixed: dict[str, Any] = {"tensor": 2, "context": 1, "expert": 16, "expert_tensor": 1, "stages": 1, "data": 16}
+    slow = replace(CLUSTER, levels=tuple(replace(each, bandwidth_bytes_per_s=1e9) for each in CLUSTER.levels))
+    problem = replace(_problem(**fixed, a2a_overlap=True), cluster=slow)
+    plan = solve("auto", problem)
+    assert isinstance(plan, Plan) and plan.a2a_overlap
+    recipe = Degrees.of(plan).recipe
+    terms = whole_space(problem)[0].terms(recipe)
+    layer = terms.measured[terms.model.blocks[1]]
+    passes = (layer.forward_collectives, layer.backward_collectives)
+    traded_s = sum(
+        each.count * terms.links["expert"].seconds(each.kind, each.size_bytes)
+        for side in passes
+        for each in side
+        if each.axis == "expert"
+    )
+    both_s = float(terms.forward_s[1] + terms.backward_s[1])
+    assert traded_s > layer.forward_s + layer.backward_s and both_s >= traded_s * (1 - 1e-12)
+
+
+def _exported(plan: Plan) -> str:
+    names = tuple(each.name for each in PROFILE.blocks)
+    source = ExportSource(plan_id="plan", plan=plan, cluster=CLUSTER, block_names=names)
+    return format_named("megatron").write(source)
 
 
 def test_a_search_finds_whole_experts_where_cut_ones_exchange_more() -> None:

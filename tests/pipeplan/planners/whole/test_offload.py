@@ -129,13 +129,50 @@ def test_copies_run_beside_the_computing() -> None:
     held = model(layers=3)
     fixed: dict[str, Any] = {"engine": "megatron", "stages": 1, "tensor": 1, "recompute": False, "microbatch_size": 1}
     slow = replace(USUAL, bandwidth_bytes_per_s=1e9)
-    asked = problem(held, with_host(cluster(held, servers=1), slow), **fixed, sharding="none", offload="activations")
+    fixed |= {"sharding": "none", "offload": "activations"}
+    asked = problem(held, with_host(cluster(held, servers=1), slow), **fixed, offload_share=1.0)
     plan = answered(asked)
     form = next(each for each in held.forms if each.form == plan.form)
     blocks = [form.kinds[kind].at(1) for kind in form.blocks]
     expected = sum(max(each.forward_s, each.activation_bytes / 1e9) for each in blocks)
     assert plan.costs[0].forward_s == pytest.approx(expected)
     assert plan.stages[0].host_bytes == sum(each.activation_bytes for each in blocks)
+    part = answered(replace(asked, options=replace(asked.options, offload_share=None)))
+    assert part.offload_share == 0.25 and part.stages[0].host_bytes == plan.stages[0].host_bytes // 4
+    shared = sum(max(each.forward_s, each.activation_bytes / 4e9) for each in blocks)
+    assert part.costs[0].forward_s == pytest.approx(shared)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "words"),
+    [
+        ({"offload_share": 0.0, "offload": "activations"}, "above 0"),
+        ({"offload_share": 1.5, "offload": "activations"}, "at most 1"),
+        ({"offload_share": 0.5}, "must be 1 where no activations are offloaded"),
+        ({"offload_share": 0.5, "offload": "optimizer"}, "must be 1 where no activations are offloaded"),
+        ({"offload_share": 0.5, "offload": "activations", "engine": "deepspeed"}, "must be 1 for the engine deepspeed"),
+        ({"offload_share": 0.5, "engine": "pipeplan"}, "must be left out for the engine pipeplan"),
+    ],
+)
+def test_a_share_of_the_layers_that_cannot_be_offloaded_is_refused(fixed: dict[str, Any], words: str) -> None:
+    held = model()
+    with pytest.raises(InvalidInputError, match=words) as raised:
+        solve("auto", problem(held, with_host(cluster(held)), **fixed))
+    assert raised.value.field == "offload_share"
+
+
+@pytest.mark.parametrize(("share", "layers"), [(0.25, 1), (0.5, 2), (0.75, 3), (1.0, 3)])
+def test_megatron_offloads_the_layers_that_were_priced(share: float, layers: int) -> None:
+    """Megatron keeps the last of four layers on the device, always."""
+    held = model()
+    machines = with_host(cluster(held))
+    fixed: dict[str, Any] = {"stages": 1, "tensor": 1, "recompute": False, "offload": "activations"}
+    plan = answered(problem(held, machines, **fixed, offload_share=share))
+    assert plan.offload_share == share
+    names = tuple(each.name for each in held.blocks)
+    source = ExportSource(plan_id="plan", plan=plan, cluster=machines, block_names=names)
+    written = format_named("megatron").write(source)
+    assert f"--cpu-offloading-num-layers {layers}\n" in written
 
 
 def test_a_device_that_is_too_small_trains_with_its_host() -> None:
