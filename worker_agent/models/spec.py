@@ -34,39 +34,26 @@ _OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 _ALLOCATION = "can't allocate memory"
 _TORCHS_STACK = "Exception raised from"
 
-PRESETS: dict[str, dict[str, str]] = {
+_MODULES: dict[str, dict[str, tuple[str, ...]]] = {
     "model": {
-        "alexnet": "worker_agent.models.convolutions",
-        "amoebanet_d": "worker_agent.models.amoebanet",
-        "awd_lm": "worker_agent.models.recurrent",
-        "bert_large": "worker_agent.models.language_models",
-        "gnmt": "worker_agent.models.recurrent",
-        "gpt_1_3b": "worker_agent.models.language_models",
-        "gpt_2_2b": "worker_agent.models.language_models",
-        "gpt_3_8b": "worker_agent.models.language_models",
-        "inception_v3": "worker_agent.models.inception",
-        "llama_7b": "worker_agent.models.language_models",
-        "mamba_1_4b": "worker_agent.models.language_models",
-        "mlp": "worker_agent.models.presets",
-        "resnet152": "worker_agent.models.convolutions",
-        "resnet50": "worker_agent.models.convolutions",
-        "s2vt": "worker_agent.models.recurrent",
-        "sleep": "worker_agent.models.presets",
-        "transformer": "worker_agent.models.transformer",
-        "vgg16": "worker_agent.models.convolutions",
+        "papers.amoebanet": ("amoebanet_d",),
+        "papers.convolutions": ("alexnet", "resnet152", "resnet50", "vgg16"),
+        "papers.inception": ("inception_v3",),
+        "papers.language_models": ("bert_large", "gpt_1_3b", "gpt_2_2b", "gpt_3_8b", "llama_7b", "mamba_1_4b"),
+        "papers.recurrent": ("awd_lm", "gnmt", "s2vt"),
+        "presets": ("mlp", "sleep"),
+        "transformer": ("transformer",),
     },
     "data": {
-        "random_features": "worker_agent.models.presets",
-        "random_images": "worker_agent.models.random_data",
-        "random_tokens": "worker_agent.models.text",
-        "random_translations": "worker_agent.models.random_data",
-        "random_videos": "worker_agent.models.random_data",
-        "regression": "worker_agent.models.presets",
-        "standard_library": "worker_agent.models.text",
+        "presets": ("random_features", "regression"),
+        "random_data": ("random_images", "random_translations", "random_videos"),
+        "text": ("random_tokens", "standard_library"),
     },
-    "loss": {
-        "mean_of_squares": "worker_agent.models.losses",
-    },
+    "loss": {"losses": ("mean_of_squares",)},
+}
+PRESETS = {
+    field: dict(sorted((name, f"worker_agent.models.{module}") for module, names in own.items() for name in names))
+    for field, own in _MODULES.items()
 }
 """The module of each NAME in `preset:NAME`, by field. They are listed because the modules hold more than presets."""
 

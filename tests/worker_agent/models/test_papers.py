@@ -14,11 +14,11 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.cli import app
 from worker_agent.models.chain import Chain, build_model
-from worker_agent.models.convolutions import scaled
 from worker_agent.models.data import default_feed, open_data
-from worker_agent.models.language_models import scan
 from worker_agent.models.losses import default_loss
 from worker_agent.models.papers import PAPERS
+from worker_agent.models.papers.convolutions import scaled
+from worker_agent.models.papers.language_models import scan
 from worker_agent.models.spec import call_factory, parse_spec
 from worker_agent.models.values import as_values
 from worker_agent.profiler.analytic import estimate_profile

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import require
-from worker_agent.models.convolutions import Size, convolution, scaled
+from worker_agent.models.papers.convolutions import Size, convolution, scaled
 from worker_agent.models.random_data import TakesRandomData, takes_images
 
 _EPSILON = 1e-3
@@ -38,7 +38,6 @@ class Modules:
     scale: float
 
     def width(self, *channels: int) -> int:
-        """The channels of outputs that are joined."""
         return sum(scaled(each, self.scale) for each in channels)
 
     def path(self, before: int, *steps: Step) -> nn.Sequential:

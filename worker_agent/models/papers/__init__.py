@@ -1,5 +1,9 @@
 """Papers: the models of the pipeline-parallel papers that `preset:NAME` builds, and their sources."""
 
+from collections.abc import Mapping
+
+from pipeplan.errors import require, require_amount, require_count
+
 PAPERS = {
     "alexnet": "AlexNet (Krizhevsky 2014): 61 million parameters",
     "amoebanet_d": "AmoebaNet-D (Real et al. 2018): 82 million with 18 layers and 208 filters",
@@ -17,3 +21,11 @@ PAPERS = {
     "s2vt": "S2VT (Venugopalan et al. 2015): 87 million",
     "vgg16": "VGG-16 (Simonyan and Zisserman 2015): 138 million",
 }
+
+
+def require_sizes(counts: Mapping[str, int], dropout: float = 0.0) -> None:
+    """Raises InvalidInputError for an option of a model that is no count from 1, or no probability below 1."""
+    for name, count in counts.items():
+        require_count(f"model.{name}", count)
+    require_amount("model.dropout", dropout)
+    require(dropout < 1, "model.dropout", "must be below 1", dropout)

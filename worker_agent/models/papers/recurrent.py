@@ -3,14 +3,14 @@
 B samples of S source and T target tokens (F frames), H hidden features.
 """
 
-from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from pipeplan.errors import require, require_amount, require_count
+from pipeplan.errors import require
 from worker_agent.models.hugging_face import TokenInputs
+from worker_agent.models.papers import require_sizes
 from worker_agent.models.random_data import RandomData
 
 RESIDUAL_FROM = 2
@@ -26,8 +26,7 @@ def gnmt(
     and target share an embedding. A source (B, S) and a target (B, T) -> (B, T, vocabulary). `length` is of random
     sentences. PipeDream's GNMT-8 has 4 layers each (the default), GNMT-16 has 8.
     """
-    sizes = {"hidden": hidden, "layers": layers, "vocabulary": vocabulary, "length": length}
-    _require_sizes(sizes, dropout)
+    require_sizes({"hidden": hidden, "layers": layers, "vocabulary": vocabulary, "length": length}, dropout)
     require(layers >= 2, "model.layers", "must be at least 2", layers)
     source = SourceEmbedding(vocabulary, hidden, length)
     target = TargetEmbedding(vocabulary, hidden)
@@ -53,16 +52,8 @@ def s2vt(
 
     Frames (B, F, features) and a sentence (B, T) -> (B, T, vocabulary). `frames` and `words` are of random videos.
     """
-    _require_sizes(
-        {
-            "features": features,
-            "frames": frames,
-            "words": words,
-            "vocabulary": vocabulary,
-            "embedding": embedding,
-            "hidden": hidden,
-        }
-    )
+    sizes = {"features": features, "frames": frames, "words": words}
+    require_sizes(sizes | {"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden})
     query = f"features={features}&frames={frames}&vocabulary={vocabulary}&words={words}"
     takes = RandomData(
         data=f"preset:random_videos?{query}",
@@ -91,20 +82,13 @@ def awd_lm(
     dropout of the recurrent weights is left out, which changes neither shapes nor parameters.
     """
     sizes = {"vocabulary": vocabulary, "embedding": embedding, "hidden": hidden, "layers": layers}
-    _require_sizes(sizes | {"sequence_length": sequence_length}, dropout)
+    require_sizes(sizes | {"sequence_length": sequence_length}, dropout)
     first = TokenEmbedding(vocabulary, embedding, sequence_length)
     head = nn.Linear(embedding, vocabulary)
     head.weight = first.tokens.weight
     widths = [embedding, *[hidden] * (layers - 1), embedding]
     body = [LanguageLayer(before, after, dropout) for before, after in pairwise(widths)]
     return [first, *body, head]
-
-
-def _require_sizes(counts: Mapping[str, int], dropout: float = 0.0) -> None:
-    for name, count in counts.items():
-        require_count(f"model.{name}", count)
-    require_amount("model.dropout", dropout)
-    require(dropout < 1, "model.dropout", "must be below 1", dropout)
 
 
 class SourceEmbedding(nn.Module):

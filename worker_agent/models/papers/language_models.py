@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pipeplan.errors import require, require_amount, require_count
+from pipeplan.errors import require
 from worker_agent.models.hugging_face import TokenInputs
+from worker_agent.models.papers import require_sizes
 from worker_agent.models.transformer import EMBEDDING_DEVIATION, Attention, FeedForward, transformer
 
 _gpt = partial(transformer, vocabulary=50257, sequence_length=512, dropout=0.1, tied=True)
@@ -58,11 +59,8 @@ def bert_large(
     out. Raises InvalidInputError for sizes that do not fit.
     """
     counts = {"hidden": hidden, "layers": layers, "heads": heads, "vocabulary": vocabulary}
-    for name, count in (counts | {"sequence_length": sequence_length}).items():
-        require_count(f"model.{name}", count)
+    require_sizes(counts | {"sequence_length": sequence_length}, dropout)
     require(hidden % heads == 0, "model.heads", f"must divide the {hidden} hidden features", heads)
-    require_amount("model.dropout", dropout)
-    require(dropout < 1, "model.dropout", "must be below 1", dropout)
     embedding = BertEmbedding(vocabulary, hidden, sequence_length, dropout)
     body = [BertLayer(hidden, heads, dropout) for _ in range(layers)]
     output = nn.Linear(hidden, vocabulary)
@@ -125,8 +123,7 @@ def mamba_1_4b(
     The scan is in plain torch, and runs again in the backward: a profile is of that, and not of the paper's kernel.
     """
     counts = {"hidden": hidden, "layers": layers, "states": states, "kernel": kernel, "vocabulary": vocabulary}
-    for name, count in (counts | {"sequence_length": sequence_length}).items():
-        require_count(f"model.{name}", count)
+    require_sizes(counts | {"sequence_length": sequence_length})
     embedding = MambaEmbedding(vocabulary, hidden, sequence_length)
     output = nn.Linear(hidden, vocabulary, bias=False)
     output.weight = embedding.tokens.weight

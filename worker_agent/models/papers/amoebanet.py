@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from pipeplan.errors import require, require_count
-from worker_agent.models.convolutions import convolution
+from pipeplan.errors import require
+from worker_agent.models.papers import require_sizes
+from worker_agent.models.papers.convolutions import convolution
 from worker_agent.models.random_data import TakesRandomData, takes_images
 
 NORMAL = (
@@ -33,8 +34,7 @@ def amoebanet_d(*, layers: int = 18, filters: int = 208, image_size: int = 224, 
 
     Blocks: a stem, two reducing cells, thrice a third of the layers with a reducing cell between, and a classifier.
     """
-    for name, count in {"layers": layers, "filters": filters, "classes": classes}.items():
-        require_count(f"model.{name}", count)
+    require_sizes({"layers": layers, "filters": filters, "classes": classes})
     require(layers % 3 == 0, "model.layers", "must be a multiple of 3", layers)
     require(filters % 16 == 0, "model.filters", "must be a multiple of 16", filters)
     require(image_size >= 32, "model.image_size", "must be at least 32", image_size)
