@@ -15,17 +15,16 @@ after shows that more than the last layer's result is used.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeplan.errors import InvalidInputError, require
+from pipeplan.errors import InvalidInputError
 from worker_agent.models.equality import EqualCalls
-from worker_agent.models.flow import FACTORY, is_called
+from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless, units_of
 from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, replaced, tensor_of
 
 _MADE = "have arguments that its layers' blocks can make"
@@ -51,24 +50,24 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     rows = [name for name, row in lists.items() if {type(layer).__name__ for layer in row} <= kinds]
     rows = rows or [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     what = f"have its layers in one ModuleList of {', '.join(sorted(kinds)) or 'layers'}, and has {len(rows)}"
-    _require(len(rows) == 1, what, type(root).__name__)
+    refuse_unless(len(rows) == 1, what, type(root).__name__)
     names = [f"{rows[0]}.{i}" for i in range(len(lists[rows[0]]))]
     equal = EqualCalls()
     seen, result = _watched(root, names, inputs, equal)
     at = [number for number, call in enumerate(seen) if call.module in names]
-    _require([seen[n].module for n in at] == names, "call its layers one after the other, each once", names[0])
-    _require(at == [*range(at[0], at[0] + len(at))], "call nothing between its layers", seen[at[0] + 1].module)
+    refuse_unless([seen[n].module for n in at] == names, "call its layers one after the other, each once", names[0])
+    refuse_unless(at == [*range(at[0], at[0] + len(at))], "call nothing between its layers", seen[at[0] + 1].module)
 
     rule = "have layers that give a tensor, or a tensor first"
-    _require(all(isinstance(tensor_of(seen[n].output), Tensor) for n in at), rule, names[0])
+    refuse_unless(all(isinstance(tensor_of(seen[n].output), Tensor) for n in at), rule, names[0])
     plain = _plain(root, seen[at[-1] + 1 :], tensor_of(seen[at[-1]].output), result)
     later = [value for call in seen[at[-1] + 1 :] for value in (*call.positional, *call.named.values())]
     alone = not any(t.isnan().any() for t in (*later, result) if isinstance(t, Tensor) and t.is_floating_point())
-    _require(plain or alone, "use nothing but the last layer's result after it", type(root).__name__)
+    refuse_unless(plain or alone, "use nothing but the last layer's result after it", type(root).__name__)
     one = all(isinstance(seen[n].output, Tensor) for n in at)
-    _require(plain or one, "have layers that give one tensor each", type(root).__name__)
-    for key in ("layerdrop", "decoder_layerdrop", "encoder_layerdrop"):
-        _require(not getattr(root.config, key, 0), f"have no {key}, which skips layers", type(root).__name__)
+    refuse_unless(plain or one, "have layers that give one tensor each", type(root).__name__)
+    for key in LAYER_DROPS:
+        refuse_unless(not getattr(root.config, key, 0), f"have no {key}, which skips layers", type(root).__name__)
 
     layers: list[LayerCall] = []
     hidden = _first_tensor(seen[at[0]])
@@ -80,7 +79,7 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     own = [call for call in before if call.module not in rotary]
     after = seen[at[-1] + 1 :]
     again = next((call.module for call in after if call.module in {earlier.module for earlier in own}), None)
-    _require(plain or again is None, "call other modules after its layers than before them", str(again))
+    refuse_unless(plain or again is None, "call other modules after its layers than before them", str(again))
     (name, given), first = next(iter(inputs.items())), _first_tensor(seen[at[0]])
     return Cuts(
         layers=tuple(layers),
@@ -113,23 +112,16 @@ def _watched(
             finally:
                 module.__dict__["forward"] = stand_in
             ended = name == layers[-1] or any(call.module == layers[-1] for call in seen)
-            output = _mapped(output, partial(_filled, value=0.0 if ended else torch.nan))
+            value = 0.0 if ended else torch.nan  # on the CPU; whole numbers are zeros
+            output = _mapped(output, lambda t: torch.full_like(t, value if t.is_floating_point() else 0, device="cpu"))
             seen.append(_Seen(name, positional, named, output))
             return output
 
         return forward
 
-    def largest(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        for key, part in module.named_children():
-            name = f"{prefix}{key}"
-            if is_called(part) and not any(layer.startswith(f"{name}.") for layer in layers):
-                yield name, part
-            else:
-                yield from largest(f"{name}.", part)
-
-    found = dict(largest("", root))
+    found = units_of(root, layers)
     try:
-        with torch.no_grad(), replaced({part: watch(name, part) for name, part in found.items()}):
+        with torch.no_grad(), replaced({part: watch(name, part) for part, name in found.items()}):
             result: Tensor = root(**inputs)[0]
     except InvalidInputError:
         raise
@@ -155,7 +147,7 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
             sources = [
                 call for call in before if first is (call.output[0] if isinstance(call.output, tuple) else call.output)
             ]
-            _require(bool(sources), f"{_MADE}, and {key} is not one", seen.module)
+            refuse_unless(bool(sources), f"{_MADE}, and {key} is not one", seen.module)
             source = sources[0]
             rotary = LayerCall(
                 module=source.module,
@@ -169,7 +161,7 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
             named[key] = _argument(value, hidden, seen.module, key)
     positional = tuple(_argument(value, hidden, seen.module, "an argument") for value in seen.positional)
     call = LayerCall(module=seen.module, positional=positional, named=named, rotary=rotary)
-    _require(call.uses(Made.HIDDEN), "hand the hidden tensor from layer to layer", seen.module)
+    refuse_unless(call.uses(Made.HIDDEN), "hand the hidden tensor from layer to layer", seen.module)
     handed_on = {key for key, made in named.items() if made is Made.POSITIONS and (rotary or key not in takes)}
     kept = {key: made for key, made in named.items() if key not in handed_on}
     if handed_on:
@@ -203,7 +195,7 @@ def _argument(value: Any, hidden: Tensor, module: str, key: str) -> Any:
         mask = causal_mask(hidden)
         if torch.equal(value, mask.expand(value.shape)):
             return Made.MASK
-    _require(False, f"{_MADE}, and {key}, a tensor of shape {tuple(value.shape)}, is not one", module)
+    refuse_unless(False, f"{_MADE}, and {key}, a tensor of shape {tuple(value.shape)}, is not one", module)
     return None
 
 
@@ -221,11 +213,6 @@ def _plain(root: nn.Module, calls: Sequence[_Seen], value: Tensor, result: Tenso
     return _same(value, result)
 
 
-def _require(condition: bool, rule: str, place: str) -> None:
-    """Raises InvalidInputError with the place, and with what to write instead."""
-    require(condition, "model", f"must {rule}, {FACTORY}", place)
-
-
 def _first_tensor(call: _Seen) -> Tensor:
     for value in (*call.positional, *call.named.values()):
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -240,11 +227,6 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _to_meta(value: Tensor) -> Tensor:
     return value.to("meta")
-
-
-def _filled(tensor: Tensor, value: float) -> Tensor:
-    """A tensor on the CPU for one on the meta device; whole numbers are zeros."""
-    return torch.full_like(tensor, value if tensor.is_floating_point() else 0, device="cpu")
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

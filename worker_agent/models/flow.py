@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeplan.errors import InvalidInputError, require
-from worker_agent.models.draws import Draws
 from worker_agent.models.equality import EqualCalls
-from worker_agent.models.layers import replaced
 from worker_agent.models.values import leaves_of
+from worker_agent.models.watching import Watch, call_module
 
 FACTORY = (
     "or be cut by a factory of your own: --model yours:blocks, where `def blocks()` in yours.py returns modules from "
@@ -181,7 +181,7 @@ def find_flow(root: Any, inputs: Mapping[str, Tensor]) -> Flow:
 class _Watch:
     """One forward, whose units run on the meta device."""
 
-    def __init__(self, root: Any, units: Mapping[str, nn.Module], layers: frozenset[str]) -> None:
+    def __init__(self, root: Any, units: Mapping[nn.Module, str], layers: frozenset[str]) -> None:
         self.calls: list[UnitCall] = []
         self._root = root
         self._units = units
@@ -192,16 +192,16 @@ class _Watch:
         self._held_by_call: list[frozenset[str]] = []
         self._whole_numbers: set[str] = set()
         self._results: list[tuple[Key, Tensor, int]] = []  # with their versions
-        self._draws = Draws()
+        self._draws: dict[int, Tensor] = {}  # of every random result: a leaf of which it is also made
         self._drawn: dict[int, set[int]] = {}  # of every draw: the calls that use it
         self._failed: tuple[str, Exception] | None = None
         self._equal = EqualCalls()
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The model's result."""
-        forwards = {module: self._forward(name, module) for name, module in self._units.items()}
+        watch = Watch(self._root, self._units, self._unit, self._function)
         try:
-            with torch.enable_grad(), self._own_tensors(), replaced(forwards), self._draws:
+            with torch.enable_grad(), self._own_tensors(), watch.active():
                 found: Any = self._root(**inputs)
                 result: Tensor = tensor_in(found)
         except InvalidInputError:
@@ -221,7 +221,7 @@ class _Watch:
             hidden = tensor.is_floating_point() and not leaves and bool(tensor.isnan().any())
             refuse_unless(not hidden, "use what its modules give in ways that autograd follows", place)
             found |= {id(leaf) for leaf in leaves} or {id(tensor)}
-        for draw in found & self._draws.leaves.keys():
+        for draw in found & self._draws.keys():
             self._drawn.setdefault(draw, set()).add(len(self.calls))
         keys = frozenset(self._leaves[leaf] for leaf in found if leaf in self._leaves)
         return keys, frozenset(self._held[leaf] for leaf in found if leaf in self._held)
@@ -250,7 +250,7 @@ class _Watch:
     @contextmanager
     def _own_tensors(self) -> Iterator[None]:
         """While it is active, tensors of the modules around the units are on the CPU, and leaves."""
-        inside = {part for unit in self._units.values() for part in unit.modules()}
+        inside = {part for unit in self._units for part in unit.modules()}
         with ExitStack() as stack:
             for prefix, module in self._root.named_modules():
                 for held in (module._parameters, module._buffers) if module not in inside else ():
@@ -266,59 +266,73 @@ class _Watch:
                         held[name] = leaf
             yield
 
-    def _forward(self, name: str, module: nn.Module) -> Callable[..., Any]:
-        own = module.forward
+    def _function(self, call: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """A call between the units. A random result is also made of a leaf of its own."""
+        with _Random() as random:
+            result = call(*positional, **named)
+        if not random.found or not isinstance(result, Tensor) or not result.is_floating_point():
+            return result
+        leaf = torch.zeros((), requires_grad=True, dtype=result.dtype)
+        self._draws[id(leaf)] = leaf
+        return result.add_(leaf) if positional and result is positional[0] else result + leaf
 
-        def forward(*positional: Any, **named: Any) -> Any:
-            given = (positional, named)
-            uses, held = self.made_of(given, name)
-            stand_in = module.__dict__.pop("forward")
-            try:
-                on_meta = mapped(given, _to_meta)
+    def _unit(self, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        name, given, number = self._units[module], (positional, named), len(self.calls)
+        uses, held = self.made_of(given, name)
+        try:
+            on_meta = mapped(given, _to_meta)
 
-                def run() -> tuple[Any, Sequence[object]]:
-                    """What the unit gives, and the random operations that it does."""
-                    with self._draws.aside() as drawn:
-                        return own(*on_meta[0], **on_meta[1]), drawn
+            def run() -> tuple[Any, Sequence[object]]:
+                """What the unit gives, and the random operations that it does."""
+                with _Random() as random:
+                    return call_module(module, *on_meta[0], **on_meta[1]), random.found
 
-                found, drawn = self._equal.result(module, on_meta, run)
-            except Exception as error:  # the library's code may raise anything
-                self._failed = self._failed or (name, error)
-                if name not in self._layers or _SHAPES.search(str(error)):
-                    raise  # any other error of a layer may be for want of contents: its result is still known
-                found = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point()))
-            finally:
-                module.__dict__["forward"] = stand_in
-            given_gradient = any(t.requires_grad for t in tensors_in(found))
-            maker = not given_gradient and not drawn and next(module.parameters(), None) is None
-            number = len(self.calls)
+            found, drawn = self._equal.result(module, on_meta, run)
+        except Exception as error:  # the library's code may raise anything
+            self._failed = self._failed or (name, error)
+            if name not in self._layers or _SHAPES.search(str(error)):
+                raise  # any other error of a layer may be for want of contents: its result is still known
+            found, drawn = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point())), ()
+        given_gradient = any(t.requires_grad for t in tensors_in(found))
+        maker = not given_gradient and not drawn and next(module.parameters(), None) is None
 
-            def leaf(tensor: Tensor) -> Tensor:
-                value = 0.0 if maker or not tensor.is_floating_point() else torch.nan
-                made = torch.full(tensor.shape, value, dtype=tensor.dtype)
-                key = (number, len(shapes))
-                self._leaves[id(made)] = key
-                shapes.append(Shape(number=len(shapes), shape=tuple(tensor.shape), dtype=tensor.dtype))
-                self._kept.append(made)
-                if made.is_floating_point():  # the model may change a result in place, but not a leaf
-                    made = made.requires_grad_().clone()
-                if not maker:
-                    self._results.append((key, made, made._version))
-                return made
+        def leaf(tensor: Tensor) -> Tensor:
+            value = 0.0 if maker or not tensor.is_floating_point() else torch.nan
+            made = torch.full(tensor.shape, value, dtype=tensor.dtype)
+            key = (number, len(shapes))
+            self._leaves[id(made)] = key
+            shapes.append(Shape(number=len(shapes), shape=tuple(tensor.shape), dtype=tensor.dtype))
+            self._kept.append(made)
+            if made.is_floating_point():  # the model may change a result in place, but not a leaf
+                made = made.requires_grad_().clone()
+            if not maker:
+                self._results.append((key, made, made._version))
+            return made
 
-            shapes: list[Shape] = []
-            output = mapped(found, leaf)
-            shape = iter(shapes)
-            result = mapped(found, lambda _: next(shape))
-            self.calls.append(UnitCall(module=name, result=result, maker=maker, uses=uses))
-            self._held_by_call.append(held)
-            return output
-
-        return forward
+        shapes: list[Shape] = []
+        output = mapped(found, leaf)
+        shape = iter(shapes)
+        result = mapped(found, lambda _: next(shape))
+        self.calls.append(UnitCall(module=name, result=result, maker=maker, uses=uses))
+        self._held_by_call.append(held)
+        return output
 
 
-def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers and the largest modules that hold none of them, by name; a module with several names has its first."""
+class _Random(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds the random operations that are done while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[object] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.found.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def units_of(root: nn.Module, layers: Sequence[str]) -> dict[nn.Module, str]:
+    """The layers and the largest modules that hold none of them, with their names, the first of several."""
     found: dict[nn.Module, str] = {}
 
     def visit(prefix: str, module: nn.Module) -> None:
@@ -330,7 +344,7 @@ def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
                 visit(f"{name}.", part)
 
     visit("", root)
-    return {name: module for module, name in found.items()}
+    return found
 
 
 def is_called(module: nn.Module) -> bool:

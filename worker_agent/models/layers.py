@@ -31,7 +31,6 @@ class LayerCall:
     rotary: "LayerCall | None" = None
 
     def uses(self, made: Made) -> bool:
-        """Whether this is among the arguments."""
         return any(value is made for value in (*self.positional, *self.named.values()))
 
 

@@ -24,7 +24,6 @@ class Applied:
         self._kind = kind
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        """What the function gives."""
         return self._kind.apply(*positional, **named)
 
 
