@@ -1,7 +1,7 @@
 """`pipeplan-agent blocks`: lists the blocks of a model, and what each passes to the next."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,15 +39,10 @@ def blocks(
         typer.echo(dump(found))
         return
     rows = [
-        (name, size(weights), ", ".join(map(_shape, given)) or NONE)
+        (name, size(weights), ", ".join(f"{t.dtype} {' x '.join(map(str, t.shape))}" for t in given) or NONE)
         for name, weights, given in zip(found.names, found.weight_bytes, found.hands_on, strict=True)
     ]
     show_table(("Block", "Weights", "Hands on"), rows)
     if found.own:
         typer.echo("\nTo begin blocks at other modules, set their names in the factory, in this form:\n")
         typer.echo(f"    model.cuts = {json.dumps(list(found.names))}")
-
-
-def _shape(tensor: Any) -> str:
-    """`float32 1 x 8 x 16`."""
-    return f"{tensor.dtype} {' x '.join(map(str, tensor.shape))}"

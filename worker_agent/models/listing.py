@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -124,11 +123,8 @@ def _listed(whole: Chain, data: str | None, microbatch_size: int, fake: FakeTens
         for name, block in zip(chain.block_names, chain.blocks, strict=True):
             with user_code(f"block {len(hands_on)} ({name})"):
                 values = as_values(block(*values))
-            hands_on.append(tuple(map(_handed, filter(Tensor.numel, values))))
+            given = [(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for v in values if v.numel()]
+            hands_on.append(tuple(OutputTensor(shape=shape, dtype=dtype) for shape, dtype in given))
     return BlockList(
         names=chain.block_names, weight_bytes=chain.weight_bytes(), hands_on=tuple(hands_on), own=whole.uncut
     )
-
-
-def _handed(tensor: Tensor) -> OutputTensor:
-    return OutputTensor(shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))

@@ -30,19 +30,8 @@ from worker_agent.models.tape import Around, Ref, Section, Step, Tape, starts_of
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 _DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex64,
-    torch.complex128,
-    torch.complex32,
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 )
 
 Begin = tuple[str, int]
@@ -107,12 +96,7 @@ def units_of(root: nn.Module, opaque: Iterable[nn.Module] = ()) -> dict[nn.Modul
 
 def _begins(root: nn.Module, tape: Tape) -> list[Begin]:
     """Where blocks begin: as `cuts` says, or with every unit that has a weight. Raises InvalidInputError."""
-    counts: dict[str, int] = {}
-    calls: list[tuple[int, Begin]] = []
-    for step, unit in tape.calls():
-        calls.append((step, (unit, counts.get(unit, 0))))
-        counts[unit] = counts.get(unit, 0) + 1
-    asked = getattr(root, "cuts", None)
+    calls, asked = tape.calls(), getattr(root, "cuts", None)
     if asked is not None:
         return _asked(asked, tape, calls)
     wide = [
@@ -168,7 +152,6 @@ def _adopt(root: nn.Module, parts: Sequence["OwnPart"]) -> None:
 
 
 def form_of(inputs: Sequence[Tensor]) -> Form:
-    """The shapes and types of tensors."""
     return tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
 
 
@@ -250,7 +233,8 @@ class OwnPart(nn.Module):
         if len(values) < tapes.inputs or (number == 0 and len(values) > tapes.inputs):
             raise TypeError(f"the model was cut for {tapes.inputs} inputs, and was given {len(values)}")
         given = values[len(values) - tapes.inputs :]
-        form = form_of(given) if number == 0 else tuple(map(_described, given))
+        described = ((tuple(tensor.shape[2:]), _DTYPES[tensor.shape[1]]) for tensor in given)
+        form = form_of(given) if number == 0 else tuple(described)
         tape, sections = tapes.of(form, values[0].device)
         section = sections[number]
         carried = given if number == 0 else values[: -tapes.inputs]
@@ -324,7 +308,3 @@ def _key(unit: str) -> str:
 def _description(tensor: Tensor) -> Tensor:
     """An empty tensor whose shape encodes a tensor's shape and type."""
     return tensor.new_empty((0, _DTYPES.index(tensor.dtype), *tensor.shape), dtype=torch.int8)
-
-
-def _described(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
-    return tuple(tensor.shape[2:]), _DTYPES[tensor.shape[1]]

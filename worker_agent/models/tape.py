@@ -13,6 +13,7 @@ Constant steps follow from no input and no weight, as those that make a causal m
 that uses what they make.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,9 +118,15 @@ class Tape:
                 break
         return tuple(found)
 
-    def calls(self) -> tuple[tuple[int, str], ...]:
-        """The calls of units, as (step, name)."""
-        return tuple((n, step.unit) for n, step in enumerate(self.steps) if step.unit is not None)
+    def calls(self) -> tuple[tuple[int, tuple[str, int]], ...]:
+        """The calls of units, as (step, (name, how many calls of the unit come before))."""
+        calls: list[tuple[int, tuple[str, int]]] = []
+        counts = Counter[str]()
+        for n, step in enumerate(self.steps):
+            if step.unit is not None:
+                calls.append((n, (step.unit, counts[step.unit])))
+                counts[step.unit] += 1
+        return tuple(calls)
 
     def start_of(self, step: int) -> int:
         """Where a part begins that is to begin with this step: it makes the views before the step from what crosses."""
@@ -191,7 +198,6 @@ class Tape:
 
 
 def refs_in(arguments: Any) -> frozenset[int]:
-    """The numbers of the values among arguments."""
     return frozenset(leaf.number for leaf in tree_leaves(arguments) if isinstance(leaf, Ref))
 
 
@@ -203,9 +209,5 @@ def is_nested(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> bool:
 
 def starts_of(tape: Tape, begins: Sequence[tuple[str, int]]) -> tuple[int, ...]:
     """Where parts begin that begin with these units, each with the n-th call of it (from 0). Raises KeyError."""
-    places: dict[tuple[str, int], int] = {}
-    counts: dict[str, int] = {}
-    for step, unit in tape.calls():
-        places[unit, counts.get(unit, 0)] = step
-        counts[unit] = counts.get(unit, 0) + 1
+    places = {begin: step for step, begin in tape.calls()}
     return (0, *(tape.start_of(places[begin]) for begin in begins[1:]))
