@@ -49,51 +49,29 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """y = x W^T + b, for a weight (out, in) and an input (..., in)."""
-
-    def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """(..., out)."""
-        return functional.linear(x, weight, bias)
-
-    def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """(..., in)."""
-        return _flat(gradient).mm(weight).view(x.shape)
-
-    def rows(self, x: Tensor, gradient: Tensor) -> Rows:
-        """(rows, in) and (rows, out)."""
-        return _flat(x), _flat(gradient)
-
-    def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:
-        """(out, in)."""
-        x, gradient = rows
-        return gradient.t().mm(x) if onto is None else onto.addmm_(gradient.t(), x)
-
-    def bias_gradient(self, rows: Rows) -> Tensor:
-        """(out)."""
-        return rows[1].sum(0)
-
-
-@dataclass(frozen=True, slots=True)
 class Product:
-    """y = x W + b, for a weight (in, out) and an input (..., in); with a bias the input is (rows, in)."""
+    """y = x W + b, or x W^T + b where `transposed`, for an input (..., in); x W + b takes an input (rows, in)."""
+
+    transposed: bool
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """(..., out)."""
+        if self.transposed:
+            return functional.linear(x, weight, bias)
         return torch.matmul(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
     def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """(..., in)."""
-        return _flat(gradient).mm(weight.t()).view(x.shape)
+        return _flat(gradient).mm(weight if self.transposed else weight.t()).view(x.shape)
 
     def rows(self, x: Tensor, gradient: Tensor) -> Rows:
         """(rows, in) and (rows, out)."""
         return _flat(x), _flat(gradient)
 
     def weight_gradient(self, rows: Rows, weight: Tensor, onto: Tensor | None) -> Tensor:
-        """(in, out)."""
-        x, gradient = rows
-        return x.t().mm(gradient) if onto is None else onto.addmm_(x.t(), gradient)
+        """(in, out), or (out, in) where `transposed`."""
+        left, right = reversed(rows) if self.transposed else rows
+        return left.t().mm(right) if onto is None else onto.addmm_(left.t(), right)
 
     def bias_gradient(self, rows: Rows) -> Tensor:
         """(out)."""
@@ -143,7 +121,7 @@ class Convolution:
         return (self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
 
 
-_LINEAR, _PRODUCT = Linear(), Product()
+_LINEAR, _PRODUCT = Product(transposed=True), Product(transposed=False)
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -168,53 +146,17 @@ def _addmm(input: Tensor, mat1: Any, mat2: Any = None, *others: Any, **named: An
     return Call(_PRODUCT, mat1, mat2, input) if plain and input.dim() == 1 else None
 
 
-def _convolution(dimensions: int) -> Callable[..., Call | None]:
-    def rule(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> Call | None:
-        if input.dim() != dimensions + 2 or isinstance(padding, str):
+def _convolution(dimensions: int, *, transposed: bool = False) -> Callable[..., Call | None]:
+    order = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
+
+    def rule(input: Tensor, weight: Tensor, bias: Tensor | None = None, *settings: Any, **named: Any) -> Call | None:
+        usual = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+        chosen = usual | dict(zip(("stride", "padding", *order), settings, strict=False)) | named
+        if input.dim() != dimensions + 2 or isinstance(chosen["padding"], str):
             return None
-        operation = Convolution(
-            stride=_each(stride, dimensions),
-            padding=_each(padding, dimensions),
-            dilation=_each(dilation, dimensions),
-            transposed=False,
-            output_padding=(0,) * dimensions,
-            groups=groups,
-        )
-        return Call(operation, input, weight, bias)
-
-    return rule
-
-
-def _transposed(dimensions: int) -> Callable[..., Call | None]:
-    def rule(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> Call | None:
-        if input.dim() != dimensions + 2:
-            return None
-        operation = Convolution(
-            stride=_each(stride, dimensions),
-            padding=_each(padding, dimensions),
-            dilation=_each(dilation, dimensions),
-            transposed=True,
-            output_padding=_each(output_padding, dimensions),
-            groups=groups,
-        )
-        return Call(operation, input, weight, bias)
+        groups = chosen.pop("groups")
+        each = {name: _each(value, dimensions) for name, value in chosen.items()}
+        return Call(Convolution(**each, transposed=transposed, groups=groups), input, weight, bias)
 
     return rule
 
@@ -237,8 +179,8 @@ RULES: dict[Callable[..., Any], Callable[..., Call | None]] = {
     functional.conv1d: _convolution(1),
     functional.conv2d: _convolution(2),
     functional.conv3d: _convolution(3),
-    functional.conv_transpose1d: _transposed(1),
-    functional.conv_transpose2d: _transposed(2),
-    functional.conv_transpose3d: _transposed(3),
+    functional.conv_transpose1d: _convolution(1, transposed=True),
+    functional.conv_transpose2d: _convolution(2, transposed=True),
+    functional.conv_transpose3d: _convolution(3, transposed=True),
 }
 """The functions that are split. A parameter that is used in any other way gets its gradient in backward-p1."""

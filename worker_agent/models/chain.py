@@ -20,6 +20,7 @@ from worker_agent.models.hugging_face import TokenInputs, build_family
 from worker_agent.models.keywords import KeywordForm, keyword_form
 from worker_agent.models.materialise import Contents
 from worker_agent.models.own import cut
+from worker_agent.models.randomness import seed_all
 from worker_agent.models.recipe import Construction, Constructors, WeightRecipe, require_stages
 from worker_agent.models.sharding import Sharding, joined
 from worker_agent.models.spec import Spec, call_factory, load_factory, parse_spec
@@ -152,9 +153,7 @@ def _seeded(seed: int) -> Iterator[None]:
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.default_generator.manual_seed(seed)
+            seed_all(seed)
             yield
     finally:
         random.setstate(of_python)

@@ -38,10 +38,7 @@ def heads_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.matmul(left, right)
 
 
-@heads_product.register_fake
-def shape_of_heads_product(left: Tensor, right: Tensor) -> Tensor:
-    """What heads product gives, without contents."""
-    return left.new_empty((*left.shape[:-1], right.shape[-1]))
+heads_product.register_fake(lambda left, right: left.new_empty((*left.shape[:-1], right.shape[-1])))
 
 
 def _product_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -126,10 +123,7 @@ def swiglu(x: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-@swiglu.register_fake
-def shape_of_swiglu(x: Tensor) -> Tensor:
-    """What swiglu gives, without contents."""
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+swiglu.register_fake(lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
 
 
 @torch.library.custom_op("pipeplan::swiglu_backward", mutates_args=())
@@ -149,10 +143,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
     return (wide * inverse * weight).to(x.dtype), inverse
 
 
-@rms_norm.register_fake
-def shape_of_rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """What rms norm gives, without contents."""
-    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=_wide(x))
+rms_norm.register_fake(lambda x, *_: (torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=_wide(x))))
 
 
 @torch.library.custom_op("pipeplan::rms_norm_backward", mutates_args=())
@@ -164,10 +155,7 @@ def rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tens
     return from_x.to(x.dtype), _summed(gradient * normal).to(weight.dtype)
 
 
-@rms_norm_backward.register_fake
-def shape_of_rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """What rms norm backward gives, without contents."""
-    return torch.empty_like(x), torch.empty_like(weight)
+rms_norm_backward.register_fake(lambda _, x, weight, __: (torch.empty_like(x), torch.empty_like(weight)))
 
 
 @torch.library.custom_op("pipeplan::bias_dropout_add", mutates_args=())
@@ -180,10 +168,9 @@ def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float)
     return residual + kept, mask
 
 
-@bias_dropout_add.register_fake
-def shape_of_bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """What bias dropout add gives, without contents."""
-    return torch.empty_like(x), x.new_empty(x.shape if p else (0,), dtype=torch.bool)
+bias_dropout_add.register_fake(
+    lambda x, _, __, p: (torch.empty_like(x), x.new_empty(x.shape if p else (0,), dtype=torch.bool))
+)
 
 
 @torch.library.custom_op("pipeplan::masked_scale", mutates_args=())
@@ -203,18 +190,11 @@ def _keep_probabilities(ctx: Any, inputs: tuple[Tensor, float, bool], output: Te
     ctx.scale = inputs[1]
 
 
-def _softmax_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return scaled_softmax_backward(gradient, ctx.saved_tensors[0], ctx.scale), None, None
-
-
-scaled_softmax.register_autograd(_softmax_gradients, setup_context=_keep_probabilities)
-
-
-def _earlier_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return without_later(gradient, 0.0), None
-
-
-without_later.register_autograd(_earlier_gradients)
+scaled_softmax.register_autograd(
+    lambda ctx, gradient: (scaled_softmax_backward(gradient, ctx.saved_tensors[0], ctx.scale), None, None),
+    setup_context=_keep_probabilities,
+)
+without_later.register_autograd(lambda _, gradient: (without_later(gradient, 0.0), None))
 
 
 def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -226,12 +206,9 @@ def _gelu_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
 bias_gelu.register_autograd(_gelu_gradients, setup_context=_keep_inputs)
 
 
-def _swiglu_gradient(ctx: Any, gradient: Tensor) -> Tensor:
-    from_x: Tensor = swiglu_backward(gradient, *ctx.saved_tensors)
-    return from_x
-
-
-swiglu.register_autograd(_swiglu_gradient, setup_context=_keep_inputs)
+swiglu.register_autograd(
+    lambda ctx, gradient: swiglu_backward(gradient, *ctx.saved_tensors), setup_context=_keep_inputs
+)
 
 
 def _keep_rows(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.randomness import seed_of
 from worker_agent.models.recipe import ConstructionMode, Constructors, changed
 from worker_agent.models.values import cast_in_place
 
@@ -164,9 +164,8 @@ class _DrawsByName(ConstructionMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags:
             filled = args[0].untyped_storage()._cdata if args and isinstance(args[0], Tensor) else None
             key = self._names.get(filled, f"{self._module}:")
-            digest = blake2b(f"{self._seed} {key} {self._draws[key]}".encode(), digest_size=8).digest()
+            torch.default_generator.manual_seed(seed_of(self._seed, key, self._draws[key]))
             self._draws[key] += 1
-            torch.default_generator.manual_seed(int.from_bytes(digest, "little") >> 1)
         for tensor in changed(func, (args, kwargs or {})):
             if tensor.untyped_storage()._cdata in self._tensors:
                 self.written.add(self._tensors[tensor.untyped_storage()._cdata])

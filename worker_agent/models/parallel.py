@@ -14,6 +14,7 @@ other devices: nothing here communicates.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -28,30 +29,24 @@ class Peers(Protocol):
 
     def gather(self, share: Tensor) -> Tensor:
         """The shares of all tensor-parallel devices, one after the other in the sequence."""
-        ...
 
     def scatter(self, whole: Tensor) -> Tensor:
         """The device's share of the sequence, of the sum over all tensor-parallel devices."""
-        ...
 
     def reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
         """The sum (or the largest) over all tensor-parallel devices. May overwrite the value."""
-        ...
 
     def trade(self, rows: Tensor, experts: int, chosen: int) -> Tensor:
         """Rows for the experts of all expert-parallel devices, for as many rows of the own experts. Its own inverse.
 
         Each token has a row for each of its `chosen` ones of all `experts`.
         """
-        ...
 
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, N, T, D) of all context-parallel devices, in the order of the sequence."""
-        ...
 
     def ring_back(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The device's share of the gradients of what `ring` gave, summed over all context-parallel devices."""
-        ...
 
 
 AnyPeers = TypeVar("AnyPeers", bound=Peers, covariant=True)
@@ -74,11 +69,17 @@ class Region(Generic[AnyPeers]):
 
     def enter(self, x: Tensor) -> Tensor:
         """The input of column-parallel layers."""
-        return x if self.form.tensor == 1 else _Enter.apply(x, self)  # type: ignore[no-untyped-call]
+        there, back = (
+            (self.peers.gather, self.peers.scatter) if self.form.sequence_parallel else (_same, self.peers.reduce)
+        )
+        return x if self.form.tensor == 1 else _exchanged(there, back, x)
 
     def leave(self, x: Tensor) -> Tensor:
         """The output of a row-parallel layer for the next module."""
-        return x if self.form.tensor == 1 else _Leave.apply(x, self)  # type: ignore[no-untyped-call]
+        there, back = (
+            (self.peers.scatter, self.peers.gather) if self.form.sequence_parallel else (self.peers.reduce, _same)
+        )
+        return x if self.form.tensor == 1 else _exchanged(there, back, x)
 
     def positions(self, share: Tensor) -> Tensor:
         """(..., S) positions of the device's share of a sequence -> those of the whole, from 0."""
@@ -87,89 +88,38 @@ class Region(Generic[AnyPeers]):
         return positions.expand(*share.shape[:-1], -1) if share.dim() > 2 else positions.unsqueeze(0)
 
     def trade(self, rows: Tensor, experts: int, chosen: int) -> Tensor:
-        """Rows of the device's own experts for rows of the others'."""
-        if self.form.expert == 1:
-            return rows
-        return _Trade.apply(rows, self, experts, chosen)  # type: ignore[no-any-return,no-untyped-call]
+        """Rows of the device's own experts for rows of the others', and the same of their gradients."""
+        trade = partial(self.peers.trade, experts=experts, chosen=chosen)
+        return rows if self.form.expert == 1 else _exchanged(trade, trade, rows)
 
     def summed(self, x: Tensor) -> Tensor:
         """The sum of a value over all devices, which each of them uses for its share of what comes next."""
-        return x if self.form.tensor == 1 else _Sum.apply(x, self)  # type: ignore[no-untyped-call]
+        return x if self.form.tensor == 1 else _exchanged(self.peers.reduce, self.peers.reduce, x)
 
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of the whole sequence."""
-        if self.form.context == 1:
-            return key, value
-        return _Ring.apply(key, value, self)  # type: ignore[no-any-return,no-untyped-call]
+        """The keys and values of the whole sequence (Liu et al. 2023, "Ring Attention with Blockwise Transformers")."""
+        return (key, value) if self.form.context == 1 else _exchanged(self.peers.ring, self.peers.ring_back, key, value)
 
 
-class _Enter(torch.autograd.Function):
-    """The value unchanged, or gathered."""
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
+
+
+def _exchanged(there: Callable[..., Any], back: Callable[..., Any], *values: Tensor) -> Any:
+    """What an exchange gives for values; another one brings the gradients back."""
+    return _Exchange.apply(there, back, *values)  # type: ignore[no-untyped-call]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *values: Tensor) -> Any:
+        ctx.back = back
+        return there(*values)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
-        ctx.region = region
-        return region.peers.gather(x) if region.form.sequence_parallel else x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        region: Region[Peers] = ctx.region
-        peers = region.peers
-        return peers.scatter(gradient) if region.form.sequence_parallel else peers.reduce(gradient), None
-
-
-class _Leave(torch.autograd.Function):
-    """The value summed, or scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
-        ctx.region = region
-        return region.peers.scatter(x) if region.form.sequence_parallel else region.peers.reduce(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        region: Region[Peers] = ctx.region
-        return region.peers.gather(gradient) if region.form.sequence_parallel else gradient, None
-
-
-class _Sum(torch.autograd.Function):
-    """The value summed, and its gradient as well."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, region: Region[Peers]) -> Tensor:
-        ctx.region = region
-        return region.peers.reduce(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.region.peers.reduce(gradient), None
-
-
-class _Trade(torch.autograd.Function):
-    """Rows to where they are needed, and their gradients back."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, region: Region[Peers], experts: int, chosen: int) -> Tensor:
-        ctx.region, ctx.routing = region, (experts, chosen)
-        return region.peers.trade(rows, experts, chosen)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        region: Region[Peers] = ctx.region
-        return region.peers.trade(gradient, *ctx.routing), None, None, None
-
-
-class _Ring(torch.autograd.Function):
-    """Keys and values go around (Liu et al. 2023, "Ring Attention with Blockwise Transformers")."""
-
-    @staticmethod
-    def forward(ctx: Any, key: Tensor, value: Tensor, region: Region[Peers]) -> tuple[Tensor, Tensor]:
-        ctx.region = region
-        return region.peers.ring(key, value)
-
-    @staticmethod
-    def backward(ctx: Any, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *ctx.region.peers.ring_back(key, value), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        found = ctx.back(*gradients)
+        return (None, None, *(found if isinstance(found, tuple) else (found,)))
 
 
 class ColumnShare(nn.Module):

@@ -15,7 +15,6 @@ for it there and then.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.randomness import seed_of
 
 _LITERALS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, torch.from_numpy})
 """Functions whose arguments are the contents."""
@@ -208,8 +208,7 @@ class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
 
         positional, named = tree_map(argument, operation.arguments)
         if operation.draw is not None:
-            digest = blake2b(f"{self._seed} {operation.draw}".encode(), digest_size=8).digest()
-            torch.default_generator.manual_seed(int.from_bytes(digest, "little") >> 1)
+            torch.default_generator.manual_seed(seed_of(self._seed, operation.draw))
         results = [leaf for leaf in tree_leaves(operation.call(*positional, **named)) if isinstance(leaf, Tensor)]
         for place, slot in operation.makes:
             real = results[place]
@@ -336,7 +335,6 @@ def _replace(module: nn.Module, real: Mapping[Tensor, Tensor]) -> None:
 
 
 def _others(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes beside its parameters, buffers and parts."""
     return {key: value for key, value in vars(module).items() if key not in ("_parameters", "_buffers", "_modules")}
 
 

@@ -52,9 +52,7 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, list[Tensor], None]:
 scan.register_autograd(_gradients, setup_context=_keep)
 
 
-@register_flop_formula([torch.ops.pipeplan.scan, torch.ops.pipeplan.scan_backward])
-def _scan_flops(*arguments: Any, **_: Any) -> int:
-    return int(arguments[-1])
+register_flop_formula([torch.ops.pipeplan.scan, torch.ops.pipeplan.scan_backward])(lambda *of, **_: int(of[-1]))
 
 
 def _selective(x: Tensor, dt: Tensor, *others: Any, z: Tensor | None = None, **named: Any) -> Tensor:
