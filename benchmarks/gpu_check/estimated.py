@@ -3,7 +3,7 @@
 import torch
 
 from benchmarks.gpu_check.measured import SEED, Trial
-from pipeplan.documents.profile import Model, Profile
+from pipeplan.documents.profile import Profile
 from worker_agent.models.data import open_data
 from worker_agent.models.losses import build_loss
 from worker_agent.profiler.analytic import ModelCounts, profile_of
@@ -17,14 +17,8 @@ def estimated_profile(trial: Trial, sheet: Datasheet, microbatch_size: int) -> P
     chain, mode = build_shapes(trial.model, dtype, gpu=True)
     microbatch = open_data(trial.data, microbatch_size=microbatch_size, seed=SEED).microbatch(0)
     counts = ModelCounts(
-        model=Model(name=chain.name, spec=chain.spec),
+        chain=chain,
         dtype=trial.dtype,
-        block_names=chain.block_names,
-        weight_bytes=chain.weight_bytes(),
-        frozen_bytes=chain.frozen_bytes(),
-        buffer_bytes=chain.buffer_bytes(),
-        tied=chain.tied_weights(),
-        tied_frozen=chain.tied_weights(trained=False),
         sizes=(microbatch_size,),
         blocks=(count_blocks(mode, chain.blocks, build_loss(None), microbatch, floating=dtype, gpu=True),),
     )

@@ -28,18 +28,9 @@ MEASURING = ("autocast", "device", "clock", "warm_up_rounds", "rounds", "seconds
 """Options that say how to measure."""
 
 OF_FORMS = (
-    "tensor_degree",
-    "context_degree",
-    "expert_degree",
-    "expert_tensor_degree",
-    "most_tensor",
-    "most_context",
-    "most_expert",
-    "most_devices",
-    "sequence_parallel",
-    "attention",
-    "fusion",
-    "precision",
+    *("tensor_degree", "context_degree", "expert_degree", "expert_tensor_degree"),
+    *("most_tensor", "most_context", "most_expert", "most_devices"),
+    *("sequence_parallel", "attention", "fusion", "precision"),
 )
 """The options of forms to estimate: `estimates.FormsAsked`."""
 
@@ -119,22 +110,8 @@ def profile(
     except ValueError:
         rule = "must be whole numbers with commas between"
         raise InvalidInputError("microbatch_sizes", rule, microbatch_sizes) from None
-    task = parse(
-        ProfileTask,
-        {
-            "model": model,
-            "data": data,
-            "microbatch_sizes": sizes,
-            "dtype": dtype,
-            "autocast": autocast,
-            "optimizer": optimizer,
-            "sequence_length": sequence_length,
-            "devices": devices,
-            "warm_up_rounds": warm_up_rounds,
-            "rounds": rounds,
-            "seconds": seconds,
-        },
-    )
+    named = {name: value for name, value in context.params.items() if name in ProfileTask.model_fields}
+    task = parse(ProfileTask, named | {"microbatch_sizes": sizes})
     _require_used(context)
     job = ProfileJob(task=task, loss=loss, device=device, clock=clock)
     cluster: Cluster | None

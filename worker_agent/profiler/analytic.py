@@ -7,7 +7,7 @@ are estimates, and the profile is marked as estimated.
 `kernels` has the time of each operation.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,6 @@ from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.named_clusters import most_devices
 from pipeplan.documents.profile import DTYPE_BYTES, Block, Method, Model, Overheads, Profile
-from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError, require, require_count
 from worker_agent.models.chain import Chain
 from worker_agent.models.data import DefaultFeed, default_feed, in_blocks, open_data
@@ -29,7 +28,6 @@ from worker_agent.profiler.kernels import duration_s
 from worker_agent.profiler.operations import foreign_code
 
 if TYPE_CHECKING:  # it needs pydantic, which this module does without
-    from pipeplan.protocol.jobs import ProfileTask
     from worker_agent.profiler.job import ProfileJob
 
 CLOCK = "datasheet"
@@ -43,18 +41,12 @@ OnSize = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCounts:
-    """The operations and bytes of a model's blocks, for any device. `sizes` are microbatch sizes; `blocks` has one
+    """The operations and bytes of a chain's blocks, for any device. `sizes` are microbatch sizes; `blocks` has one
     entry for each.
     """
 
-    model: Model
+    chain: Chain
     dtype: str
-    block_names: tuple[str, ...]
-    weight_bytes: tuple[int, ...]
-    frozen_bytes: tuple[int, ...]
-    buffer_bytes: tuple[int, ...]
-    tied: tuple[TiedWeights, ...]
-    tied_frozen: tuple[TiedWeights, ...]
     sizes: tuple[int, ...]
     blocks: tuple[tuple[BlockCounts, ...], ...]
     notes: tuple[str, ...] = ()
@@ -96,36 +88,18 @@ def count_model(job: "ProfileJob", *, gpu: bool, on_size: OnSize = lambda _: Non
             source = open_data(feed.data, microbatch_size=size, seed=_SEED, form=chain.batches)
             microbatch = source.microbatch(0)
         blocks.append(count_blocks(mode, chain.blocks, loss, microbatch, floating=dtype, gpu=gpu))
-    return counts_of(chain, task, blocks)
-
-
-def counts_of(
-    chain: Chain, task: "ProfileTask", blocks: Sequence[tuple[BlockCounts, ...]], notes: Sequence[str] = ()
-) -> ModelCounts:
-    """The chain's sizes with the counts of its blocks, one entry for each of the task's microbatch sizes."""
-    return ModelCounts(
-        model=Model(name=chain.name, spec=chain.spec),
-        dtype=task.dtype,
-        block_names=chain.block_names,
-        weight_bytes=chain.weight_bytes(),
-        frozen_bytes=chain.frozen_bytes(),
-        buffer_bytes=chain.buffer_bytes(),
-        tied=chain.tied_weights(),
-        tied_frozen=chain.tied_weights(trained=False),
-        sizes=task.microbatch_sizes,
-        blocks=tuple(blocks),
-        notes=(*chain.left_out, *notes),
-    )
+    return ModelCounts(chain=chain, dtype=task.dtype, sizes=task.microbatch_sizes, blocks=tuple(blocks))
 
 
 def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile:
     """The profile of the counts, by the datasheet. Raises InvalidInputError for a dtype that the datasheet does not
     name.
     """
-    sizes_bytes = zip(counts.weight_bytes, counts.frozen_bytes, counts.buffer_bytes, strict=True)
-    blocks = zip(counts.block_names, sizes_bytes, zip(*counts.blocks, strict=True), strict=True)
+    chain = counts.chain
+    sizes_bytes = zip(chain.weight_bytes(), chain.frozen_bytes(), chain.buffer_bytes(), strict=True)
+    blocks = zip(chain.block_names, sizes_bytes, zip(*counts.blocks, strict=True), strict=True)
     return Profile(
-        model=counts.model,
+        model=Model(name=chain.name, spec=chain.spec),
         device=sheet.device(),
         dtype=counts.dtype,
         blocks=tuple(
@@ -146,9 +120,9 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
         ),
         method=Method(warm_up_rounds=0, rounds=0, clock=CLOCK, torch_version=torch.__version__),
         estimated=True,
-        tied=counts.tied,
-        tied_frozen=counts.tied_frozen,
-        notes=counts.notes,
+        tied=chain.tied_weights(),
+        tied_frozen=chain.tied_weights(trained=False),
+        notes=(*chain.left_out, *counts.notes),
     )
 
 

@@ -21,7 +21,6 @@ class Autocast:
         self.loss_scale = FIRST_LOSS_SCALE if dtype is torch.float16 else 1.0
 
     def entering(self, block: int) -> AbstractContextManager[None]:
-        """The context of a block's forward."""
         return self.casts[block].using(self._device_type, self._dtype)
 
     def kept_copy(self, block: int, tensor: Tensor) -> bool:

@@ -29,7 +29,7 @@ from worker_agent.profiler.times import BlockCrossing, Direction, pass_backward,
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockMemory:
     """One block's bytes for one microbatch.
 
@@ -122,7 +122,7 @@ def _measured(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitMemory:
     """One block's bytes for a microbatch whose backward is split: what its graph keeps, as `BlockMemory` has it, and
     the gradients of weights that p1 makes.
@@ -131,7 +131,7 @@ class SplitMemory:
     split_activation_bytes: int
     split_shared_bytes: int
     split_gradient_bytes: int
-    split_graph_bytes: int
+    split_graph_bytes: int = 0
 
 
 def measure_split_memory(
@@ -301,12 +301,10 @@ class KeptStorages:
 
     @property
     def bytes(self) -> int:
-        """The bytes of these storages. A view keeps its whole storage."""
         return _bytes(self.saved)
 
     @property
     def cast_bytes(self) -> int:
-        """The bytes of the copies of weights."""
         return _bytes(self._copies)
 
     def not_owned(self, tensors: Sequence[Tensor]) -> dict[int, torch.UntypedStorage]:

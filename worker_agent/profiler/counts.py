@@ -132,7 +132,6 @@ def count_blocks(
 
 
 def recorded_region(form: Form, *, groups: tuple[int, int] = (1, 1)) -> Region[RecordedPeers]:
-    """A region of the form whose exchanges are recorded."""
     return Region(form=form, peers=RecordedPeers(form, groups=groups))
 
 

@@ -33,7 +33,7 @@ their errors are not known.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pipeplan.documents.devices import KNOWN_TYPES
 from pipeplan.documents.names import STRICT
@@ -200,92 +200,49 @@ class Datasheet:
         return self.memory_bandwidth_bytes_per_s * self.memory_efficiency * self.sustained
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelShares:
-    """The numbers fitted to one type's kernels: those of a Datasheet with the same names."""
+def _shares(
+    product_memory_efficiency: float,
+    kernel_s: float,
+    attention: tuple[float, float, float],
+    **products: tuple[float, float, float],
+) -> dict[str, Any]:
+    """The numbers fitted to one type's kernels, by the names of a Datasheet's fields.
 
-    product_memory_efficiency: float
-    kernel_s: float
-    attention_efficiency: float
-    attention_start_s: float
-    attention_half_length: float
-    products: Mapping[str, ProductShares]
-    sustained: float = 0.85
-
-
-def _products(**shares: tuple[float, float, float]) -> dict[str, ProductShares]:
+    Those of `attention` are its efficiency, `start_s` and `half_length`; those of products as ProductShares has them.
+    """
     names = {"bf16": "bfloat16", "fp8": FLOAT8, "fp4": FLOAT4}
+    efficiency, start_s, half_length = attention
     return {
-        names[name]: ProductShares(efficiency=efficiency, start_depth=depth, tile_reads=reads)
-        for name, (efficiency, depth, reads) in shares.items()
+        "product_memory_efficiency": product_memory_efficiency,
+        "kernel_s": kernel_s,
+        "attention_efficiency": efficiency,
+        "attention_start_s": start_s,
+        "attention_half_length": half_length,
+        "sustained": 0.85,
+        "products": {
+            names[name]: ProductShares(efficiency=efficiency, start_depth=depth, tile_reads=reads)
+            for name, (efficiency, depth, reads) in products.items()
+        },
     }
 
 
 KERNEL_SHARES = {
-    "a100": KernelShares(
-        product_memory_efficiency=0.66,
-        kernel_s=4e-06,
-        attention_efficiency=0.48,
-        attention_start_s=2.5e-05,
-        attention_half_length=500,
-        products=_products(bf16=(0.92, 128, 0.2)),
+    "a100": _shares(0.66, 4e-06, (0.48, 2.5e-05, 500), bf16=(0.92, 128, 0.2)),
+    "h100": _shares(0.78, 3e-06, (0.56, 1.7e-05, 1100), bf16=(0.82, 128, 0), fp8=(0.76, 256, 0)),
+    "h200": _shares(0.78, 3e-06, (0.56, 1.8e-05, 1000), bf16=(0.84, 128, 0.05), fp8=(0.76, 256, 0)),
+    "b200": _shares(
+        0.64, 2.5e-06, (0.54, 2.1e-05, 1800), bf16=(0.72, 32, 0.05), fp8=(0.72, 192, 0.05), fp4=(0.52, 512, 0)
     ),
-    "h100": KernelShares(
-        product_memory_efficiency=0.78,
-        kernel_s=3e-06,
-        attention_efficiency=0.56,
-        attention_start_s=1.7e-05,
-        attention_half_length=1100,
-        products=_products(bf16=(0.82, 128, 0), fp8=(0.76, 256, 0)),
+    "b300": _shares(
+        0.64, 2e-06, (0.54, 2.1e-05, 1800), bf16=(0.76, 32, 0.05), fp8=(0.78, 128, 0.05), fp4=(0.48, 2048, 0.05)
     ),
-    "h200": KernelShares(
-        product_memory_efficiency=0.78,
-        kernel_s=3e-06,
-        attention_efficiency=0.56,
-        attention_start_s=1.8e-05,
-        attention_half_length=1000,
-        products=_products(bf16=(0.84, 128, 0.05), fp8=(0.76, 256, 0)),
+    "gb200": _shares(
+        0.66, 2.5e-06, (0.54, 2.1e-05, 1800), bf16=(0.7, 32, 0.05), fp8=(0.68, 256, 0.1), fp4=(0.5, 512, 0)
     ),
-    "b200": KernelShares(
-        product_memory_efficiency=0.64,
-        kernel_s=2.5e-06,
-        attention_efficiency=0.54,
-        attention_start_s=2.1e-05,
-        attention_half_length=1800,
-        products=_products(bf16=(0.72, 32, 0.05), fp8=(0.72, 192, 0.05), fp4=(0.52, 512, 0)),
+    "gb300": _shares(
+        0.68, 2.5e-06, (0.54, 2.1e-05, 1800), bf16=(0.8, 48, 0.05), fp8=(0.78, 128, 0), fp4=(0.44, 1536, 0.75)
     ),
-    "b300": KernelShares(
-        product_memory_efficiency=0.64,
-        kernel_s=2e-06,
-        attention_efficiency=0.54,
-        attention_start_s=2.1e-05,
-        attention_half_length=1800,
-        products=_products(bf16=(0.76, 32, 0.05), fp8=(0.78, 128, 0.05), fp4=(0.48, 2048, 0.05)),
-    ),
-    "gb200": KernelShares(
-        product_memory_efficiency=0.66,
-        kernel_s=2.5e-06,
-        attention_efficiency=0.54,
-        attention_start_s=2.1e-05,
-        attention_half_length=1800,
-        products=_products(bf16=(0.7, 32, 0.05), fp8=(0.68, 256, 0.1), fp4=(0.5, 512, 0)),
-    ),
-    "gb300": KernelShares(
-        product_memory_efficiency=0.68,
-        kernel_s=2.5e-06,
-        attention_efficiency=0.54,
-        attention_start_s=2.1e-05,
-        attention_half_length=1800,
-        products=_products(bf16=(0.8, 48, 0.05), fp8=(0.78, 128, 0), fp4=(0.44, 1536, 0.75)),
-    ),
-    "l40s": KernelShares(
-        product_memory_efficiency=0.86,
-        kernel_s=1e-06,
-        attention_efficiency=0.48,
-        attention_start_s=2.5e-05,
-        attention_half_length=500,
-        products=_products(bf16=(0.6, 96, 0), fp8=(0.52, 64, 0)),
-    ),
+    "l40s": _shares(0.86, 1e-06, (0.48, 2.5e-05, 500), bf16=(0.6, 96, 0), fp8=(0.52, 64, 0)),
 }
 """As `python -m benchmarks.kernels --fit` prints them. Attention was measured on A100, H100, H200 and B200: the other
 Blackwells have a B200's, the L40S an A100's. What a long job sustains comes from measured iterations of A100s
@@ -294,9 +251,6 @@ Blackwells have a B200's, the L40S an A100's. What a long job sustains comes fro
 
 MEASURED = ("a100-40gb", "a100-80gb", "a800", "h100-sxm", "h800", "h200-sxm", "b200", "b300", "gb200", "gb300", "l40s")
 """The types with kernels of their own. An A800 and an H800 compute as an A100 and an H100."""
-
-_ALIKE = {"float16": ("bfloat16",)}
-"""Products in both dtypes run on the same units at the same rate."""
 
 _V100 = {"float16": 125e12, "float32": 15.7e12, "float64": 7.8e12}
 _A100 = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}
@@ -322,12 +276,9 @@ def _gpu(
 ) -> Datasheet:
     """The type's datasheet with the shares that were measured on the type `like`."""
     known, shares = KNOWN_TYPES[key], KERNEL_SHARES[like]
-    products = {
-        dtype: shares.products[alike]
-        for dtype in flops_per_s
-        for alike in _ALIKE.get(dtype, (dtype,))
-        if alike in shares.products
-    }
+    measured: dict[str, ProductShares] = shares["products"]
+    units = {dtype: "bfloat16" if dtype == "float16" else dtype for dtype in flops_per_s}  # both types' are the same
+    products = {dtype: measured[unit] for dtype, unit in units.items() if unit in measured}
     return Datasheet(
         name=known.device.name,
         memory_bytes=known.device.memory_bytes,
@@ -338,15 +289,9 @@ def _gpu(
         link_bandwidth_bytes_per_s=known.link_bandwidth_bytes_per_s,
         link_latency_s=known.link_latency_s,
         multiprocessors=multiprocessors,
-        compute_efficiency=shares.products["bfloat16"].efficiency,
-        product_memory_efficiency=shares.product_memory_efficiency,
-        kernel_s=shares.kernel_s,
-        attention_efficiency=shares.attention_efficiency,
-        attention_start_s=shares.attention_start_s,
-        attention_half_length=shares.attention_half_length,
-        products=products,
-        sustained=shares.sustained,
+        compute_efficiency=measured["bfloat16"].efficiency,
         measured=key in MEASURED,
+        **(shares | {"products": products}),
     )
 
 

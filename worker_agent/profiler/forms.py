@@ -5,7 +5,7 @@ Engines that share blocks fuse elementwise operations, with Transformer Engine o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from pipeplan.documents.forms import AXES, WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.profile import Profile
@@ -13,7 +13,7 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.models.data import length_of
-from worker_agent.profiler.analytic import counts_of, profile_of, require_speed
+from worker_agent.profiler.analytic import ModelCounts, profile_of, require_speed
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import Kernels, duration_s
@@ -72,7 +72,8 @@ def profile_with_forms(
         if axis != "expert" or experts  # a model without experts has none to share
     ]
     blocks = [tuple(whole.kinds[kind].by_size[size] for kind in whole.blocks) for size in task.microbatch_sizes]
-    whole_counts = counts_of(chain, task, blocks, notes)
+    sizes = task.microbatch_sizes
+    whole_counts = ModelCounts(chain=chain, dtype=task.dtype, sizes=sizes, blocks=tuple(blocks), notes=tuple(notes))
     forms = tuple(form_of(found[form], sheet) for form in asked.forms if form in found)
     return replace(profile_of(whole_counts, sheet, task.optimizer), forms=forms, precision=asked.precision)
 
@@ -83,13 +84,7 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
         form=counts.form,
         kinds=tuple(
             BlockKind(
-                name=kind.name,
-                parameters=kind.parameters,
-                expert_parameters=kind.expert_parameters,
-                tied_parameters=kind.tied_parameters,
-                frozen_parameters=kind.frozen_parameters,
-                frozen_expert_parameters=kind.frozen_expert_parameters,
-                frozen_tied_parameters=kind.frozen_tied_parameters,
+                **{each.name: getattr(kind, each.name) for each in fields(kind) if each.name != "by_size"},
                 measurements=tuple(
                     _measurement(size, block, sheet, experts=kind.expert_parameters > 0)
                     for size, block in sorted(kind.by_size.items())

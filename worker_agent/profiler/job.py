@@ -66,12 +66,10 @@ class ProfileDirectory:
 
     @property
     def job(self) -> Path:
-        """The ProfileJob."""
         return self.root / "job.json"
 
     @property
     def logs(self) -> Path:
-        """The output of the processes, in folders that torchrun makes."""
         return self.root / "logs"
 
     @property
@@ -80,16 +78,13 @@ class ProfileDirectory:
         return self.root / "progress"
 
     def result(self, rank: int) -> Path:
-        """A process's measurements."""
         return self.root / f"rank-{rank}.result.json"
 
     def failure(self, rank: int) -> Path:
-        """A process's error."""
         return self.root / f"rank-{rank}.failure.json"
 
 
 def write_job(directory: ProfileDirectory, job: ProfileJob) -> None:
-    """Writes the job for the processes."""
     directory.job.write_text(dump(job), encoding="utf-8")
 
 

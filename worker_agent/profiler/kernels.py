@@ -56,7 +56,6 @@ class Kernels:
 
     @classmethod
     def of(cls, operations: Sequence[DeviceOperation]) -> Self:
-        """The arrays of these operations."""
         return cls(tuple(operations))
 
     @cached_property

@@ -61,9 +61,7 @@ class ModuleOutputs:
                 handles.append(part.register_forward_hook(self._leave_experts))
             elif "kv_b_proj" in children and "indexer" not in children:
                 handles.append(part.register_forward_pre_hook(self._enter_latents, prepend=True, with_kwargs=True))
-                handles += [
-                    children[name].register_forward_hook(self._made_latents) for name in LATENTS if name in children
-                ]
+                handles += [children[n].register_forward_hook(self._made_latents) for n in LATENTS if n in children]
         try:
             yield
         finally:
@@ -137,5 +135,4 @@ def _first(args: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
 
 
 def _written(operations: Sequence[Traffic]) -> set[int]:
-    """The storages that these operations write."""
     return {each for member in operations for each in member.writes}

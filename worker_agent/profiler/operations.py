@@ -39,12 +39,8 @@ Thread Execution ISA" 8.0, `cp.async`: 4, 8 or 16 bytes, at a multiple of as man
 
 _NOT_WRITTEN = frozenset(
     {
-        aten.empty,
-        aten.empty_like,
-        aten.empty_permuted,
-        aten.empty_strided,
-        aten.new_empty,
-        aten.new_empty_strided,
+        *(aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided),
+        *(aten.new_empty, aten.new_empty_strided),
     }
 )
 """Calls that only take memory: no kernel is launched."""
@@ -80,18 +76,9 @@ _BY_ROW = frozenset({aten.nll_loss_forward})
 
 _APART = frozenset(
     {
-        aten.embedding_dense_backward,
-        aten.index_put,
-        aten.index_add,
-        aten.scatter,
-        aten.scatter_add,
-        aten.scatter_reduce,
-        aten.sort,
-        aten.topk,
-        aten.cumsum,
-        aten.bincount,
-        aten.nonzero,
-        aten.histc,
+        *(aten.embedding_dense_backward, aten.index_put, aten.index_add),
+        *(aten.scatter, aten.scatter_add, aten.scatter_reduce),
+        *(aten.sort, aten.topk, aten.cumsum, aten.bincount, aten.nonzero, aten.histc),
     }
 )
 """Calls that are kernels of their own: they sort, count, or write where their contents say."""

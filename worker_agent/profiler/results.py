@@ -16,40 +16,16 @@ from pipeplan.documents.plan import Stage
 from pipeplan.documents.profile import Block, Device, Method, Model, Overheads, Profile
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.programs.program import pipelines_in_a_row
+from worker_agent.profiler.block_memory import BlockMemory, SplitMemory
 from worker_agent.profiler.exchange import Exchanged
 from worker_agent.profiler.job import ProfileJob
 from worker_agent.profiler.series import rounds_s, standard_error
+from worker_agent.profiler.times import BlockTimes, SplitTimes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockFigures:
-    """One block at one microbatch size on one device: seconds of each round, and bytes.
-
-    `uncounted`: its graph keeps more bytes, which nobody can count. `defers`: whether anything of its backward was left
-    to p2. `split_forward_s` is the forward before such a backward.
-    """
-
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    split_forward_s: tuple[float, ...]
-    backward_input_s: tuple[float, ...]
-    backward_weight_s: tuple[float, ...]
-    defers: bool = True
-    weight_gradient_bytes: int
-    input_bytes: int
-    output_bytes: int
-    activation_bytes: int
-    shared_bytes: int = 0
-    kept_output_bytes: int = 0
-    passed_bytes: int = 0
-    split_activation_bytes: int
-    split_shared_bytes: int
-    split_gradient_bytes: int
-    split_graph_bytes: int = 0
-    graph_bytes: int = 0
-    workspace_bytes: int
-    cast_bytes: int = 0
-    uncounted: bool = False
+@dataclass(frozen=True, kw_only=True)
+class BlockFigures(BlockTimes, SplitTimes, BlockMemory, SplitMemory):
+    """One block at one microbatch size on one device: seconds of each round, and bytes."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -225,6 +201,10 @@ def device_of(ranks: Sequence[RankFigures]) -> Device:
     return min((figures.device for figures in ranks), key=lambda device: device.usable_bytes)
 
 
+_TAKEN_BYTES = ("weight_gradient_bytes", "input_bytes", "output_bytes", "split_gradient_bytes", "workspace_bytes")
+_SPARED_BYTES = ("shared_bytes", "kept_output_bytes", "passed_bytes", "split_shared_bytes")
+
+
 def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measurement:
     forward_s = [seconds for block in figures for seconds in block.forward_s]
     backward_s = [seconds for block in figures for seconds in block.backward_s]
@@ -244,17 +224,10 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
         backward_input_s=input_s + replacing_s,
         backward_weight_s=weight_s,
         deferred_share=weight_s / (input_s + weight_s) if weight_s else 0.0,
-        weight_gradient_bytes=max(block.weight_gradient_bytes for block in figures),
-        input_bytes=max(block.input_bytes for block in figures),
-        output_bytes=max(block.output_bytes for block in figures),
         activation_bytes=max(block.activation_bytes + block.graph_bytes for block in figures),
-        shared_bytes=min(block.shared_bytes for block in figures),
-        kept_output_bytes=min(block.kept_output_bytes for block in figures),
-        passed_bytes=min(block.passed_bytes for block in figures),
         split_activation_bytes=max(block.split_activation_bytes + block.split_graph_bytes for block in figures),
-        split_shared_bytes=min(block.split_shared_bytes for block in figures),
-        split_gradient_bytes=max(block.split_gradient_bytes for block in figures),
-        workspace_bytes=max(block.workspace_bytes for block in figures),
+        **{name: max(getattr(block, name) for block in figures) for name in _TAKEN_BYTES},
+        **{name: min(getattr(block, name) for block in figures) for name in _SPARED_BYTES},
         forward_spread_s=spread(forward_s),
         backward_spread_s=spread(backward_s),
     )

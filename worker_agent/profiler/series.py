@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from statistics import fmean, stdev
-from typing import Protocol
 
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.times import BlockTimes, SplitTimes
@@ -43,7 +42,13 @@ class ChainTimes:
     def of(cls, series: Sequence["ChainTimes"]) -> "ChainTimes":
         """The rounds of all series."""
         return cls(
-            blocks=tuple(BlockTimes.of(times) for times in zip(*(each.blocks for each in series), strict=True)),
+            blocks=tuple(
+                BlockTimes(
+                    forward_s=tuple(seconds for each in times for seconds in each.forward_s),
+                    backward_s=tuple(seconds for each in times for seconds in each.backward_s),
+                )
+                for times in zip(*(each.blocks for each in series), strict=True)
+            ),
             bare_s=tuple(seconds for each in series for seconds in each.bare_s),
             split=tuple(SplitTimes.of(times) for times in zip(*(each.split for each in series), strict=True)),
         )
@@ -76,14 +81,7 @@ def measure_in_series(
     return ChainTimes.of(series)
 
 
-class _Timed(Protocol):
-    @property
-    def forward_s(self) -> tuple[float, ...]: ...
-    @property
-    def backward_s(self) -> tuple[float, ...]: ...
-
-
-def rounds_s(blocks: Sequence[_Timed]) -> list[float]:
+def rounds_s(blocks: Sequence[BlockTimes]) -> list[float]:
     """The seconds of each round forward and backward, of all blocks together."""
     every = (seconds for block in blocks for seconds in (block.forward_s, block.backward_s))
     return [sum(one) for one in zip(*every, strict=True)]

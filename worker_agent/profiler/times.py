@@ -16,7 +16,7 @@ allocates them. Under autocast the copies of weights are there already, as for a
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal, TypeVar
 
@@ -52,7 +52,6 @@ class BlockCrossing:
 
     @property
     def input_bytes(self) -> int:
-        """The bytes of all its inputs."""
         return sum(tensor.nbytes for tensor in self.inputs)
 
 
@@ -117,20 +116,12 @@ def nothing_around(direction: Direction, index: int) -> Iterator[None]:
     yield
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockTimes:
     """One block's seconds for a microbatch, one entry for each round."""
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
-
-    @classmethod
-    def of(cls, series: Sequence["BlockTimes"]) -> "BlockTimes":
-        """The rounds of several series."""
-        return cls(
-            forward_s=tuple(seconds for times in series for seconds in times.forward_s),
-            backward_s=tuple(seconds for times in series for seconds in times.backward_s),
-        )
 
 
 def measure_times(
@@ -209,7 +200,7 @@ def prepare_gradients(blocks: Sequence[nn.Module]) -> list[nn.Parameter]:
     return parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SplitTimes:
     """One block's seconds for a microbatch, one entry for each round, and the bytes that it keeps from p1 to p2.
 
@@ -219,7 +210,7 @@ class SplitTimes:
     split_forward_s: tuple[float, ...]
     backward_input_s: tuple[float, ...]
     backward_weight_s: tuple[float, ...]
-    defers: bool
+    defers: bool = True
     weight_gradient_bytes: int
 
     @classmethod
@@ -246,34 +237,16 @@ def measure_split(
     """Every block's times of 2BP's p1 and p2 over `rounds`, after one round that does not count."""
     prepare_gradients(blocks)
     every = [_split_round(blocks, loss, microbatch(number), make_clock(), autocast) for number in range(rounds + 1)]
-    measured = every[1:]
     return tuple(
-        SplitTimes(
-            split_forward_s=tuple(one.forward_s[index] for one in measured),
-            backward_input_s=tuple(one.input_s[index] for one in measured),
-            backward_weight_s=tuple(one.weight_s[index] for one in measured),
-            defers=any(one.defers[index] for one in measured),
-            weight_gradient_bytes=int(median(one.kept_bytes[index] for one in measured)),
-        )
-        for index in range(len(blocks))
+        replace(SplitTimes.of(one), weight_gradient_bytes=int(median(times.weight_gradient_bytes for times in one)))
+        for one in zip(*every[1:], strict=True)
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SplitRound:
-    """One round of 2BP, by block."""
-
-    forward_s: tuple[float, ...]
-    input_s: tuple[float, ...]
-    weight_s: tuple[float, ...]
-    defers: tuple[bool, ...]
-    kept_bytes: tuple[int, ...]
 
 
 def _split_round(
     blocks: Sequence[nn.Module], loss: Loss, microbatch: Microbatch, clock: Clock, autocast: Autocast | None
-) -> _SplitRound:
-    """Runs p1 of all blocks, then p2 of all blocks, both last to first."""
+) -> list[SplitTimes]:
+    """One round: p1 of all blocks, then p2 of all blocks, both last to first."""
     computed = [parametrizations_of([block]) for block in blocks]
     copies = [autocast.casts[index].copy_of if autocast else None for index in range(len(blocks))]
     splits: list[Split] = []
@@ -301,14 +274,17 @@ def _split_round(
         clock.mark()
         add_weight_gradients([one.deferred])
         clock.mark()
-    seconds = _pairs_s(clock)
-    return _SplitRound(
-        forward_s=tuple(seconds[: len(blocks)]),
-        input_s=tuple(reversed(seconds[len(blocks) : 2 * len(blocks)])),
-        weight_s=tuple(reversed(seconds[2 * len(blocks) :])),
-        defers=defers,
-        kept_bytes=tuple(kept_bytes),
-    )
+    seconds, count = _pairs_s(clock), len(blocks)
+    return [
+        SplitTimes(
+            split_forward_s=(seconds[index],),
+            backward_input_s=(seconds[2 * count - 1 - index],),
+            backward_weight_s=(seconds[3 * count - 1 - index],),
+            defers=defers[index],
+            weight_gradient_bytes=kept_bytes[index],
+        )
+        for index in range(count)
+    ]
 
 
 def measure_version_s_per_byte(
