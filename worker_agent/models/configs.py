@@ -27,20 +27,9 @@ Models of masked language can decode as well, and so can parts of those with an 
 
 NOT_OPTIONS = frozenset(
     {
-        "add_cross_attention",
-        "architectures",
-        "attn_implementation",
-        "auto_map",
-        "dtype",
-        "id2label",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "output_hidden_states",
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
+        *("add_cross_attention", "architectures", "attn_implementation", "auto_map", "dtype", "id2label", "is_decoder"),
+        *("is_encoder_decoder", "label2id", "output_hidden_states", "return_dict", "torch_dtype"),
+        *("transformers_version", "use_cache"),
     }
 )
 """Keys of a config that would make another kind of model, or that are set by other means."""

@@ -200,7 +200,6 @@ class StagesTogether:
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss."""
         return self._loss_scale.scale if self._loss_scale else 1.0
 
     def agree_on_norm(self) -> None:

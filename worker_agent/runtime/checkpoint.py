@@ -77,11 +77,9 @@ class Untrained(Mapping[str, Tensor]):
         return tensor
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
         return iter(self._places)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._places)
 
 

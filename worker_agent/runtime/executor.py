@@ -55,6 +55,7 @@ class Hooks:
     on_checkpoint: Callable[[Checkpoint], None]
 
 
+@dataclass(kw_only=True, eq=False)
 class Executor:
     """Executes the stream of one stage. Between instructions all state is in the stage, the weights and the mail.
 
@@ -64,49 +65,36 @@ class Executor:
     `untrained_bytes` are those of its frozen weights and buffers, None where not all can be counted.
     """
 
-    def __init__(
-        self,
-        *,
-        stream: Stream,
-        stage: StageBlocks | StageByBlock,
-        weights: Weights,
-        mail: Mail,
-        replicas: dist.ProcessGroup | None,
-        recorder: Recorder,
-        hooks: Hooks,
-        inputs: Feed | None,
-        targets: Feed | None,
-        update_microbatches: int,
-        among_stages: StagesTogether | None = None,
-        input_gradients: bool = True,
-        untrained_bytes: int | None = 0,
-    ) -> None:
-        self._instructions = stream.instructions
-        self._stage = stage
-        self._weights = weights
-        self._mail = mail
-        self._rank = stream.rank
-        self._replicas = Replicas(replicas, [slot.parameter for slot in weights.slots]) if replicas else None
+    stream: Stream
+    stage: StageBlocks | StageByBlock
+    weights: Weights
+    mail: Mail
+    replicas: dist.ProcessGroup | None
+    recorder: Recorder
+    hooks: Hooks
+    inputs: Feed | None
+    targets: Feed | None
+    update_microbatches: int
+    among_stages: StagesTogether | None = None
+    input_gradients: bool = True
+    untrained_bytes: int | None = 0
+
+    def __post_init__(self) -> None:
+        self._replicas = (
+            Replicas(self.replicas, [slot.parameter for slot in self.weights.slots]) if self.replicas else None
+        )
         self._completes: StartReduce | None = None
         self._exchanged: dict[int, list[Tensor]] = {}
         self._gathers = False
         self._early = False
         self._early_bytes: int | None = None
-        self._recorder = recorder
-        self._hooks = hooks
-        self._inputs = inputs
-        self._targets = targets
-        self._update_microbatches = update_microbatches
-        self._among_stages = among_stages
-        self._input_gradients = input_gradients
-        self._untrained_bytes = untrained_bytes
         self._received: dict[int, Tensors] = {}
         self._gradients: dict[int, Tensors] = {}
         self._outgoing: dict[int, Tensors] = {}
         self._outgoing_gradients: dict[int, Tensors] = {}
         self._losses: list[Tensor] = []
         self._most_bytes: int | None = 0
-        self._retiring = retirements(stream.instructions)
+        self._retiring = retirements(self.stream.instructions)
         self._before: Executor | None = None
         self._after: Executor | None = None
 
@@ -120,36 +108,36 @@ class Executor:
 
     def run(self) -> None:
         """Executes the whole stream, and waits until everything that it sends has arrived."""
-        run_together([self], self._instructions)
-        self._mail.flush()
+        run_together([self], self.stream.instructions)
+        self.mail.flush()
 
     def step(self, instruction: Instruction) -> None:  # noqa: C901 (one case an instruction)
         """Executes this instruction, the next one of its stream."""
         retired = next(self._retiring)
         match instruction:
             case Forward(microbatch=k, version=version):
-                self._weights.use(version)
+                self.weights.use(version)
                 self._forward(k)
             case Recompute(microbatch=k, version=version):
-                self._weights.use(version)
-                self._stage.recompute_forward(k)
+                self.weights.use(version)
+                self.stage.recompute_forward(k)
             case Backward(microbatch=k, version=version) | BackwardInput(microbatch=k, version=version):
-                self._weights.use(version)  # blocks may run forwards again: all of them, or those that checkpoint
-                self._weights.grade(version)
+                self.weights.use(version)  # blocks may run forwards again: all of them, or those that checkpoint
+                self.weights.grade(version)
                 self._backward(k, split=isinstance(instruction, BackwardInput))
             case BackwardWeight(microbatches=numbers, version=version):
-                self._weights.grade(version)
+                self.weights.grade(version)
                 self._backward_weight(numbers)
             case SendActivation(microbatch=k, peer=peer):
-                self._mail.send_activation(k, peer, self._outgoing.pop(k))
+                self.mail.send_activation(k, peer, self._outgoing.pop(k))
             case RecvActivation(microbatch=k, peer=peer):
-                self._received[k] = self._mail.receive_activation(k, peer)
+                self._received[k] = self.mail.receive_activation(k, peer)
             case SendGradient(microbatch=k, peer=peer):
-                self._mail.send_gradient(peer, self._outgoing_gradients.pop(k))
+                self.mail.send_gradient(peer, self._outgoing_gradients.pop(k))
             case RecvGradient(microbatch=k, peer=peer):
-                self._gradients[k] = self._mail.receive_gradient(k, peer)
+                self._gradients[k] = self.mail.receive_gradient(k, peer)
             case StartReduce(version=version, source=source):
-                if source in (None, self._rank):
+                if source in (None, self.stream.rank):
                     self._completes = instruction
                 else:
                     self._among_replicas.expect(version, source)
@@ -161,28 +149,28 @@ class Executor:
             case ReduceNorm():
                 self._among_other_stages.agree_on_norm()
             case Update(version=version):
-                self._stage.end_minibatch()
-                self._weights.update(version, keep_base=version - 1 not in retired)
-                self._stage.weights_changed()
-                self._hooks.on_update(version, self._take_loss(version))
+                self.stage.end_minibatch()
+                self.weights.update(version, keep_base=version - 1 not in retired)
+                self.stage.weights_changed()
+                self.hooks.on_update(version, self._take_loss(version))
             case Checkpoint():
-                self._hooks.on_checkpoint(instruction)
+                self.hooks.on_checkpoint(instruction)
             case _:
                 assert_never(instruction)
-        if self._stage.runs_forward_in_backward and isinstance(instruction, Backward):
+        if self.stage.runs_forward_in_backward and isinstance(instruction, Backward):
             self._most_bytes = self._held_now()  # before the version that it used is gone
         for version in retired:
-            self._weights.retire(version, keep=not self._exchanged and not isinstance(instruction, Checkpoint))
+            self.weights.retire(version, keep=not self._exchanged and not isinstance(instruction, Checkpoint))
 
     def _forward(self, k: int) -> None:
-        if self._inputs is None:
-            graded = self._input_gradients
+        if self.inputs is None:
+            graded = self.input_gradients
             inputs = tuple(t.detach().requires_grad_(graded and carries_gradient(t)) for t in self._received.pop(k))
         else:
-            fed = self._inputs(k)
+            fed = self.inputs(k)
             inputs = fed if isinstance(fed, tuple) else (fed,)
-        outputs = self._stage.forward(k, inputs, self._targets(k) if self._targets else None)
-        if self._stage.criterion is not None:
+        outputs = self.stage.forward(k, inputs, self.targets(k) if self.targets else None)
+        if self.stage.criterion is not None:
             self._losses.append(outputs[0])
         elif self._after is None:
             self._outgoing[k] = outputs
@@ -191,40 +179,40 @@ class Executor:
 
     def _backward(self, k: int, *, split: bool) -> None:
         """The stage's backward. If it completes the gradients of an exchange, these are on their way at its end."""
-        if self._stage.criterion is None:
+        if self.stage.criterion is None:
             gradients: Tensors = tuple(self._gradients.pop(k))
         else:
-            loss_scale = self._among_stages.loss_scale if self._among_stages else 1.0
-            gradients = (torch.full_like(self._losses[-1], loss_scale / self._update_microbatches),)
+            loss_scale = self.among_stages.loss_scale if self.among_stages else 1.0
+            gradients = (torch.full_like(self._losses[-1], loss_scale / self.update_microbatches),)
 
         started, self._completes = self._completes, None
         if started is None:
             self._early = split and (self._early or not self._gathers)
             self._gathers = True
-            to_inputs = self._stage.backward(k, gradients)
+            to_inputs = self.stage.backward(k, gradients)
         else:
-            with self._among_replicas.exchanging(started.version, self._weights.graded, started.source):
-                to_inputs = self._stage.backward(k, gradients)
+            with self._among_replicas.exchanging(started.version, self.weights.graded, started.source):
+                to_inputs = self.stage.backward(k, gradients)
             self._note_exchanged(started.version)
 
         if self._before is not None:
             self._before._gradients[k] = to_inputs
-        elif self._inputs is None:
+        elif self.inputs is None:
             self._outgoing_gradients[k] = to_inputs
-        self._mail.release(k, kept=self._stage.kept_storages(k))
+        self.mail.release(k, kept=self.stage.kept_storages(k))
 
     def _backward_weight(self, microbatches: Sequence[int]) -> None:
         started, self._completes = self._completes, None
         if started is None:
             self._gathers, self._early = True, False
-            self._stage.backward_weight(microbatches)
+            self.stage.backward_weight(microbatches)
         else:
-            waiting = self._stage.waiting(microbatches)
-            with self._among_replicas.adding(started.version, self._weights.graded, waiting) as added:
-                self._stage.backward_weight(microbatches, added)
+            waiting = self.stage.waiting(microbatches)
+            with self._among_replicas.adding(started.version, self.weights.graded, waiting) as added:
+                self.stage.backward_weight(microbatches, added)
             self._note_exchanged(started.version)
         for k in microbatches:
-            self._mail.release(k)
+            self.mail.release(k)
 
     def _note_exchanged(self, version: int) -> None:
         """The gradients for a version are on their way: later ones are for the next version."""
@@ -233,10 +221,11 @@ class Executor:
 
     def _reduce(self, exchange: ReduceGradients) -> None:
         replicas = self._among_replicas
-        self._stage.reduce_statistics(replicas.group)
+        if self.stage.statistics:
+            self.stage.statistics.merge(replicas.group)
         if not replicas.is_under_way(exchange.version):
-            replicas.give(exchange.version, self._weights.graded, exchange.source)
-        self._weights.set_gradients(replicas.gradients(exchange.version, own=exchange.source == self._rank))
+            replicas.give(exchange.version, self.weights.graded, exchange.source)
+        self.weights.set_gradients(replicas.gradients(exchange.version, own=exchange.source == self.stream.rank))
 
     @property
     def _among_replicas(self) -> Replicas:
@@ -246,9 +235,9 @@ class Executor:
 
     @property
     def _among_other_stages(self) -> StagesTogether:
-        if self._among_stages is None:
+        if self.among_stages is None:
             raise ScheduleError("an exchange among stages without its parts")
-        return self._among_stages
+        return self.among_stages
 
     def _take_loss(self, version: int) -> Tensor | None:
         """The mean loss of the microbatches whose gradients made the version."""
@@ -271,18 +260,18 @@ class Executor:
         return most_known((most_bytes, self._held_now()))
 
     def _held_now(self) -> int | None:
-        weights = self._weights
+        weights = self.weights
         sets = len(self._exchanged) + self._gathers
         further = max(sets - 1, 0)  # in the exchange they have the weights' dtypes
         own_bytes = self._made_by_p1_bytes() if self._early else weights.gradient_bytes
         gradients = min(sets, 1) * own_bytes + further * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
-        return total_known((fixed, weights.live_bytes, self._untrained_bytes, self._stage.memory.held_bytes()))
+        return total_known((fixed, weights.live_bytes, self.untrained_bytes, self.stage.memory.held_bytes()))
 
     def _made_by_p1_bytes(self) -> int:
         """The bytes of the gradients that p1 has made, while p2 has made none. They are counted once."""
         if self._early_bytes is None:
-            made = [leaf.grad for leaf in self._weights.graded]
+            made = [leaf.grad for leaf in self.weights.graded]
             self._early_bytes = sum(gradient.nbytes for gradient in made if gradient is not None)
         return self._early_bytes
 
@@ -292,9 +281,9 @@ def run_together(executors: Sequence[Executor], instructions: Iterable[Instructi
 
     When it returns, the last messages may still be on their way: `Mail.flush` waits for them.
     """
-    hooks, recorder = executors[0]._hooks, executors[0]._recorder
+    hooks, recorder = executors[0].hooks, executors[0].recorder
     held_bytes: int | None = 0
-    with keeping_casts() if any(executor._stage.autocasts for executor in executors) else nullcontext():
+    with keeping_casts() if any(executor.stage.autocasts for executor in executors) else nullcontext():
         for index, instruction in enumerate(instructions):
             hooks.on_instruction(index, instruction)
             recorder.begin()

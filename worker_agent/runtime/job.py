@@ -160,17 +160,14 @@ class RunJob(TrainingOptions):
 
     @property
     def directory(self) -> "RunDirectory":
-        """The run's folder."""
         return RunDirectory(root=Path(self.out))
 
     @property
     def batches(self) -> int:
-        """The batches to be done."""
         return (self.steps if self.stop_step is None else self.stop_step) - self.first_step
 
     @property
     def among_stages(self) -> AmongStages:
-        """The exchanges among stages before an update."""
         return AmongStages(tied=self.tied, norm=self.clip_norm is not None or self.first_loss_scale is not None)
 
     def manifest(self, step: int) -> Manifest:
@@ -224,12 +221,10 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """The checkpoints, a folder a step."""
         return self.root / "checkpoints"
 
     @property
     def ranks(self) -> Path:
-        """The files between launcher and ranks."""
         return self.root / "ranks"
 
     def of_others(self, plan: Path) -> Path | None:
@@ -242,7 +237,6 @@ class RunDirectory:
         return next((file for file in there if file.exists() and file.resolve() != plan.resolve()), None)
 
     def log(self, rank: int) -> Path:
-        """A rank's output."""
         return self.root / "logs" / f"rank-{rank}.log"
 
     def status(self, rank: int) -> Path:
@@ -250,25 +244,20 @@ class RunDirectory:
         return status_path(self.ranks, rank)
 
     def result(self, rank: int) -> Path:
-        """A rank's measurements."""
         return self.ranks / f"rank-{rank}.result.json"
 
     def batches(self, rank: int) -> Path:
-        """The figures of each of a rank's batches."""
         return self.ranks / f"rank-{rank}.batches"
 
     def failure(self, rank: int) -> Path:
-        """A rank's error."""
         return self.ranks / f"rank-{rank}.failure.json"
 
     @property
     def stop(self) -> Path:
-        """The number of the signal that asks the ranks to stop."""
         return stop_path(self.ranks)
 
     @property
     def job(self) -> Path:
-        """The RunJob itself."""
         return self.ranks / "job.json"
 
 

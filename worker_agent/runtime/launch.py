@@ -111,7 +111,6 @@ class _End:
 
     @property
     def hung(self) -> bool:
-        """Whether the launcher ended it."""
         return self.said is not None and self.said.kind == "hung"
 
     @property

@@ -65,7 +65,6 @@ class Mail:
         self._sent[microbatch] = outbox, outbox.send(tensors)
 
     def send_gradient(self, peer: int, tensors: Sequence[Tensor]) -> None:
-        """Sends the gradients of a stage's inputs back."""
         self._outboxes[peer, True].send(tensors)
 
     def receive_activation(self, microbatch: int, peer: int) -> tuple[Tensor, ...]:

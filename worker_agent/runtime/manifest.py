@@ -72,7 +72,6 @@ class Manifest:
         return replace(unsealed, sha256=unsealed.sum())
 
     def sum(self) -> str:
-        """The SHA-256 that a whole one has."""
         return hashlib.sha256(canonical_json(replace(self, sha256="")).encode()).hexdigest()
 
 
@@ -110,7 +109,6 @@ def describe(plan: Plan) -> dict[str, str]:
 
 
 def stage_files(stage: int) -> tuple[str, str]:
-    """The names of a stage's files."""
     return f"stage-{stage}.safetensors", f"stage-{stage}.state"
 
 
@@ -120,7 +118,6 @@ def frozen_file(stage: int) -> str:
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """The folder of the checkpoint after this many steps."""
     return root / f"step-{step}"
 
 

@@ -79,7 +79,6 @@ class BatchLog:
         )
 
     def close(self) -> None:
-        """All batches are done."""
         self._file.close()
 
     @property
@@ -228,7 +227,6 @@ class RunMeasurements:
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """A loss a step."""
         return self._steps.losses
 
     def write_steps(self, path: Path, *, before: Path) -> None:
@@ -325,7 +323,6 @@ class StepsLog:
         self._done, self._last_s = self._done + steps, max(float(row["end_s"][-1]) for row in rows)
 
     def close(self) -> None:
-        """No step follows."""
         self._file.close()
 
 

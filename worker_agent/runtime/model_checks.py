@@ -6,7 +6,6 @@ and the last stage read the data for themselves, too: of data that differ, targe
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,22 +13,13 @@ from torch import Tensor
 
 from pipeplan.costs.tied import copied_bytes
 from pipeplan.errors import require
-from worker_agent.engine.weights import Weights
 from worker_agent.models.chain import Chain
 from worker_agent.models.values import parts_of
-from worker_agent.runtime.among_stages import Part, TiedGroups
+from worker_agent.runtime.among_stages import TiedGroups
 from worker_agent.runtime.job import RunJob
-from worker_agent.runtime.module_state import Noted
+from worker_agent.runtime.rank_part import RankPart
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class Copy(Protocol):
-    """A rank's copy of a stage."""
-
-    weights: Weights
-    among_stages: Part
-    noted: Noted
 
 
 def require_match(job: RunJob, chain: Chain) -> None:
@@ -56,7 +46,7 @@ def require_match(job: RunJob, chain: Chain) -> None:
         require(not profiled or planned in (0, own, whole), "model", rule, own)
 
 
-def require_same_start(copies: Sequence[Copy], replicas: dist.ProcessGroup | None, tied: TiedGroups) -> None:
+def require_same_start(copies: Sequence[RankPart], replicas: dist.ProcessGroup | None, tied: TiedGroups) -> None:
     """Raises InvalidInputError, in all processes of a group, for the first weight that differs among them."""
     if replicas is not None:
         held = [named for copy in copies for named in (*_weights_of(copy), *copy.noted.live.items())]
@@ -85,7 +75,7 @@ def require_same_data(digests: Sequence[tuple[int, bytes]], name: str) -> None:
         require(same, "data", f"{rule}, and microbatch {number} differs", name)
 
 
-def _weights_of(copy: Copy) -> list[tuple[str, Tensor]]:
+def _weights_of(copy: RankPart) -> list[tuple[str, Tensor]]:
     return [(slot.name, slot.parameter) for slot in copy.weights.slots]
 
 

@@ -57,6 +57,7 @@ PROCESSOR_BATCHES = 1000
 """The number of batches at the start whose processor times are kept one by one."""
 
 
+@dataclass(eq=False)
 class Recorder:
     """Records two marks and a memory figure for every instruction.
 
@@ -65,48 +66,41 @@ class Recorder:
     `processor` reads the processor time of the process, where that is the time of its compute.
     """
 
-    def __init__(
-        self,
-        clock: RunClock,
-        *,
-        closes: Callable[[Instruction], bool] = lambda _: False,
-        on_batch: Callable[[Spent], None] = lambda _: None,
-        keep: int | None = None,
-        processor: Callable[[], float] | None = None,
-    ) -> None:
-        self._clock = clock
-        self._closes = closes
-        self._on_batch = on_batch
-        self._keep = keep
-        self._processor_now = processor
+    clock: RunClock
+    closes: Callable[[Instruction], bool] = lambda _: False
+    on_batch: Callable[[Spent], None] = lambda _: None
+    keep: int | None = None
+    processor: Callable[[], float] | None = None
+
+    def __post_init__(self) -> None:
         self._began_s = self._processor_s = 0.0
         self._by_batch_s = array("d")
         self._open: _Batch = _Batch()
         self._unread: deque[_Batch] = deque()
         self._first: list[_Kept] = []
-        self._last: deque[_Kept] = deque(maxlen=keep)
+        self._last: deque[_Kept] = deque(maxlen=self.keep)
 
     def begin(self) -> None:
         """The next instruction starts."""
-        if self._processor_now is not None:
-            self._began_s = self._processor_now()
-        self._clock.mark()
+        if self.processor is not None:
+            self._began_s = self.processor()
+        self.clock.mark()
 
     def end(self, instruction: Instruction, memory_bytes: int | None) -> None:
         """Records that the instruction is done, and the bytes now held; None: they cannot be counted."""
-        self._clock.mark()
-        if self._processor_now is not None and is_compute(instruction):
-            self._processor_s += self._processor_now() - self._began_s
+        self.clock.mark()
+        if self.processor is not None and is_compute(instruction):
+            self._processor_s += self.processor() - self._began_s
         batch = self._open
         batch.instructions.append(instruction)
         batch.memory_bytes.append(UNKNOWN_BYTES if memory_bytes is None else memory_bytes)
-        if self._closes(instruction):
+        if self.closes(instruction):
             if len(self._by_batch_s) < PROCESSOR_BATCHES:
                 self._by_batch_s.append(self._processor_s)
             self._unread.append(batch)
             self._open = _Batch()
         # a run may go on from a checkpoint: all batches before it are told by then
-        allowed = 0 if isinstance(instruction, Checkpoint) else self._clock.lag
+        allowed = 0 if isinstance(instruction, Checkpoint) else self.clock.lag
         while len(self._unread) > allowed:
             self._read_oldest()
 
@@ -133,17 +127,17 @@ class Recorder:
 
     def finished(self) -> int:
         """How many instructions the device has finished. Any thread may ask."""
-        return self._clock.passed() // 2
+        return self.clock.passed() // 2
 
     @property
     def processor_s(self) -> float | None:
         """Processor time of all compute, kept or not; None where it is not measured."""
-        return None if self._processor_now is None else self._processor_s
+        return None if self.processor is None else self._processor_s
 
     @property
     def first_processor_s(self) -> tuple[float, ...]:
         """Processor time of all compute until each of the first batches was through; empty where it is not measured."""
-        return () if self._processor_now is None else tuple(self._by_batch_s)
+        return () if self.processor is None else tuple(self._by_batch_s)
 
     @property
     def first_instructions(self) -> int:
@@ -152,12 +146,12 @@ class Recorder:
 
     def _read_oldest(self) -> None:
         kept = self._read(self._unread.popleft())
-        if self._keep is not None and len(self._first) < self._keep:
+        if self.keep is not None and len(self._first) < self.keep:
             self._first.append(kept)
         else:
             self._last.append(kept)
-        self._on_batch(kept.spent())
+        self.on_batch(kept.spent())
 
     def _read(self, batch: _Batch) -> _Kept:
-        seconds = array("d", self._clock.take(2 * len(batch.instructions)))
+        seconds = array("d", self.clock.take(2 * len(batch.instructions)))
         return _Kept(batch.instructions, seconds, array("q", batch.memory_bytes))

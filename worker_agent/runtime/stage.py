@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
@@ -91,13 +90,13 @@ class StageBlocks:
         self.defers = False
         self._split_backward = split_backward
         self._concatenate = concatenate
-        self._statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
+        self.statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
         self._autocast = autocast
         self._device = device
         self._changes_inputs: bool | None = None
         self._buffers = Buffers(self.blocks) if recompute else None
         self._casts = Casts(self._parameters) if autocast else None
-        self.memory = MicrobatchMemory(self.blocks, device=device, casts=self._casts, statistics=self._statistics)
+        self.memory = MicrobatchMemory(self.blocks, device=device, casts=self._casts, statistics=self.statistics)
         self._come_to: list[int] | None = None
         self._gradients_are_dense = False
         self._draws_elsewhere: bool | None = None
@@ -118,7 +117,7 @@ class StageBlocks:
         kept = self.kept[microbatch] = Kept(inputs, targets)
         if self._buffers:
             kept.buffers = self._buffers.snapshot()
-        with self._statistics.noting() if self._statistics else nullcontext():
+        with self.statistics.noting() if self.statistics else nullcontext():
             if self.recompute:
                 self.memory.keep_inputs(microbatch, inputs)
                 return self._run_without_graph(microbatch, kept)
@@ -205,11 +204,6 @@ class StageBlocks:
         self.memory.release_deferred(microbatches)
         add_weight_gradients(deferred, concatenate=self._concatenate, added=added)
 
-    def reduce_statistics(self, group: dist.ProcessGroup) -> None:
-        """Merges the replicas' minibatch statistics, if there are any."""
-        if self._statistics:
-            self._statistics.merge(group)
-
     @property
     def autocasts(self) -> bool:
         """Whether blocks compute under our autocast. An autocast of their own drops its copies after each forward."""
@@ -222,8 +216,8 @@ class StageBlocks:
 
     def end_minibatch(self) -> None:
         """Advances running statistics, if they are those of minibatches."""
-        if self._statistics:
-            self._statistics.end_minibatch()
+        if self.statistics:
+            self.statistics.end_minibatch()
 
     @property
     def changes_inputs(self) -> bool:

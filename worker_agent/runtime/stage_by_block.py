@@ -16,7 +16,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeplan.errors import RunFailedError
@@ -53,7 +52,7 @@ class StageByBlock:
         own_weights: OwnWeights | None = None,
     ) -> None:
         self.criterion = criterion
-        self._statistics = MinibatchStatistics(blocks) if minibatch_statistics else None
+        self.statistics = MinibatchStatistics(blocks) if minibatch_statistics else None
         names = block_names or [type(block).__name__ for block in blocks]
         self._parts = tuple(
             StageBlocks(
@@ -87,7 +86,7 @@ class StageByBlock:
             known, layouts = self._trained[place], layouts_of(inputs)
             if not last and layouts not in known:
                 known[layouts] = part.trained_outputs(microbatch, inputs)
-            with self._statistics.noting() if self._statistics else nullcontext():
+            with self.statistics.noting() if self.statistics else nullcontext():
                 outputs = part.forward(microbatch, inputs, targets if last else None)
             self._changes[microbatch].append([t._version for t in inputs])
             if not last:
@@ -132,14 +131,8 @@ class StageByBlock:
             f"a split backward of microbatches {list(microbatches)} on a stage that recomputes by block"
         )
 
-    def reduce_statistics(self, group: dist.ProcessGroup) -> None:
-        """Merges the replicas' minibatch statistics, if there are any."""
-        if self._statistics:
-            self._statistics.merge(group)
-
     @property
     def autocasts(self) -> bool:
-        """Whether blocks compute under our autocast."""
         return any(part.autocasts for part in self._parts)
 
     def weights_changed(self) -> None:
@@ -149,8 +142,8 @@ class StageByBlock:
 
     def end_minibatch(self) -> None:
         """Advances running statistics, if they are those of minibatches."""
-        if self._statistics:
-            self._statistics.end_minibatch()
+        if self.statistics:
+            self.statistics.end_minibatch()
 
     def kept_storages(self, microbatch: int) -> frozenset[int]:
         """The addresses of the memory that the microbatch still needs after its backward: none."""

@@ -7,6 +7,7 @@ then the bytes are None, unknown.
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +66,7 @@ def untrained_bytes(stages: Iterable[Iterable[nn.Module]]) -> list[int | None]:
     return sizes
 
 
+@dataclass(eq=False)
 class MicrobatchMemory:
     """The bytes of each microbatch on a stage: of a graph and the storages that it keeps, or of kept inputs.
 
@@ -72,18 +74,12 @@ class MicrobatchMemory:
     weights' copies that autocast makes (`casts`) are counted once for all microbatches.
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[nn.Module],
-        *,
-        device: torch.device,
-        casts: Casts | None,
-        statistics: MinibatchStatistics | None,
-    ) -> None:
-        self._blocks = blocks
-        self._device = device
-        self._casts = casts
-        self._statistics = statistics
+    blocks: Sequence[nn.Module]
+    device: torch.device
+    casts: Casts | None
+    statistics: MinibatchStatistics | None
+
+    def __post_init__(self) -> None:
         self._by_layouts: dict[Layouts, _Kept] = {}
         self._deferred_by_layouts: dict[Layouts, int] = {}
         self._kept: dict[int, _Kept] = {}
@@ -103,7 +99,7 @@ class MicrobatchMemory:
         if layouts in self._by_layouts:
             outputs = forward()
         else:
-            before = Before(self._blocks, inputs, self._statistics)
+            before = Before(self.blocks, inputs, self.statistics)
             try:
                 outputs, self._by_layouts[layouts] = self._inspected(inputs, forward)
             except UserCodeError as error:
@@ -125,11 +121,10 @@ class MicrobatchMemory:
             storages = {address: size for call in deferred for address, size in call.storages().items()}
             owned = self._owned_storages()
             tensors_bytes = sum(size for address, size in storages.items() if address not in owned)
-            self._deferred_by_layouts[layouts] = tensors_bytes + calls_bytes(len(deferred), self._device)
+            self._deferred_by_layouts[layouts] = tensors_bytes + calls_bytes(len(deferred), self.device)
         self._deferred_bytes[microbatch] = self._deferred_by_layouts[layouts]
 
     def release(self, microbatch: int) -> None:
-        """The backward of the microbatch takes what it kept."""
         del self._kept[microbatch]
 
     def release_deferred(self, microbatches: Iterable[int]) -> None:
@@ -154,11 +149,11 @@ class MicrobatchMemory:
     @property
     def cast_bytes(self) -> int:
         """The bytes of the weights' copies that autocast has made and that all microbatches share."""
-        return self._casts.bytes if self._casts else 0
+        return self.casts.bytes if self.casts else 0
 
     def _owned_storages(self) -> set[int]:
-        lent = self._statistics.lent.values() if self._statistics else ()
-        owned = [t for block in self._blocks for t in (*block.parameters(), *block.buffers())]
+        lent = self.statistics.lent.values() if self.statistics else ()
+        owned = [t for block in self.blocks for t in (*block.parameters(), *block.buffers())]
         owned += [t for buffers in lent for t in buffers.values() if t is not None]
         return {address for tensor in owned for address in _storages(parts_of(tensor) or ())}
 
@@ -178,7 +173,7 @@ class MicrobatchMemory:
             own = [part for part in parts or () if not owned.issuperset(_storages((part,)))]
             counted += bool(own)
             for part in own:
-                shared = self._casts is not None and self._casts.holds(part)
+                shared = self.casts is not None and self.casts.holds(part)
                 (copies if shared else saved).update(_storages((part,)))
             return tensor.detach()
 
@@ -186,9 +181,9 @@ class MicrobatchMemory:
             pack(tensor)
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = forward()
-        if self._casts:
-            self._casts.found_bytes = max(self._casts.found_bytes, sum(copies.values()))
-        own_bytes = graph_bytes(outputs, saved=counted - len(inputs), device=self._device)
+        if self.casts:
+            self.casts.found_bytes = max(self.casts.found_bytes, sum(copies.values()))
+        own_bytes = graph_bytes(outputs, saved=counted - len(inputs), device=self.device)
         return outputs, (None if unknown else sum(saved.values()), own_bytes)
 
     def _warn(self, why: str) -> None:
@@ -228,7 +223,6 @@ class ByBlockMemory:
         self._most_bytes = most_known((self._most_bytes, now_bytes))
 
     def release(self, microbatch: int) -> None:
-        """The backward of the microbatch is done."""
         del self._inputs[microbatch], self._until_block_bytes[microbatch]
 
     def held_bytes(self) -> int | None:

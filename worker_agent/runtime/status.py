@@ -74,7 +74,6 @@ def stop_path(folder: Path) -> Path:
 
 
 def status_path(folder: Path, rank: int) -> Path:
-    """The file of a rank."""
     return folder / f"rank-{rank}.status"
 
 
@@ -120,7 +119,6 @@ class Status:
     """How many instructions the device has finished."""
 
     def packed(self) -> bytes:
-        """The status as it is in the file."""
         return _FORMAT.pack(*astuple(self))
 
 
@@ -161,15 +159,12 @@ class StatusWriter:
         self._finished = finished
 
     def updated(self, batches_done: int) -> None:
-        """Weights are updated."""
         struct.pack_into("<q", self._memory, _BATCH, batches_done)
 
     def note_loss(self, loss: float) -> None:
-        """An update's loss is known."""
         struct.pack_into("<d", self._memory, _LOSS, loss)
 
     def measured(self, batches: int, *, end_s: float, busy_s: float, memory_bytes: int, peak_memory_bytes: int) -> None:
-        """So many batches have been measured, with these sums."""
         struct.pack_into("<qddqq", self._memory, _MEASURED, batches, end_s, busy_s, memory_bytes, peak_memory_bytes)
 
     def _pulse(self) -> None:
