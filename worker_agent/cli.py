@@ -35,5 +35,4 @@ def agent(version: VersionAsked = False) -> None:
 
 
 def main() -> None:
-    """The command's entry point."""
     run_app(app)

@@ -46,7 +46,6 @@ class Mark:
     fence: int
 
     def environment(self) -> dict[str, str]:
-        """The environment variable with the mark."""
         return {VARIABLE: f"{self.agent}:{self.job}:{self.fence}:{self.work_dir}"}
 
 
@@ -101,7 +100,6 @@ class JobProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether its process has ended."""
         return self.process.poll() is not None
 
     def ask_to_end(self) -> None:

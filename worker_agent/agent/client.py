@@ -47,11 +47,9 @@ class AgentClient:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Ends the connection."""
         self.close()
 
     def close(self) -> None:
-        """Ends the connection."""
         self._connection.close()
 
     def register(self, told: Registration) -> Agent:
@@ -86,7 +84,6 @@ class AgentClient:
         return parse(Job, self._connection.get(f"/v1/jobs/{job_id}"))
 
     def plan(self, plan_id: str) -> Plan:
-        """A stored plan."""
         return parse_plan(self._connection.get(f"/v1/plans/{plan_id}"))
 
 
@@ -113,7 +110,6 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
     def start(self) -> None:
-        """Starts to beat."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -122,7 +118,6 @@ class Heart:
 
     @property
     def over(self) -> bool:
-        """Whether the owner should stop."""
         return self.cancelled or self.lost is not None or self.stop_reason is not None
 
     def cut_off_at(self, now_s: float) -> bool:

@@ -58,7 +58,6 @@ class Port:
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Releases the port."""
         self._socket.close()
 
 

@@ -47,7 +47,6 @@ class Bounds:
 
     @property
     def any(self) -> bool:
-        """Whether there is a bound at all."""
         return any(bound is not None for bound in (self.age_s, self.folders, self.bytes))
 
 

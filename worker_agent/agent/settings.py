@@ -117,7 +117,6 @@ class AgentSettings(BaseSettings):
 
     @property
     def allowed(self) -> tuple[str, ...]:
-        """The patterns of all factories that jobs may name."""
         return (*BUILT_IN, *self.allow, *_in_folder(self.models_dir))
 
 
@@ -145,7 +144,6 @@ def require_allowed(task: AgentTask, allow: Sequence[str], models_dir: Path | No
 
 
 def _in_folder(folder: Path | None) -> tuple[str, ...]:
-    """The pattern of all paths in a folder."""
     return () if folder is None else (f"hf:{quote(str(folder))}{IN_FOLDER}",)
 
 

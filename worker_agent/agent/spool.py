@@ -41,17 +41,14 @@ class SpooledReport:
 
 
 def completion(lease: Lease, result: AgentResult, report_id: str) -> SpooledReport:
-    """The report of a job that succeeded."""
     return _report(lease, "complete", Completion(token=lease.token, report_id=report_id, result=result))
 
 
 def failure(lease: Lease, error: str, report_id: str, *, retry: bool = False) -> SpooledReport:
-    """The report of a job that failed."""
     return _report(lease, "fail", Failure(token=lease.token, report_id=report_id, error=error, retry=retry))
 
 
 def new_report_id() -> str:
-    """A name for a report."""
     return secrets.token_hex(16)
 
 

@@ -64,7 +64,6 @@ class Deferred:
     x_version: int
 
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The model's parameters to whose gradients it adds."""
         return tuple(own for own in (self.weight, self.bias) if isinstance(own, nn.Parameter))
 
     def storages(self) -> dict[int, int]:
@@ -91,7 +90,6 @@ class Computed:
     sources: tuple[Tensor, ...]
 
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The model's parameters to whose gradients it adds."""
         return tuple(source for source in self.sources if isinstance(source, nn.Parameter))
 
     def storages(self) -> dict[int, int]:

@@ -53,7 +53,6 @@ class Ahead:
         return max(self._riding_bytes, 0)
 
     def fits(self, sizes: Sizes) -> bool:
-        """Whether a message's tensors fit into the receive that is posted next."""
         return self.posted > 0 and len(sizes) == len(self.sizes) and all(map(int.__le__, sizes, self.sizes))
 
     def empty(self, sizes: Sizes) -> None:

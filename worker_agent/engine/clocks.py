@@ -46,11 +46,9 @@ class HostClock:
         self._taken = 0
 
     def mark(self) -> None:
-        """Notes this moment."""
         self._marks_s.append(time.perf_counter() - self._start_s)
 
     def seconds(self) -> Sequence[float]:
-        """The noted moments."""
         return self._marks_s
 
     def take(self, marks: int) -> Sequence[float]:
@@ -84,7 +82,6 @@ class Events(Generic[AnEvent]):
         self._lock = threading.Lock()
 
     def add(self, event: AnEvent) -> None:
-        """Adds an event that has been recorded."""
         self._kept.append(event)
 
     def oldest(self, count: int | None = None) -> Sequence[AnEvent]:
@@ -119,7 +116,6 @@ class CudaClock:
         self._marks: Events[torch.cuda.Event] = Events()
 
     def mark(self) -> None:
-        """Notes the moment at which the device has done everything before."""
         self._marks.add(self._event())
 
     def seconds(self) -> Sequence[float]:
@@ -136,7 +132,6 @@ class CudaClock:
         return self._since_start(taken)
 
     def passed(self) -> int:
-        """How many marks the device has reached."""
         return self._marks.passed()
 
     def _since_start(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
@@ -182,11 +177,9 @@ class ProcessorClock:
         self._marks_s = array("d")
 
     def mark(self) -> None:
-        """Notes this moment."""
         self._marks_s.append(time.process_time())
 
     def seconds(self) -> Sequence[float]:
-        """The noted moments."""
         return self._marks_s
 
 

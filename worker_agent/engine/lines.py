@@ -45,11 +45,9 @@ class ChannelEdge:
 
     @property
     def back(self) -> "ChannelEdge":
-        """The edge of the gradients of what moves on this one."""
         return ChannelEdge(self.target, self.source, gradients=not self.gradients, stage=self.stage)
 
     def other(self, rank: int) -> int:
-        """The rank at its other end."""
         return self.target if rank == self.source else self.source
 
     def tag(self, part: int) -> int:

@@ -22,7 +22,6 @@ class Layout:
 
     @property
     def bytes(self) -> int:
-        """Its bytes in memory."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def on(self, memory: Tensor) -> Tensor:
@@ -35,7 +34,6 @@ Layouts = tuple[Layout, ...]
 
 
 def layouts_of(tensors: Iterable[Tensor]) -> Layouts:
-    """The layouts of a message's tensors."""
     return tuple(Layout(tuple(t.shape), t.dtype) for t in tensors)
 
 

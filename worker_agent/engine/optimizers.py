@@ -51,7 +51,6 @@ class Optimizer:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """The names of a weight's states."""
         return STATES[self.name]
 
     @torch.no_grad()

@@ -52,7 +52,6 @@ class Place:
     __pydantic_config__: ClassVar = STRICT
 
     def ranks(self, processes: int) -> range:
-        """The ranks of this node's processes."""
         return range(self.node_rank * processes, (self.node_rank + 1) * processes)
 
 

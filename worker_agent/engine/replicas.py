@@ -204,7 +204,6 @@ class Replicas:
         self._begin(version, leaves, source).complete_all()
 
     def expect(self, version: int, source: int) -> None:
-        """Gets ready to receive another rank's gradients."""
         self._begin(version, self._parameters, source).take()
 
     def _begin(self, version: int, leaves: Sequence[nn.Parameter], source: int | None) -> GradientExchange:
@@ -212,7 +211,6 @@ class Replicas:
         return exchange
 
     def is_under_way(self, version: int) -> bool:
-        """Whether the exchange for a version has begun."""
         return version in self._exchanges
 
     def gradients(self, version: int, *, own: bool) -> list[Tensor | None]:

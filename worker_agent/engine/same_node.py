@@ -100,7 +100,6 @@ class SameNode:
             self._poll.register(pipe, select.POLLIN)
 
     def reaches(self, rank: int) -> bool:
-        """Whether it leads to a rank."""
         return rank in self._peers
 
     def send(self, tensor: Tensor, target: int, tag: int) -> "_Send":

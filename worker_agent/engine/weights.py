@@ -134,7 +134,6 @@ class Weights:
 
     @property
     def graded(self) -> tuple[nn.Parameter, ...]:
-        """The leaves on which gradients gather."""
         return self._graded
 
     def gradients(self) -> list[Tensor | None]:

@@ -35,9 +35,7 @@ class GroupWire:
         self._places = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
 
     def send(self, tensor: Tensor, target: int, tag: int) -> Work | None:
-        """Starts to send."""
         return self._group.send([tensor], self._places[target], tag)
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> Work | None:
-        """Starts to receive into the tensor."""
         return self._group.recv([tensor], self._places[source], tag)

@@ -48,12 +48,10 @@ class BatchForm:
 
     @property
     def main(self) -> str:
-        """The model's main input."""
         return self.inputs[0]
 
     @property
     def decodes(self) -> bool:
-        """Whether a decoder takes inputs of its own."""
         return "decoder_input_ids" in self.required
 
     def completed(self, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -240,5 +240,4 @@ def mixer_styles(module: Any) -> Iterator[tuple[str, str]]:
 
 
 def _divided(module: Any) -> str:
-    """The style of a module for what it counts, and its own parameters."""
     return f"divided {' '.join(key for key in _MIXER if isinstance(getattr(module, key, None), int | nn.Parameter))}"
