@@ -7,9 +7,10 @@ are estimates, and the profile is marked as estimated.
 `kernels` has the time of each operation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +26,7 @@ from worker_agent.models.losses import build_loss
 from worker_agent.profiler.counts import BlockCounts, build_shapes, count_blocks
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import duration_s
-from worker_agent.profiler.operations import foreign_code
+from worker_agent.profiler.operations import DeviceOperation, foreign_code
 
 if TYPE_CHECKING:  # it needs pydantic, which this module does without
     from worker_agent.profiler.job import ProfileJob
@@ -109,7 +110,13 @@ def profile_of(counts: ModelCounts, sheet: Datasheet, optimizer: str) -> Profile
                 frozen_bytes=frozen_bytes,
                 buffer_bytes=buffer_bytes,
                 measurements=tuple(
-                    _measurement(size, block, sheet) for size, block in zip(counts.sizes, by_size, strict=True)
+                    Measurement(
+                        microbatch_size=size,
+                        kept_output_bytes=block.kept_output_bytes,
+                        passed_bytes=block.passed_bytes,
+                        **figures_of(block, partial(duration_s, sheet=sheet)),
+                    )
+                    for size, block in zip(counts.sizes, by_size, strict=True)
                 ),
             )
             for name, (weight_bytes, frozen_bytes, buffer_bytes), by_size in blocks
@@ -142,22 +149,18 @@ def estimate_cluster(sheet: Datasheet, devices: int) -> Cluster:
     return Cluster(device=sheet.device(), levels=(level,))
 
 
-def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet) -> Measurement:
-    backward_s = duration_s(counts.backward, sheet)
-    input_s = min(duration_s(counts.backward_input, sheet), backward_s)
-    return Measurement(
-        microbatch_size=microbatch_size,
-        forward_s=duration_s(counts.forward, sheet),
-        backward_s=backward_s,
-        backward_input_s=input_s,
-        backward_weight_s=backward_s - input_s,
-        input_bytes=counts.input_bytes,
-        output_bytes=counts.output_bytes,
-        activation_bytes=counts.activation_bytes,
-        kept_output_bytes=counts.kept_output_bytes,
-        passed_bytes=counts.passed_bytes,
-        workspace_bytes=counts.workspace_bytes,
-    )
+def figures_of(counts: BlockCounts, seconds: Callable[[Sequence[DeviceOperation]], float]) -> dict[str, Any]:
+    """The seconds and bytes of a block, by the fields of a Measurement and of a FormMeasurement."""
+    backward_s = seconds(counts.backward)
+    input_s = min(seconds(counts.backward_input), backward_s)
+    taken_bytes = ("input_bytes", "output_bytes", "activation_bytes", "workspace_bytes")
+    return {
+        "forward_s": seconds(counts.forward),
+        "backward_s": backward_s,
+        "backward_input_s": input_s,
+        "backward_weight_s": backward_s - input_s,
+        **{name: getattr(counts, name) for name in taken_bytes},
+    }
 
 
 def update_s_per_byte(optimizer: str, dtype: str, sheet: Datasheet) -> float:

@@ -14,14 +14,11 @@ class Autocast:
     """Autocast's copies of the blocks' weights on a device, by block, and the loss scale of a run in this type."""
 
     def __init__(self, blocks: Sequence[nn.Module], device: torch.device, dtype: torch.dtype) -> None:
-        self._device_type = device.type
-        self._dtype = dtype
+        self.device_type = device.type
+        self.dtype = dtype
         self._kept: list[dict[int, Tensor]] = [{} for _ in blocks]
         self.casts = tuple(Casts(block.parameters) for block in blocks)
         self.loss_scale = FIRST_LOSS_SCALE if dtype is torch.float16 else 1.0
-
-    def entering(self, block: int) -> AbstractContextManager[None]:
-        return self.casts[block].using(self._device_type, self._dtype)
 
     def kept_copy(self, block: int, tensor: Tensor) -> bool:
         """Whether a tensor in a block's graph is the copy of a weight, or a view of it. All microbatches share it."""
@@ -36,9 +33,9 @@ class Autocast:
         for block in blocks:
             self.casts[block].forget()
             for weight in self._kept[block].values():
-                weight.detach().to(self._dtype)
+                weight.detach().to(self.dtype)
 
 
 def entering(autocast: Autocast | None, block: int) -> AbstractContextManager[None]:
     """The context of a block's forward, which is none without autocast."""
-    return autocast.entering(block) if autocast else nullcontext()
+    return autocast.casts[block].using(autocast.device_type, autocast.dtype) if autocast else nullcontext()

@@ -8,8 +8,8 @@ microbatches of a version share them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from worker_agent.models.losses import Loss
 from worker_agent.models.spec import UserCodeError
 from worker_agent.models.values import is_dense, parts_of
 from worker_agent.profiler.autocast import Autocast
-from worker_agent.profiler.times import BlockCrossing, Direction, pass_backward, pass_forward
+from worker_agent.profiler.times import Around, BlockCrossing, Direction, pass_backward, pass_forward
 
 Found = TypeVar("Found")
 
@@ -54,74 +54,6 @@ class BlockMemory:
     uncounted: bool = False
 
 
-def measure_memory(
-    blocks: Sequence[nn.Module],
-    loss: Loss,
-    microbatch: Microbatch,
-    device: torch.device,
-    autocast: Autocast | None = None,
-) -> tuple[BlockMemory, ...]:
-    """Every block's memory, from an untimed pass. Adds to the gradients, as any pass does."""
-    measure = partial(_measured, blocks, loss, microbatch, device, autocast)
-    return _looking_into(blocks, autocast, measure)
-
-
-def _measured(
-    blocks: Sequence[nn.Module],
-    loss: Loss,
-    microbatch: Microbatch,
-    device: torch.device,
-    autocast: Autocast | None,
-    kept: Sequence["KeptStorages"],
-) -> tuple[BlockMemory, ...]:
-    workspaces = [0] * len(blocks)
-    on_gpu = device.type == "cuda"
-
-    @contextmanager
-    def seen(direction: Direction, index: int) -> Iterator[None]:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
-        before_bytes = torch.cuda.memory_allocated(device) if on_gpu else 0
-        with ExitStack() as stack:
-            if direction == "forward":
-                stack.enter_context(kept[index].noting())
-            yield
-        if on_gpu:  # the peak above what is allocated before and after
-            settled_bytes = max(before_bytes, torch.cuda.memory_allocated(device))
-            peak_bytes = torch.cuda.max_memory_allocated(device)
-            workspaces[index] = max(workspaces[index], peak_bytes - settled_bytes)
-
-    crossings = pass_forward(blocks, loss, *microbatch, seen, autocast)
-    outputs_of = [*(after.inputs for after in crossings[1:]), ()]  # in the same memory
-    moved_bytes = [
-        (crossing.input_bytes, crossing.output_bytes, block.bytes_of(outputs), passed_bytes(crossing.inputs, outputs))
-        for block, crossing, outputs in zip(kept, crossings, outputs_of, strict=True)
-    ]
-    kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
-    casts_bytes = [block.cast_bytes for block in kept]
-    graphs_bytes = _graphs_bytes(kept, crossings, device)
-    for block in kept:
-        block.forget()
-    pass_backward(crossings, seen, autocast)
-    return tuple(
-        BlockMemory(
-            input_bytes=inputs,
-            output_bytes=outputs,
-            activation_bytes=activations,
-            shared_bytes=shared,
-            kept_output_bytes=min(kept_outputs, activations),  # a tensor may be two outputs
-            passed_bytes=passed,
-            workspace_bytes=workspace,
-            cast_bytes=casts,
-            graph_bytes=graph,
-            uncounted=block.uncounted,
-        )
-        for block, (inputs, outputs, kept_outputs, passed), (activations, shared), workspace, casts, graph in zip(
-            kept, moved_bytes, kept_bytes, workspaces, casts_bytes, graphs_bytes, strict=True
-        )
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class SplitMemory:
     """One block's bytes for a microbatch whose backward is split: what its graph keeps, as `BlockMemory` has it, and
@@ -134,6 +66,36 @@ class SplitMemory:
     split_graph_bytes: int = 0
 
 
+def measure_memory(
+    blocks: Sequence[nn.Module],
+    loss: Loss,
+    microbatch: Microbatch,
+    device: torch.device,
+    autocast: Autocast | None = None,
+) -> tuple[BlockMemory, ...]:
+    """Every block's memory, from an untimed pass. Adds to the gradients, as any pass does."""
+    on_gpu = device.type == "cuda"
+    workspaces: list[int] = []
+
+    @contextmanager
+    def seen(direction: Direction, index: int) -> Iterator[None]:
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        before_bytes = torch.cuda.memory_allocated(device) if on_gpu else 0
+        yield
+        if on_gpu:  # the peak above what is allocated before and after
+            settled_bytes = max(before_bytes, torch.cuda.memory_allocated(device))
+            peak_bytes = torch.cuda.max_memory_allocated(device)
+            workspaces[index] = max(workspaces[index], peak_bytes - settled_bytes)
+
+    def measured(kept: Sequence[KeptStorages]) -> list[BlockMemory]:
+        workspaces[:] = [0] * len(blocks)
+        return _passed(blocks, loss, microbatch, device, autocast, kept, seen)
+
+    found = _looking_into(blocks, autocast, measured)
+    return tuple(replace(each, workspace_bytes=size) for each, size in zip(found, workspaces, strict=True))
+
+
 def measure_split_memory(
     blocks: Sequence[nn.Module],
     loss: Loss,
@@ -142,8 +104,34 @@ def measure_split_memory(
     autocast: Autocast | None = None,
 ) -> tuple[SplitMemory, ...]:
     """Every block's memory in a forward and p1, from an untimed pass. Gradients stay as they are."""
-    measure = partial(_measured_split, blocks, loss, microbatch, device, autocast)
-    return _looking_into(blocks, autocast, measure)
+    copies = [autocast.casts[index].copy_of if autocast else None for index in range(len(blocks))]
+    trained = [[p for p in block.parameters() if p.requires_grad] for block in blocks]
+
+    def measured(kept: Sequence[KeptStorages]) -> tuple[SplitMemory, ...]:
+        pairs = zip(blocks, copies, strict=True)
+        splits = [Split(block.parameters(), parametrizations_of([block]), copy_of=copy) for block, copy in pairs]
+        gathered = {parameter: parameter.grad for parameters in trained for parameter in parameters}
+        for parameter in gathered:
+            parameter.grad = None
+
+        def split(direction: Direction, index: int) -> AbstractContextManager[None]:
+            return splits[index].active(deferring=direction == "backward")
+
+        found = _passed(blocks, loss, microbatch, device, autocast, kept, split)
+        made_bytes = [sum(p.grad.nbytes for p in parameters if p.grad is not None) for parameters in trained]
+        for parameter, gradient in gathered.items():
+            parameter.grad = gradient
+        return tuple(
+            SplitMemory(
+                split_activation_bytes=each.activation_bytes,
+                split_shared_bytes=each.shared_bytes,
+                split_gradient_bytes=made,
+                split_graph_bytes=each.graph_bytes,
+            )
+            for each, made in zip(found, made_bytes, strict=True)
+        )
+
+    return _looking_into(blocks, autocast, measured)
 
 
 def _looking_into(
@@ -167,53 +155,47 @@ def _looking_into(
             closed |= found
 
 
-def _measured_split(
+def _passed(
     blocks: Sequence[nn.Module],
     loss: Loss,
     microbatch: Microbatch,
     device: torch.device,
     autocast: Autocast | None,
     kept: Sequence["KeptStorages"],
-) -> tuple[SplitMemory, ...]:
-    splits = [
-        Split(
-            block.parameters(),
-            parametrizations_of([block]),
-            copy_of=autocast.casts[index].copy_of if autocast else None,
-        )
-        for index, block in enumerate(blocks)
-    ]
-    trained = [[p for p in block.parameters() if p.requires_grad] for block in blocks]
-    gathered = {parameter: parameter.grad for parameters in trained for parameter in parameters}
-    for parameter in gathered:
-        parameter.grad = None
+    around: Around,
+) -> list[BlockMemory]:
+    """Every block's memory in a pass, without a workspace; `around` is entered around forwards and backwards."""
 
     @contextmanager
-    def split(direction: Direction, index: int) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(splits[index].active(deferring=direction == "backward"))
-            if direction == "forward":
-                stack.enter_context(kept[index].noting())
+    def noted(direction: Direction, index: int) -> Iterator[None]:
+        with around(direction, index), kept[index].noting() if direction == "forward" else nullcontext():
             yield
 
-    crossings = pass_forward(blocks, loss, *microbatch, split, autocast)
-    kept_bytes = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
+    crossings = pass_forward(blocks, loss, *microbatch, noted, autocast)
+    outputs_of = [*(after.inputs for after in crossings[1:]), ()]  # in the same memory
+    shares = _kept_and_shared(kept, [crossing.inputs for crossing in crossings])
     graphs_bytes = _graphs_bytes(kept, crossings, device)
+    found = [
+        BlockMemory(
+            input_bytes=crossing.input_bytes,
+            output_bytes=crossing.output_bytes,
+            activation_bytes=activations,
+            shared_bytes=shared,
+            kept_output_bytes=min(block.bytes_of(outputs), activations),  # a tensor may be two outputs
+            passed_bytes=passed_bytes(crossing.inputs, outputs),
+            workspace_bytes=0,
+            cast_bytes=block.cast_bytes,
+            graph_bytes=graph,
+            uncounted=block.uncounted,
+        )
+        for block, crossing, outputs, (activations, shared), graph in zip(
+            kept, crossings, outputs_of, shares, graphs_bytes, strict=True
+        )
+    ]
     for block in kept:
         block.forget()
-    pass_backward(crossings, split, autocast)
-    made_bytes = [sum(p.grad.nbytes for p in parameters if p.grad is not None) for parameters in trained]
-    for parameter, gradient in gathered.items():
-        parameter.grad = gradient
-    return tuple(
-        SplitMemory(
-            split_activation_bytes=activations,
-            split_shared_bytes=shared,
-            split_gradient_bytes=made,
-            split_graph_bytes=graph,
-        )
-        for (activations, shared), made, graph in zip(kept_bytes, made_bytes, graphs_bytes, strict=True)
-    )
+    pass_backward(crossings, noted, autocast)
+    return found
 
 
 def _graphs_bytes(

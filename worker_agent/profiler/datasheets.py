@@ -84,64 +84,45 @@ class ProductShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datasheet:
-    """One type of device. The peaks are the vendor's; the rest says how far training stays below them."""
+    """One type of device. The peaks are the vendor's; the rest says how far training stays below them.
+
+    - `flops_per_s`: the peak of matrix products by dtype, without sparsity.
+    - `compute_efficiency`: the share of the peak that a product reaches at most, in a dtype that `products` does not
+      name; `products` has what was measured, by dtype.
+    - `memory_efficiency`: the share of the bandwidth that an operation reaches at most, `product_memory_efficiency` the
+      same of products, whose reads and writes are less even (None: `memory_efficiency`).
+    - `attention_efficiency`: the share of the peak that attention in one kernel reaches at most, half of it at
+      `attention_half_length` keys (0: every length reaches it); `attention_start_s`: its own time to start and end,
+      above `kernel_s`, which is that of any kernel. `launch_s`: the host's time to launch one.
+    - `multiprocessors` share out the tiles of a product; None: a product of any size reaches the same share.
+    - `kind`: whose kernels run: those of dropout and attention differ between GPU and CPU.
+    - `context_bytes`, `allocator_reserve`: as of a `Device`.
+    - `sustained`: the share of the speed of single kernels that those of a long job reach: power and heat slow them
+      down. `measured`: whether the shares are fitted to kernels on this type, and not another type's or assumed.
+    - `link_...`: of the link between neighbouring devices of a node, in one direction; only a cluster needs it.
+    """
 
     name: str
     memory_bytes: int
     flops_per_s: Mapping[str, float]
-    """The peak of matrix products by dtype, without sparsity."""
-
     memory_bandwidth_bytes_per_s: float
     compute_efficiency: float = COMPUTE_EFFICIENCY
-    """The share of the peak that a matrix product reaches at most, in a dtype that `products` does not name."""
-
     products: Mapping[str, ProductShares] = field(default_factory=dict)
-    """What was measured of products, by dtype."""
-
     memory_efficiency: float = MEMORY_EFFICIENCY
-    """The share of the bandwidth that an operation reaches at most."""
-
     product_memory_efficiency: float | None = None
-    """The same of matrix products, whose reads and writes are less even. None: `memory_efficiency`."""
-
     attention_efficiency: float = ATTENTION_EFFICIENCY
-    """The share of the peak that attention in one kernel reaches at most."""
-
     attention_start_s: float = 0.0
-    """A kernel of attention's own time to start and end, above `kernel_s`."""
-
     attention_half_length: float = 0.0
-    """The number of keys at which attention reaches half of that share; 0: every length reaches it."""
-
     kernel_s: float = 0.0
-    """A kernel's own time to start and end."""
-
     launch_s: float = LAUNCH_S
-    """The host's time to launch a kernel."""
-
     multiprocessors: int | None = None
-    """They share out the tiles of a product. None: a product of any size reaches the same share."""
-
     kind: str = "gpu"
-    """Whose kernels run: those of dropout and attention differ between GPU and CPU."""
-
     context_bytes: int = 0
-    """As of a `Device`."""
-
     allocator_reserve: float = 0.0
-    """As of a `Device`."""
-
     sustained: float = 1.0
-    """The share of the speed of single kernels that those of a long job reach: power and heat slow them down."""
-
     measured: bool = False
-    """Whether the shares are fitted to kernels on this type; they are another type's, or assumed, if not."""
-
     link_bandwidth_bytes_per_s: float | None = None
-    """Of the link between neighbouring devices of a node, in one direction; only a cluster needs it."""
-
     link_latency_s: float = 0.0
-    """Of the same link."""
 
     __pydantic_config__: ClassVar = STRICT
 

@@ -6,6 +6,7 @@ Engines that share blocks fuse elementwise operations, with Transformer Engine o
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 
 from pipeplan.documents.forms import AXES, WHOLE, BlockKind, Form, FormMeasurement, ModelForm, Selective
 from pipeplan.documents.profile import Profile
@@ -13,7 +14,7 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.estimates import FormsAsked
 from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.models.data import length_of
-from worker_agent.profiler.analytic import ModelCounts, profile_of, require_speed
+from worker_agent.profiler.analytic import ModelCounts, figures_of, profile_of, require_speed
 from worker_agent.profiler.counts import BlockCounts
 from worker_agent.profiler.datasheets import Datasheet
 from worker_agent.profiler.kernels import Kernels, duration_s
@@ -98,8 +99,6 @@ def form_of(counts: FormCounts, sheet: Datasheet) -> ModelForm:
 
 def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet, *, experts: bool) -> FormMeasurement:
     """A GPU's seconds are those of its kernels; the host's launches depend on the engine."""
-    backward_s = _seconds(counts.backward, sheet)
-    input_s = min(_seconds(counts.backward_input, sheet), backward_s)
     launched = sheet.kind == "gpu"
     ways = [
         Selective(
@@ -114,14 +113,7 @@ def _measurement(microbatch_size: int, counts: BlockCounts, sheet: Datasheet, *,
     ]
     return FormMeasurement(
         microbatch_size=microbatch_size,
-        forward_s=_seconds(counts.forward, sheet),
-        backward_s=backward_s,
-        backward_input_s=input_s,
-        backward_weight_s=backward_s - input_s,
-        input_bytes=counts.input_bytes,
-        output_bytes=counts.output_bytes,
-        activation_bytes=counts.activation_bytes,
-        workspace_bytes=counts.workspace_bytes,
+        **figures_of(counts, partial(_seconds, sheet=sheet)),
         forward_collectives=counts.forward_collectives,
         backward_collectives=counts.backward_collectives,
         forward_operations=len(counts.forward) if launched else 0,
