@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from pipeplan.errors import InvalidInputError
 from worker_agent.models.equality import EqualCalls
 from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless, units_of
-from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, replaced, tensor_of
+from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, tensor_of
+from worker_agent.models.watching import Watch, call_module
 
 _MADE = "have arguments that its layers' blocks can make"
 
@@ -96,32 +97,25 @@ def _watched(
 ) -> tuple[list[_Seen], Tensor]:
     """The calls of the layers, and of the largest modules that have none of them, in one forward; and its result."""
     seen: list[_Seen] = []
+    units = units_of(root, layers)
 
-    def watch(name: str, module: nn.Module) -> Callable[..., Any]:
-        own = module.forward
+    def on_unit(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        name, given = units[module], _mapped((positional, named), _to_meta)
+        try:
+            output = equal.result(module, given, lambda: call_module(module, *given[0], **given[1]))
+        except Exception:  # the library's code may raise anything; a layer's result is still known
+            if name not in layers:
+                raise
+            output = _first_tensor(_Seen(name, positional, named, None)).to("meta")
+        ended = name == layers[-1] or any(call.module == layers[-1] for call in seen)
+        value = 0.0 if ended else torch.nan  # on the CPU; whole numbers are zeros
+        output = _mapped(output, lambda t: torch.full_like(t, value if t.is_floating_point() else 0, device="cpu"))
+        seen.append(_Seen(name, positional, named, output))
+        return output
 
-        def forward(*positional: Any, **named: Any) -> Any:
-            given = _mapped((positional, named), _to_meta)
-            stand_in = module.__dict__.pop("forward")
-            try:
-                output = equal.result(module, given, lambda: own(*given[0], **given[1]))
-            except Exception:  # the library's code may raise anything; a layer's result is still known
-                if name not in layers:
-                    raise
-                output = _first_tensor(_Seen(name, positional, named, None)).to("meta")
-            finally:
-                module.__dict__["forward"] = stand_in
-            ended = name == layers[-1] or any(call.module == layers[-1] for call in seen)
-            value = 0.0 if ended else torch.nan  # on the CPU; whole numbers are zeros
-            output = _mapped(output, lambda t: torch.full_like(t, value if t.is_floating_point() else 0, device="cpu"))
-            seen.append(_Seen(name, positional, named, output))
-            return output
-
-        return forward
-
-    found = units_of(root, layers)
+    watch = Watch(root, units, on_unit, lambda call, positional, named: call(*positional, **named))
     try:
-        with torch.no_grad(), replaced({part: watch(name, part) for part, name in found.items()}):
+        with torch.no_grad(), watch.active():
             result: Tensor = root(**inputs)[0]
     except InvalidInputError:
         raise

@@ -107,10 +107,10 @@ def _same(x: Tensor) -> Tensor:
 
 def _exchanged(there: Callable[..., Any], back: Callable[..., Any], *values: Tensor) -> Any:
     """What an exchange gives for values; another one brings the gradients back."""
-    return _Exchange.apply(there, back, *values)  # type: ignore[no-untyped-call]
+    return _ThereAndBack.apply(there, back, *values)  # type: ignore[no-untyped-call]
 
 
-class _Exchange(torch.autograd.Function):
+class _ThereAndBack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, there: Callable[..., Any], back: Callable[..., Any], *values: Tensor) -> Any:
         ctx.back = back

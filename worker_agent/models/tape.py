@@ -41,33 +41,25 @@ class Around:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """A call, its arguments with a `Ref` for each tensor, and the numbers of what it makes."""
+    """A call, its arguments with a `Ref` for each tensor, and the numbers of what it makes.
+
+    `unit` is the name of the module that is called, or None. `changes` are the storages that the step writes in place,
+    `touches` those of all its tensors. It `notes`: the unit changes its own buffers. `view`: it makes views alone.
+    `random`: it draws numbers. `nested`: values stand inside of lists or the like among the arguments.
+    """
 
     call: Callable[..., Any]
     unit: str | None
-    """The name of the module that is called, or None."""
-
     arguments: tuple[tuple[Any, ...], dict[str, Any]]
     uses: frozenset[int]
     makes: tuple[int, ...]
     changes: frozenset[int]
-    """The storages that it writes in place."""
-
     touches: frozenset[int]
-    """The storages of all its tensors."""
-
     around: Around
     notes: bool = False
-    """The unit changes its own buffers."""
-
     view: bool = False
-    """It makes views alone."""
-
     random: bool = False
-    """It draws numbers."""
-
     nested: bool = False
-    """Values stand inside of lists or the like among the arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
