@@ -10,7 +10,7 @@ is therefore their share of the processor time on the cores, without the rank's 
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -38,23 +38,17 @@ class CoresUsed:
     __pydantic_config__: ClassVar = STRICT
 
 
-class CoresWatch:
-    """Watches the cores from its construction on."""
+def watched_cores() -> Callable[[], CoresUsed]:
+    """Gives the use of the cores since this call."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    before_s, own_before_s = busy_s(cores), time.process_time()
 
-    def __init__(self) -> None:
-        self._cores = tuple(sorted(os.sched_getaffinity(0)))
-        self._busy_s = busy_s(self._cores)
-        self._processor_s = time.process_time()
+    def used() -> CoresUsed:
+        now_s = busy_s(cores)
+        busy = None if now_s is None or before_s is None else now_s - before_s
+        return CoresUsed(node=here(), cores=cores, busy_s=busy, processor_s=time.process_time() - own_before_s)
 
-    def used(self) -> CoresUsed:
-        """The use of the cores since then."""
-        now_s, before_s = busy_s(self._cores), self._busy_s
-        return CoresUsed(
-            node=here(),
-            cores=self._cores,
-            busy_s=None if now_s is None or before_s is None else now_s - before_s,
-            processor_s=time.process_time() - self._processor_s,
-        )
+    return used
 
 
 def busy_s(cores: Sequence[int]) -> float | None:

@@ -155,16 +155,11 @@ def _convolution(dimensions: int, *, transposed: bool = False) -> Callable[..., 
         if input.dim() != dimensions + 2 or isinstance(chosen["padding"], str):
             return None
         groups = chosen.pop("groups")
-        each = {name: _each(value, dimensions) for name, value in chosen.items()}
+        listed = {name: (value,) if isinstance(value, int) else tuple(value) for name, value in chosen.items()}
+        each = {name: values * dimensions if len(values) == 1 else values for name, values in listed.items()}
         return Call(Convolution(**each, transposed=transposed, groups=groups), input, weight, bias)
 
     return rule
-
-
-def _each(value: Any, dimensions: int) -> tuple[int, ...]:
-    """A setting given once for all dimensions, or for each."""
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * dimensions if len(values) == 1 else values
 
 
 RULES: dict[Callable[..., Any], Callable[..., Call | None]] = {

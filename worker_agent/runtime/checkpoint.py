@@ -178,17 +178,12 @@ def defect_of(root: Path, manifest: Manifest) -> Defect | None:
     for stage in range(manifest.stages):
         for file_name in sorted(manifest.files.keys() & {*stage_files(stage), frozen_file(stage)}):
             with suppress(SafetensorError):  # `load_stage` says what is wrong with such a file
-                name = _not_finite_in(step_directory(root, manifest.step) / file_name)
+                with safe_open(step_directory(root, manifest.step) / file_name, framework="pt") as file:
+                    tensors = ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+                    name = None if FINITE in (file.metadata() or {}) else _not_finite_of(tensors)
                 if name is not None:
                     return Defect(step=manifest.step, reason=f"holds {name}, which is not finite")
     return None
-
-
-def _not_finite_in(path: Path) -> str | None:
-    with safe_open(path, framework="pt") as file:
-        if FINITE in (file.metadata() or {}):
-            return None
-        return _not_finite_of((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
 
 def _not_finite_of(tensors: Iterable[tuple[str, Tensor]]) -> str | None:

@@ -263,17 +263,15 @@ class Executor:
         weights = self.weights
         sets = len(self._exchanged) + self._gathers
         further = max(sets - 1, 0)  # in the exchange they have the weights' dtypes
-        own_bytes = self._made_by_p1_bytes() if self._early else weights.gradient_bytes
+        own_bytes = weights.gradient_bytes
+        if self._early:  # p1 has made these gradients, and p2 none; they are counted once
+            if self._early_bytes is None:
+                made = [leaf.grad for leaf in weights.graded]
+                self._early_bytes = sum(gradient.nbytes for gradient in made if gradient is not None)
+            own_bytes = self._early_bytes
         gradients = min(sets, 1) * own_bytes + further * weights.version_bytes
         fixed = gradients + weights.master_bytes + weights.optimizer_bytes
         return total_known((fixed, weights.live_bytes, self.untrained_bytes, self.stage.memory.held_bytes()))
-
-    def _made_by_p1_bytes(self) -> int:
-        """The bytes of the gradients that p1 has made, while p2 has made none. They are counted once."""
-        if self._early_bytes is None:
-            made = [leaf.grad for leaf in self.weights.graded]
-            self._early_bytes = sum(gradient.nbytes for gradient in made if gradient is not None)
-        return self._early_bytes
 
 
 def run_together(executors: Sequence[Executor], instructions: Iterable[Instruction]) -> None:

@@ -293,49 +293,39 @@ class StepRows:
             yield head + [row["busy_s"] for row in rows] + held
 
 
-class StepsLog:
-    """`steps.csv` while a run goes on: a line as soon as all ranks have measured the step."""
-
-    def __init__(self, job: RunJob) -> None:
-        """Begins the file anew, with the lines up to the job's first step. Raises OSError."""
-        self._job = job
-        self._ranks = tuple(range(job.plan.workers))
-        self._done, self._last_s = 0, 0.0
-        path = job.directory.root / STEPS
-        aside = path.with_name(f"{STEPS}.part")
-        StepRows(job=job, ranks=self._ranks, rows=()).write(aside, before=path)
-        aside.replace(path)
-        self._file = path.open("a", newline="", encoding="utf-8")
-
-    def add(self) -> None:
-        """Writes the lines of the steps that all ranks have measured since, and flushes them."""
-        steps = measured_steps(self._job) - self._done
-        if steps <= 0:
-            return
-        files = (self._job.directory.batches(rank) for rank in self._ranks)
-        rows = tuple(np.fromfile(file, dtype=_ROW, count=steps, offset=self._done * _ROW.itemsize) for file in files)
-        own = StepRows(job=self._job, ranks=self._ranks, rows=rows)
-        try:
-            csv.writer(self._file).writerows(own.lines(self._done, self._last_s))
-            self._file.flush()
-        except OSError as error:  # the end of the run writes the whole file, or says why not
-            _log.warning("%s: %s", self._file.name, error)
-        self._done, self._last_s = self._done + steps, max(float(row["end_s"][-1]) for row in rows)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 @contextmanager
 def logging_steps(job: RunJob) -> Iterator[None]:
-    """While it is active, `steps.csv` follows the ranks, twice a second. Raises OSError if it cannot be begun."""
-    log = StepsLog(job)
-    try:
-        with polling(log.add, 0.5, name="steps"):
-            yield
-    finally:
-        log.add()
-        log.close()
+    """While it is active, `steps.csv` has a line as soon as all ranks have measured the step; it is begun anew.
+
+    Its first lines are those up to the job's first step. Raises OSError if it cannot be begun.
+    """
+    ranks, path = tuple(range(job.plan.workers)), job.directory.root / STEPS
+    done, last_s = 0, 0.0
+    aside = path.with_name(f"{STEPS}.part")
+    StepRows(job=job, ranks=ranks, rows=()).write(aside, before=path)
+    aside.replace(path)
+
+    def add() -> None:
+        """Writes the lines of the steps that all ranks have measured since, and flushes them."""
+        nonlocal done, last_s
+        steps = measured_steps(job) - done
+        if steps <= 0:
+            return
+        files = (job.directory.batches(rank) for rank in ranks)
+        rows = tuple(np.fromfile(each, dtype=_ROW, count=steps, offset=done * _ROW.itemsize) for each in files)
+        try:
+            csv.writer(file).writerows(StepRows(job=job, ranks=ranks, rows=rows).lines(done, last_s))
+            file.flush()
+        except OSError as error:  # the end of the run writes the whole file, or says why not
+            _log.warning("%s: %s", path, error)
+        done, last_s = done + steps, max(float(row["end_s"][-1]) for row in rows)
+
+    with path.open("a", newline="", encoding="utf-8") as file:
+        try:
+            with polling(add, 0.5, name="steps"):
+                yield
+        finally:
+            add()
 
 
 def measured_steps(job: RunJob) -> int:

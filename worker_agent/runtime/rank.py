@@ -25,7 +25,7 @@ from pipeplan.programs.text import format_instruction
 from pipeplan.programs.timeline_document import lane_document
 from worker_agent.engine import results
 from worker_agent.engine.clocks import clock_for, common_start_s, processor_time
-from worker_agent.engine.cores import CoresWatch
+from worker_agent.engine.cores import watched_cores
 from worker_agent.engine.devices import device_memory, place_process
 from worker_agent.engine.lines import Lines, near_ranks, open_lines
 from worker_agent.engine.replicas import ExchangeError, open_replica_group
@@ -107,7 +107,7 @@ class Rank:
         executors = self._executors(mails, replicas, groups, recorder, hooks, feeds, late)
         status.follow(recorder.finished)
 
-        cores = CoresWatch()
+        cores = watched_cores()
         decides = self.stream.stage == 0 and self.stream.replica == 0
         stop = StopWatch(self.job, _get_default_store(), decides=decides)
         with stop.watching():
@@ -129,7 +129,7 @@ class Rank:
             peak_resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             device_memory=device_memory(self.device, self.processes),
             processor_s=recorder.processor_s,
-            cores=cores.used(),
+            cores=cores(),
             first_processor_s=recorder.first_processor_s,
             deferred_share=deferred_share(lane, defers=any(part.stage.defers for part in self.parts)),
             reads_memory_of=near_ranks(lines, self.stream.rank),
@@ -210,7 +210,11 @@ class Rank:
             if begins and not isinstance(instruction, Checkpoint):  # which belongs to the batch before
                 last = stop.last_batch(batch)
                 if last is not None:
-                    self._shorten(last)
+                    self.job = replace(self.job, stop_step=last)
+                    self.program = self.job.program()
+                    self.stream = self.program.streams[self.stream.rank]
+                    if self.stream.rank == 0:
+                        write_job(self.job)
                     rest: Iterable[Instruction] = self.stream.instructions[index:]
                     if batch == last:  # it is done, but the longer run has no checkpoint after it
                         rest = (i for i in self.stream.instructions[begun:] if isinstance(i, Checkpoint))
@@ -224,14 +228,6 @@ class Rank:
             yield instruction
             if self._closes_batch(instruction):
                 begins, batch = True, batch + 1
-
-    def _shorten(self, last: int) -> None:
-        """Makes the job one that stops after a step."""
-        self.job = replace(self.job, stop_step=last)
-        self.program = self.job.program()
-        self.stream = self.program.streams[self.stream.rank]
-        if self.stream.rank == 0:
-            write_job(self.job)
 
     def _hooks(self, status: StatusWriter, log: BatchLog, feeds: Sequence[MicrobatchFeed | None], late: Late) -> Hooks:
         """Status, losses, data, and checkpoints: everything besides the stream."""

@@ -93,7 +93,7 @@ class StageBlocks:
         self.statistics = MinibatchStatistics(self.blocks) if minibatch_statistics else None
         self._autocast = autocast
         self._device = device
-        self._changes_inputs: bool | None = None
+        self.changes_inputs: bool | None = None  # known once forwards without a graph have shown it
         self._buffers = Buffers(self.blocks) if recompute else None
         self._casts = Casts(self._parameters) if autocast else None
         self.memory = MicrobatchMemory(self.blocks, device=device, casts=self._casts, statistics=self.statistics)
@@ -163,7 +163,9 @@ class StageBlocks:
             self.memory.keep_deferred(microbatch, kept.inputs, deferred)
 
         given = {gradient.untyped_storage().data_ptr() for gradient in gradients if gradient is not None}
-        return tuple(_gradient_of(t, given) for t in kept.inputs if carries_gradient(t))
+        found = [leaf.grad for leaf in kept.inputs if carries_gradient(leaf)]
+        # a view of a gradient that was given is copied: that memory is used again
+        return tuple(g.clone() if g is not None and g.untyped_storage().data_ptr() in given else g for g in found)
 
     def _failing(self, microbatch: int, kept: Kept, gradients: Sequence[Tensor | None]) -> str:
         """The block in which the backward failed. A second backward finds it.
@@ -219,11 +221,6 @@ class StageBlocks:
         if self.statistics:
             self.statistics.end_minibatch()
 
-    @property
-    def changes_inputs(self) -> bool:
-        """Whether blocks change their inputs in place, as far as forwards without a graph have shown."""
-        return bool(self._changes_inputs)
-
     def trained_outputs(self, microbatch: int, inputs: Tensors) -> tuple[bool, ...]:
         """Which outputs depend on trained weights: found by a forward that keeps nothing."""
         if self._buffers is None:
@@ -245,7 +242,7 @@ class StageBlocks:
     @torch.no_grad()
     def _run_without_graph(self, microbatch: int, kept: Kept) -> Tensors:
         """Runs on copies of the inputs if blocks change these in place: the recomputation starts from them."""
-        if self._changes_inputs is False:
+        if self.changes_inputs is False:
             before = [t._version for t in kept.inputs]
             outputs = self._run(microbatch, kept)
             if before != [t._version for t in kept.inputs]:
@@ -256,7 +253,7 @@ class StageBlocks:
             return outputs
         copies = tuple(t.clone() for t in kept.inputs)
         outputs = self._run(microbatch, Kept(copies, kept.targets))
-        self._changes_inputs = any(t._version for t in copies)
+        self.changes_inputs = any(t._version for t in copies)
         return outputs
 
     def _run_with_graph(self, microbatch: int, kept: Kept) -> Tensors:
@@ -337,10 +334,3 @@ def _reached(kept: Kept, gradients: Sequence[Tensor | None]) -> list[tuple[Any, 
         return []
     pairs = zip(kept.roots, gradients, strict=True)
     return [(root, gradient) for root, gradient in pairs if root is not None and gradient is not None]
-
-
-def _gradient_of(leaf: Tensor, given: set[int]) -> Tensor | None:
-    """A leaf's gradient. If it is only a view of a gradient that was given, it is copied: that memory is used again."""
-    if leaf.grad is None:
-        return None
-    return leaf.grad.clone() if leaf.grad.untyped_storage().data_ptr() in given else leaf.grad

@@ -79,44 +79,29 @@ def status_path(folder: Path, rank: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Where a rank is, and what its process has measured."""
+    """Where a rank is, and what its process has measured. Moments are on the node's monotonic clock.
+
+    `instruction` is the index of the rank's instruction (below 0: none), at which it is since `started_s`. Of the whole
+    run `batches_done` are done, the newest with this `loss`. `pulse_s` is the last sign of life. The process has
+    measured `measured_batches`, the last of which was done `end_s` after the start; `busy_s` are seconds of compute in
+    them, and bytes are those held at the end of the last one, and at most (UNKNOWN_BYTES where not all can be counted).
+    `activity` is what the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`), and
+    `finished` how many instructions the device has finished.
+    """
 
     instruction: int
-    """The index of the instruction that the rank is at; below 0: none."""
-
     started_s: float
-    """When the rank came to the instruction, on the node's monotonic clock."""
-
     batches_done: int
-    """Batches of the whole run."""
-
     loss: float
-    """Of the newest batch."""
-
     process: int
     pulse_s: float
-    """The rank's last sign of life, on the node's monotonic clock."""
-
     measured_batches: int = 0
-    """Batches that this process has measured."""
-
     end_s: float = 0.0
-    """When the last of these was done, since the start."""
-
     busy_s: float = 0.0
-    """Seconds of compute in these."""
-
     memory_bytes: int = 0
-    """Bytes held at the end of the last of these; UNKNOWN_BYTES where not all can be counted."""
-
     peak_memory_bytes: int = 0
-    """The most bytes held; UNKNOWN_BYTES where not all can be counted."""
-
     activity: int = Activity.OWN
-    """What the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`)."""
-
     finished: int = EVERYTHING
-    """How many instructions the device has finished."""
 
     def packed(self) -> bytes:
         return _FORMAT.pack(*astuple(self))
