@@ -28,6 +28,14 @@ KNOWN = ("attention_mask", "position_ids", "token_type_ids", "decoder_input_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenInputs:
+    """A language model's inputs: token numbers below `vocab_size`, at most `positions` of them in a sequence."""
+
+    vocab_size: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchForm:
     """A model's inputs by name. `inputs` begin with the main one; a batch has all that are `required`.
 

@@ -1,9 +1,9 @@
-"""Chain: a model as blocks that data passes through one after the other."""
+"""Chain: builds the blocks of a model that a SPEC names, and refuses those that a stage cannot train."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,112 +13,19 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 
-from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import require
-from worker_agent.models.batches import BatchForm
-from worker_agent.models.hugging_face import TokenInputs, build_family
-from worker_agent.models.keywords import KeywordForm, keyword_form
-from worker_agent.models.materialise import Contents
-from worker_agent.models.own import cut
+from worker_agent.models.batches import TokenInputs
+from worker_agent.models.blocks import Chain as Chain
+from worker_agent.models.hugging_face import build_family
+from worker_agent.models.keywords import keyword_form
 from worker_agent.models.randomness import seed_all
-from worker_agent.models.recipe import Construction, Constructors, WeightRecipe, require_stages
-from worker_agent.models.sharding import Sharding, joined
+from worker_agent.models.recipe import Construction, WeightRecipe, require_stages
+from worker_agent.models.sharding import joined
 from worker_agent.models.spec import Spec, call_factory, load_factory, parse_spec
-from worker_agent.models.values import bytes_of, cast_in_place, is_dense, kind_of, parts_of
+from worker_agent.models.values import cast_in_place, is_dense, kind_of, parts_of
 
 BY_STAGE = "by_stage"
 """The attribute of a factory whose model may be built on the meta device, and filled a stage at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Chain:
-    """Blocks in order. A block is called with what the block before it returned: a tensor, or a tuple of tensors."""
-
-    name: str
-    spec: str
-    """Names the model, without a path where that is possible."""
-
-    blocks: tuple[nn.Module, ...]
-    block_names: tuple[str, ...]
-    root: nn.Module
-    """The module that names parameters and buffers: the Hugging Face model, or an nn.Sequential of the blocks."""
-
-    tokens: TokenInputs | None = None
-    """What a language model takes; None for other models."""
-
-    batches: BatchForm | KeywordForm | None = None
-    """What the model takes by name, if it does."""
-
-    sharding: Sharding | None = None
-    """How devices can share the blocks; None for a model that does not."""
-
-    contents: Contents | Construction | None = None
-    """What the blocks' tensors are filled from where they were built empty; None where all have contents."""
-
-    uncut: bool = False
-
-    left_out: tuple[str, ...] = ()
-    """Sentences on what a config describes and the model has not, or not in full."""
-
-    def cut(self, inputs: Sequence[Tensor], names: tuple[str, ...] = ()) -> "Chain":
-        """The chain with a module of the user's own as blocks, found with inputs of these shapes, by name or position.
-
-        Raises InvalidInputError for a module that cannot be cut.
-        """
-        blocks, block_names = cut(self.root, inputs, names)
-        form = self.batches.fixed(names) if isinstance(self.batches, KeywordForm) else self.batches
-        return replace(self, blocks=blocks, block_names=block_names, uncut=False, batches=form)
-
-    def materialise(self, start: int = 0, stop: int | None = None) -> tuple[str, ...]:
-        """Gives blocks [start, stop) their contents, on the CPU. Returns the names of tensors that files gave.
-
-        Tensors with contents keep them. Parameters are new objects afterwards: callers must fetch them again.
-        """
-        return self.contents.materialise(self.blocks[start:stop]) if self.contents else ()
-
-    def names(self) -> dict[Tensor, str]:
-        """The name of every parameter and persistent buffer in the whole model; a shared one has its first name."""
-        named = self.root.state_dict(keep_vars=True).items()
-        return {tensor: name for name, tensor in reversed(list(named)) if isinstance(tensor, Tensor)}
-
-    def weight_bytes(self) -> tuple[int, ...]:
-        """Every block's bytes of parameters; one that several blocks share counts in the first."""
-        return _own_bytes(block.parameters() for block in self.blocks)
-
-    def frozen_bytes(self) -> tuple[int, ...]:
-        """Of `weight_bytes`, those of parameters that are not trained."""
-        return _own_bytes((p for p in block.parameters() if not p.requires_grad) for block in self.blocks)
-
-    def buffer_bytes(self) -> tuple[int, ...]:
-        """Every block's bytes of buffers, counted as `weight_bytes`."""
-        return _own_bytes(block.buffers() for block in self.blocks)
-
-    def tied_weights(self, *, trained: bool = True) -> tuple[TiedWeights, ...]:
-        """The trained parameters, or the frozen ones, that several blocks share, those of the same blocks together."""
-        users: dict[nn.Parameter, list[int]] = {}
-        for number, block in enumerate(self.blocks):
-            for parameter in block.parameters():
-                if parameter.requires_grad is trained:
-                    users.setdefault(parameter, []).append(number)
-        sizes_bytes: dict[tuple[int, ...], int] = {}
-        for parameter, blocks in users.items():
-            if len(blocks) > 1:
-                sizes_bytes[tuple(blocks)] = sizes_bytes.get(tuple(blocks), 0) + bytes_of(parameter)
-        return tuple(
-            TiedWeights(block=first, also=tuple(others), weight_bytes=size_bytes)
-            for (first, *others), size_bytes in sorted(sizes_bytes.items())
-        )
-
-
-def _own_bytes(tensors_of_blocks: Iterable[Iterable[Tensor]]) -> tuple[int, ...]:
-    """The bytes of every block's tensors; one that several blocks share counts in the first."""
-    seen: set[Tensor] = set()
-    sizes = []
-    for tensors in tensors_of_blocks:
-        own = set(tensors) - seen
-        seen |= own
-        sizes.append(sum(map(bytes_of, own)))
-    return tuple(sizes)
 
 
 def build_model(
@@ -141,7 +48,12 @@ def build_model(
         else:  # a preset is run without contents, and a factory that asks for it
             asked = parsed.is_preset or getattr(load_factory(parsed, field="model"), BY_STAGE, False) is True
             by_stage = asked and not isinstance(torch.empty(0), FakeTensor)
-            chain = _by_stages(parsed, seed, dtype) if by_stage else _from_factory(parsed, dtype)
+            recipe = WeightRecipe(seed)
+            with recipe.noting() if by_stage else nullcontext():
+                chain = _from_factory(parsed, dtype)
+            if by_stage:
+                require_stages(chain.root)
+                chain = replace(chain, contents=Construction(root=chain.root, recipe=recipe))
     if not empty:
         chain.materialise()
     return chain
@@ -162,37 +74,15 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _from_family(spec: Spec, seed: int, dtype: torch.dtype, *, fused: bool) -> Chain:
     """The chain of a Hugging Face model, without contents."""
-    family = build_family(spec, fused=fused)
-    _require_trainable(family.root)
-    for parameter in family.root.parameters():
+    chain = build_family(spec, seed=seed, dtype=dtype, fused=fused)
+    _require_trainable(chain.root)
+    for parameter in chain.root.parameters():
         cast_in_place(parameter, dtype)
     if dtype is torch.float64:  # rotary frequencies stay as they are; batch norm takes no statistics of fewer bits
-        norms = (m for m in family.root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
+        norms = (m for m in chain.root.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
         for buffer in (buffer for norm in norms for buffer in norm.buffers()):
             cast_in_place(buffer, dtype)
-    return Chain(
-        name=family.name,
-        spec=family.spec,
-        blocks=family.blocks,
-        block_names=family.block_names,
-        root=family.root,
-        tokens=family.tokens,
-        batches=family.batches,
-        sharding=family.sharding,
-        left_out=family.left_out,
-        contents=Contents(
-            root=family.root, seed=seed, dtype=dtype, files=family.files, constructors=Constructors(family.make, seed)
-        ),
-    )
-
-
-def _by_stages(spec: Spec, seed: int, dtype: torch.dtype) -> Chain:
-    """The chain of a factory's blocks, without contents."""
-    recipe = WeightRecipe(seed)
-    with recipe.noting():
-        chain = _from_factory(spec, dtype)
-    require_stages(chain.root)
-    return replace(chain, contents=Construction(root=chain.root, recipe=recipe))
+    return chain
 
 
 def _from_factory(spec: Spec, dtype: torch.dtype) -> Chain:

@@ -5,8 +5,6 @@ pixels. Layers are the library's own modules: a chain computes what the whole mo
 """
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -18,17 +16,18 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pipeplan.documents.names import FAMILIES, Spec
 from pipeplan.errors import InvalidInputError, not_one_of, require
-from worker_agent.models.batches import KNOWN, BatchForm, probes
+from worker_agent.models.batches import KNOWN, BatchForm, TokenInputs, probes
+from worker_agent.models.blocks import Chain
 from worker_agent.models.configs import TASKS, config_of, kinds, known_keys, language_model, library, without_path
 from worker_agent.models.cut import find_cuts
 from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless
 from worker_agent.models.folders import read_config, weight_files
 from worker_agent.models.fused import SPARSE, WINDOWED, windowed_attention
 from worker_agent.models.layers import Cuts
-from worker_agent.models.materialise import build_empty
+from worker_agent.models.materialise import Contents, build_empty
+from worker_agent.models.recipe import Constructors
 from worker_agent.models.scans import count_without_contents
 from worker_agent.models.segments import Flows, part_names, segments
-from worker_agent.models.sharding import Sharding
 from worker_agent.models.tensor_plan import tensor_plan
 
 ATTENTION = ("sdpa", "eager")
@@ -55,36 +54,6 @@ LIBRARY_ERRORS = (
 """What the library raises for a config of which it cannot make a model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInputs:
-    """A language model's inputs: token numbers below `vocab_size`, at most `positions` of them in a sequence."""
-
-    vocab_size: int
-    positions: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Family:
-    """A model of a family, and its blocks: modules of it, or thin modules that call them.
-
-    `spec` builds the same model without a file, where a SPEC can describe it. `sharding` is None where the family, or
-    its way to compute attention, has no plan. `files` hold the weights; without any they are random. `make` builds the
-    model again.
-    """
-
-    name: str
-    spec: str
-    root: nn.Module
-    blocks: tuple[nn.Module, ...]
-    block_names: tuple[str, ...]
-    tokens: TokenInputs | None
-    batches: BatchForm
-    sharding: Sharding | None
-    make: Callable[[], nn.Module]
-    files: tuple[Path, ...] = ()
-    left_out: tuple[str, ...] = ()
-
-
 class Gpt2Embedding(nn.Module):
     """Token and position embeddings, with dropout."""
 
@@ -100,7 +69,7 @@ class Gpt2Embedding(nn.Module):
         return self.dropout(self.tokens(tokens) + self.positions(positions))  # type: ignore[no-any-return]
 
 
-def build_family(spec: Spec, *, fused: bool = False) -> Family:
+def build_family(spec: Spec, *, seed: int = 0, dtype: torch.dtype = torch.float32, fused: bool = False) -> Chain:
     """The model that a SPEC `hf:FAMILY?key=value&...` or `hf:PATH?key=value&...` describes.
 
     Keys are the family's config keys. `attn_implementation` is "sdpa" (default, where the family has it) or "eager".
@@ -149,19 +118,19 @@ def build_family(spec: Spec, *, fused: bool = False) -> Family:
     )
     shareable = config._attn_implementation in ("sdpa", WINDOWED, SPARSE)
     takes_tokens = form.inputs[0] == "input_ids" and not form.decodes
-    return Family(
+    tokens = (
+        TokenInputs(vocab_size=_of_config(config, "vocab_size"), positions=form.positions) if takes_tokens else None
+    )
+    return Chain(
         name=name,
         spec=spec.text if files else without_path(spec, name, found),
-        root=root,
         blocks=segmented,
         block_names=part_names(flows.of(frozenset(form.required))),
-        tokens=TokenInputs(vocab_size=_of_config(config, "vocab_size"), positions=form.positions)
-        if takes_tokens
-        else None,
+        root=root,
+        tokens=tokens,
         batches=form,
         sharding=tensor_plan(name, root, cut=quick is not None, one_kernel=shareable) if takes_tokens else None,
-        make=make,
-        files=files,
+        contents=Contents(root=root, seed=seed, dtype=dtype, files=files, constructors=Constructors(make, seed)),
         left_out=left_out,
     )
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan.errors import require, require_amount, require_count
+from worker_agent.models.batches import TokenInputs
 from worker_agent.models.fused import bias_dropout_add, bias_gelu, swiglu
-from worker_agent.models.hugging_face import TokenInputs
 from worker_agent.models.sharding import BareLinear, Sharding
 
 POSITIONS = ("learned", "rotary", "none")

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pipeplan.errors import require
-from worker_agent.models.hugging_face import TokenInputs
+from worker_agent.models.batches import TokenInputs
 from worker_agent.models.papers import require_sizes
 from worker_agent.models.transformer import EMBEDDING_DEVIATION, Attention, FeedForward, transformer
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import require
-from worker_agent.models.hugging_face import TokenInputs
+from worker_agent.models.batches import TokenInputs
 from worker_agent.models.papers import require_sizes
 from worker_agent.models.random_data import RandomData
 
