@@ -27,10 +27,10 @@ from worker_agent.models.values import as_values, carries_gradient, first_traine
 from worker_agent.profiler.block_memory import KeptStorages, passed_bytes, storage_identity
 from worker_agent.profiler.fusion import Fused, fused
 from worker_agent.profiler.modules import ModuleOutputs
+from worker_agent.profiler.modules import SelectiveCounts as SelectiveCounts
 from worker_agent.profiler.operations import (
     DeviceOperation,
     GpuKernels,
-    MatrixSizes,
     OperationRecorder,
     Sizes,
     Traffic,
@@ -39,20 +39,6 @@ from worker_agent.profiler.operations import (
 )
 from worker_agent.profiler.peers import RecordedPeers
 from worker_agent.profiler.times import given
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectiveCounts:
-    """Selective recomputation (`documents.forms.Selective`): what runs again, and the bytes that are kept.
-
-    `products` are the forward's products whose left operand is made again, not kept.
-    """
-
-    operations: tuple[DeviceOperation, ...]
-    activation_bytes: int
-    unit: str = "attention"
-    modules: tuple[str, ...] = ()
-    products: tuple[MatrixSizes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +190,8 @@ class BlockRun:
         if self.fused:
             counts = _in_kernels(counts, passes := fused(first, second, saved=saved, sent=sent), saved)
             if not operations and self.end is None:
-                counts = _without_modules(counts, modules, first, passes.held(saved), sent)
+                again = modules.discarded(first, passes.held(saved), sent, kept_bytes=counts.activation_bytes)
+                counts = replace(counts, modules=again)
         if self.gpu and selective is None and self.end is None:
             counts = replace(counts, selective=_by_operation(counts))
         return counts, tuple(t.detach() for t in outputs)
@@ -284,24 +271,6 @@ def _in_kernels(counts: BlockCounts, passes: Fused, saved: Sizes) -> BlockCounts
         kept_output_bytes=min(counts.kept_output_bytes, activation_bytes),
         workspace_bytes=passes.workspace_bytes,
     )
-
-
-def _without_modules(
-    counts: BlockCounts, modules: ModuleOutputs, forward: Sequence[Traffic], held: Sizes, sent: Collection[int]
-) -> BlockCounts:
-    """The counts with the outputs of modules that are freed, if there are any."""
-    found = modules.discarded(forward, held, sent)
-    if found is None:
-        return counts
-    kept_bytes = counts.activation_bytes - found.size_bytes
-    again = SelectiveCounts(
-        operations=found.operations,
-        activation_bytes=kept_bytes,
-        unit="modules",
-        modules=found.modules,
-        products=found.products,
-    )
-    return replace(counts, modules=again)
 
 
 def _by_operation(counts: BlockCounts) -> SelectiveCounts | None:

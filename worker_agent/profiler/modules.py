@@ -28,16 +28,17 @@ LATENTS = ("q_a_proj", "kv_a_proj_with_mqa")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiscardedCounts:
-    """What a block frees, by bytes, and the kernels that make it again.
+class SelectiveCounts:
+    """Selective recomputation (`documents.forms.Selective`): what runs again, and the bytes that are kept.
 
-    `products` are the sizes of those products of the forward whose left operand is made again.
+    `products` are the forward's products whose left operand is made again, not kept.
     """
 
-    modules: tuple[str, ...]
-    size_bytes: int
     operations: tuple[DeviceOperation, ...]
-    products: tuple[MatrixSizes, ...]
+    activation_bytes: int
+    unit: str = "attention"
+    modules: tuple[str, ...] = ()
+    products: tuple[MatrixSizes, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,11 +70,12 @@ class ModuleOutputs:
                 handle.remove()
 
     def discarded(
-        self, forward: Sequence[Traffic], held: Mapping[int, int], sent: Collection[int]
-    ) -> DiscardedCounts | None:
-        """What is freed of the bytes by storage that the backward's graph has `held`; None if it is nothing.
+        self, forward: Sequence[Traffic], held: Mapping[int, int], sent: Collection[int], *, kept_bytes: int
+    ) -> SelectiveCounts | None:
+        """What is kept of `kept_bytes` where modules' outputs are freed; None if nothing is.
 
-        `sent` are the storages of the block's inputs, outputs and weights.
+        `held` are the bytes by storage that the backward's graph has, `sent` the storages of the block's inputs,
+        outputs and weights.
         """
         activations, latents = set[int](), set[int]()
         for start, stop in self._experts:
@@ -92,9 +94,10 @@ class ModuleOutputs:
         every = set().union(*freed.values())
         products = (member for member in forward if member.operation.operand == "new" and member.reads.keys() & every)
         there = held.keys() | set(sent)
-        return DiscardedCounts(
+        return SelectiveCounts(
+            unit="modules",
             modules=tuple(freed),
-            size_bytes=sum(held[each] for each in every),
+            activation_bytes=kept_bytes - sum(held[each] for each in every),
             operations=tuple(
                 operation for found in freed.values() for operation in made_again(forward, found, held=there - found)
             ),
