@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -148,8 +148,8 @@ def run(
         if text is not None:
             typed_spec(text, field=field)
     require_count("steps", steps)  # the job's intervals follow from it
-    fields = [name.lstrip("-").replace("-", "_") for name in change or ()]
-    changed = tuple("learning_rate" if name == "lr" else name for name in fields)
+    asked = [name.lstrip("-").replace("-", "_") for name in change or ()]
+    changed = tuple("learning_rate" if name == "lr" else name for name in asked)
     require(resume or not changed, "change", "must be given with --resume: a new run takes all options", changed)
     if resume:  # its schedule may be the user's own, which the plan names
         stored_job(RunDirectory(root=out.resolve()).job, lambda _: None)
@@ -157,29 +157,15 @@ def run(
     place = _place(chosen, nodes, node_rank, master_addr, master_port)
     rule = "must be 0 among several nodes: start all of them again with --resume"
     require(place is None or max_restarts == 0, "max_restarts", rule, max_restarts)
+    named = {field.name: context.params[field.name] for field in fields(RunJob) if field.name in context.params}
     job = RunJob(
-        plan=chosen,
-        model=model,
-        data=data,
-        loss=loss,
-        steps=steps,
-        seed=seed,
-        learning_rate=learning_rate,
-        lr_schedule=lr_schedule,
-        warmup_steps=warmup_steps,
-        decay_steps=decay_steps,
-        clip_norm=clip_norm,
-        autocast=autocast,
-        loss_scale=loss_scale,
-        batch_norm=batch_norm,
-        checkpoint_every=max(steps // 10, 10) if checkpoint_every is None else checkpoint_every,
-        out=str(out.resolve()),
-        device=device,
-        transport=transport,
-        timeout_s=timeout_s,
-        concatenate=concatenate,
-        recorded_batches=recorded_batches,
-        schedules=(schedule,) if schedule is not None and ":" in schedule else (),
+        **named
+        | {
+            "plan": chosen,
+            "checkpoint_every": max(steps // 10, 10) if checkpoint_every is None else checkpoint_every,
+            "out": str(out.resolve()),
+            "schedules": (schedule,) if schedule is not None and ":" in schedule else (),
+        }
     )
     with _going_on(context):
         if place is not None and place.node_rank > 0:

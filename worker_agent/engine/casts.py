@@ -63,10 +63,6 @@ class Casts:
         """The bytes of the copies that exist now."""
         return self.found_bytes if self._made else 0
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor that a graph keeps comes from a weight's copy alone. It is usually a view of the copy."""
-        return self.weight_of(tensor) is not None
-
     def weight_of(self, tensor: Tensor) -> Tensor | None:
         """The weight from whose copy alone a tensor in a graph comes; None if it does not come from one copy alone."""
         for weight, _, copy in self._copies.values():

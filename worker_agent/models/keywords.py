@@ -5,7 +5,7 @@ and never the labels: these are the targets.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any
 
@@ -32,10 +32,6 @@ class KeywordForm:
     others: bool
     labels: str | None
     names: tuple[str, ...] | None = None
-
-    def fixed(self, names: tuple[str, ...]) -> "KeywordForm":
-        """The form of all microbatches, once the first one is known."""
-        return replace(self, names=names)
 
     def of(self, batch: Mapping[str, Any]) -> tuple[str, ...]:
         """The names of a batch's inputs, in the order of the forward's parameters."""

@@ -53,18 +53,12 @@ def random_translations(
     *, microbatch_size: int, seed: int, vocabulary: int = 32320, length: int = 50, samples: int = 256
 ) -> Samples:
     """Random sentences. Inputs are a source (B, S) and its target (B, T), targets the tokens that follow it (B, T)."""
-    require_count("data.vocabulary", vocabulary)
-    require_count("data.length", length)
-    require_count("data.samples", samples)
+    for name, count in {"vocabulary": vocabulary, "length": length, "samples": samples}.items():
+        require_count(f"data.{name}", count)
     generator = torch.Generator().manual_seed(seed)
     source = torch.randint(vocabulary, (samples, length), generator=generator)
     target = torch.randint(vocabulary, (samples, length + 1), generator=generator)
-
-    def read(numbers: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        words = target[numbers]
-        return (source[numbers], words[:, :-1].contiguous()), words[:, 1:].contiguous()
-
-    return Samples(read, count=samples, microbatch_size=microbatch_size)
+    return _with_words(source, target, microbatch_size)
 
 
 def random_videos(
@@ -84,9 +78,14 @@ def random_videos(
     generator = torch.Generator().manual_seed(seed)
     videos = torch.randn(samples, frames, features, generator=generator)
     sentences = torch.randint(vocabulary, (samples, words + 1), generator=generator)
+    return _with_words(videos, sentences, microbatch_size)
+
+
+def _with_words(sources: Tensor, sentences: Tensor, microbatch_size: int) -> Samples:
+    """Inputs are a source and its sentence without the last word, targets the words that follow."""
 
     def read(numbers: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        said = sentences[numbers]
-        return (videos[numbers], said[:, :-1].contiguous()), said[:, 1:].contiguous()
+        words = sentences[numbers]
+        return (sources[numbers], words[:, :-1].contiguous()), words[:, 1:].contiguous()
 
-    return Samples(read, count=samples, microbatch_size=microbatch_size)
+    return Samples(read, count=len(sources), microbatch_size=microbatch_size)

@@ -173,7 +173,7 @@ class MicrobatchMemory:
             own = [part for part in parts or () if not owned.issuperset(_storages((part,)))]
             counted += bool(own)
             for part in own:
-                shared = self.casts is not None and self.casts.holds(part)
+                shared = self.casts is not None and self.casts.weight_of(part) is not None
                 (copies if shared else saved).update(_storages((part,)))
             return tensor.detach()
 
