@@ -177,7 +177,10 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
     _group_options(app)
 
     def command() -> None:
-        raise SystemExit(app(args=arguments, standalone_mode=False) or DONE)
+        status = app(args=arguments, standalone_mode=False) or DONE
+        if status == INTERRUPTED:  # typer takes Ctrl-C for an exit with this status, and says nothing
+            raise KeyboardInterrupt
+        raise SystemExit(status)
 
     run_command(command)
 
