@@ -92,7 +92,9 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
         return self._samples
 
 
-@pytest.mark.parametrize(("name", "options"), [("map", {}), ("map", {"num_workers": 2}), ("subset", {}), ("stream", {})])
+@pytest.mark.parametrize(
+    ("name", "options"), [("map", {}), ("map", {"num_workers": 2}), ("subset", {}), ("stream", {})]
+)
 def test_a_loader_whose_last_batch_is_short_is_refused_before_a_run_that_comes_to_it(
     name: str, options: dict[str, Any]
 ) -> None:
