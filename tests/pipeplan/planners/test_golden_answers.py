@@ -86,5 +86,11 @@ def test_other_plans_and_tighter_bounds_are_no_fault() -> None:
 
 def test_a_forced_options_rate_is_known_of_the_free_problem() -> None:
     forced = replace(ROW, options={"stages": 2}, answer=replace(ANSWER, samples_per_s=10.7))
-    other = replace(forced, planner="gpipe")
-    assert known_rates([ROW, forced, other]) == {ROW.name: 10.7, forced.name: 10.7, other.name: 10.7}
+    by_gpipe = replace(forced, planner="gpipe", answer=replace(ANSWER, samples_per_s=10.8))
+    on_paper = replace(ROW, options={"memory": "paper"}, answer=replace(ANSWER, samples_per_s=20.0))
+    assert known_rates([ROW, forced, by_gpipe, on_paper]) == {
+        ROW.name: 10.8,
+        forced.name: 10.8,
+        by_gpipe.name: 10.8,
+        on_paper.name: 20.0,
+    }
