@@ -42,12 +42,12 @@ SIZES = (
 def main() -> None:
     """Prints a row for every cluster, and for every slow network."""
     started_s = time.process_time()
-    profile = _estimated(MODEL)
+    profile = estimated(MODEL)
     print(f"{len(profile.forms)} forms estimated in {time.process_time() - started_s:.1f} s of processor time\n")
     print("| cluster | Gb/s | batch | configurations | search, s | samples/s | gap | of any stages | degrees |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, gbits, batch in SIZES:
-        cluster = _cluster(profile, name, gbits)
+        cluster = on_network(profile, name, gbits)
         own = gbits or "its own"
         started_s = time.process_time()
         plan = _planned(profile, cluster, batch)
@@ -67,11 +67,11 @@ def main() -> None:
 
 
 def _print_slow_networks() -> None:
-    profile = _estimated(SMALLER)
+    profile = estimated(SMALLER)
     print("\n| Gb/s between servers | search, processor s | samples/s | gap | best forced | forced / found |")
     print("|---|---|---|---|---|---|")
     for gbits in SLOW_GBITS:
-        cluster = _cluster(profile, "dgx-a100:8", gbits)
+        cluster = on_network(profile, "dgx-a100:8", gbits)
         started_s = time.process_time()
         answer = _planned(profile, cluster, SLOW_BATCH)
         taken_s = time.process_time() - started_s
@@ -84,7 +84,7 @@ def _print_slow_networks() -> None:
         )
 
 
-def _cluster(profile: Profile, name: str, gbits: float | None) -> Cluster:
+def on_network(profile: Profile, name: str, gbits: float | None) -> Cluster:
     """A named cluster, with so many Gb/s between servers."""
     cluster = replace(named_cluster(name), device=profile.device)
     if gbits is None:
@@ -93,7 +93,7 @@ def _cluster(profile: Profile, name: str, gbits: float | None) -> Cluster:
     return replace(cluster, levels=(*cluster.levels[:-1], outermost))
 
 
-def _estimated(model: str) -> Profile:
+def estimated(model: str) -> Profile:
     """A model's profile, with the forms in which devices share its blocks."""
     task = ProfileTask(
         model=model, microbatch_sizes=MICROBATCH_SIZES, dtype="bfloat16", optimizer="adamw", sequence_length=2048

@@ -177,7 +177,10 @@ def run_app(app: typer.Typer, arguments: Sequence[str] | None = None) -> None:
     _group_options(app)
 
     def command() -> None:
-        raise SystemExit(app(args=arguments, standalone_mode=False) or DONE)
+        status = app(args=arguments, standalone_mode=False) or DONE
+        if status == INTERRUPTED:  # typer takes Ctrl-C for an exit with this status, and says nothing
+            raise KeyboardInterrupt
+        raise SystemExit(status)
 
     run_command(command)
 
@@ -301,10 +304,12 @@ def require_extra(*extras: Literal["service", "worker"], what: str = "this comma
 def typed_spec(text: str, *, field: str) -> Spec:
     """The SPEC that a user typed.
 
-    Raises InvalidInputError as `parse_spec` does, for a Hugging Face model that is not here, and if the text names a
-    family without any option beside a model's folder of the same name: the folder's weights are meant then, and the
-    family has random ones.
+    Raises InvalidInputError as `parse_spec` does, for a Hugging Face model that is not here, for a folder's name alone,
+    and if the text names a family without any option beside a model's folder of the same name: the folder's weights
+    are meant then, and the family has random ones.
     """
+    folder = field == "model" and "/" not in text and Path(text).is_dir()
+    require(not folder, field, f"must be hf:./{text} for the folder of this name", text)
     spec = parse_spec(text, field=field)
     if spec.path is not None:
         require_model(Path(spec.path))

@@ -115,6 +115,8 @@ def model_asked(
             rule = f"must be left out, or bfloat16, with --precision {precision}"
             require(dtype in (None, "bfloat16"), "dtype", rule, dtype)
             dtype, precision = "bfloat16", None if precision == WIDE else precision
+        rule = f"must be the type of the weights; linear layers in 8 and 4 bits are --precision {dtype}"
+        require(dtype not in PRECISIONS, "dtype", rule, dtype)
         return ModelAsked(
             model=model,
             sequence_length=sequence_length,

@@ -126,10 +126,14 @@ class Copies:
         """All copies of the weights' size."""
         return self.stored + self.gradients + self.master_weights + self.optimizer_states
 
+    @property
+    def in_transit(self) -> InTransit:
+        """All buffers beside what microbatches keep."""
+        return InTransit(inputs=self.input_buffers, outputs=self.output_buffers, kept_outputs=self.kept_outputs)
+
     def buffer_bytes(self, input_bytes: Size, output_bytes: Size, kept_output_bytes: Size) -> Size:
-        """The bytes of all buffers beside what microbatches keep (`InTransit.bytes`)."""
-        counts = InTransit(inputs=self.input_buffers, outputs=self.output_buffers, kept_outputs=self.kept_outputs)
-        return counts.bytes(input_bytes, output_bytes, kept_output_bytes)
+        """Their bytes (`InTransit.bytes`)."""
+        return self.in_transit.bytes(input_bytes, output_bytes, kept_output_bytes)
 
 
 def keeps_master_weights(dtype: str, asked: bool | None) -> bool:

@@ -92,7 +92,7 @@ class MicrobatchSource:
     def _require_whole(self, microbatches: int) -> None:
         """Raises InvalidInputError where one of the first so many microbatches is the short last one of a pass."""
         samples, size = _batched(self._data) if isinstance(self._data, DataLoader) else (0, 1)
-        if samples % size and microbatches > samples // size:
+        if size == self._microbatch_size and samples % size and microbatches > samples // size:
             rule = (
                 f"must have no short microbatch, and the last one of {samples} samples by {size} has {samples % size}: "
                 "give the DataLoader drop_last=True"
@@ -178,9 +178,11 @@ def _batched(loader: DataLoader[Any]) -> tuple[int, int]:
     (0, 1) where they are unknown, or the loader drops a short one.
     """
     batches = loader.batch_sampler
-    if type(batches) is not BatchSampler or batches.drop_last or loader.num_workers > 1:
+    stream = isinstance(loader.dataset, IterableDataset)
+    by_process = stream and loader.num_workers > 1  # each makes batches of its own samples
+    if type(batches) is not BatchSampler or batches.drop_last or by_process:
         return 0, 1
-    samples: Any = loader.dataset if isinstance(loader.dataset, IterableDataset) else batches.sampler
+    samples: Any = loader.dataset if stream else batches.sampler
     return (len(samples), batches.batch_size) if hasattr(samples, "__len__") else (0, 1)
 
 

@@ -54,7 +54,7 @@ class Untrained(Mapping[str, Tensor]):
     """The persistent buffers and the frozen parameters of some blocks, by their names in the whole model.
 
     Every look-up returns the present tensor, because a module may replace a buffer by another tensor. `frozen` are the
-    names of the parameters.
+    names of the parameters, `infinite` those of tensors that were made with values that are not finite: masks, bounds.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], names: Mapping[Tensor, str]) -> None:
@@ -67,6 +67,8 @@ class Untrained(Mapping[str, Tensor]):
                 for key, tensor in chosen.items():
                     if tensor is not None and tensor in names:
                         self._places[names[tensor]] = (cast(dict[str, Any], held), key)
+        buffers = _parts({name: self[name] for name in self if name not in self.frozen})
+        self.infinite = {name for name, tensor in buffers.items() if not_finite({name: tensor}) is not None}
 
     def __getitem__(self, name: str) -> Tensor:
         """The tensor of this name in the whole model."""
@@ -93,11 +95,13 @@ def save_stage(
     versions: Sequence[int],
     loss_scale: LossScale | None = None,
     frozen: Set[str] = frozenset(),
+    infinite: Set[str] = frozenset(),
 ) -> None:
     """Writes one stage's part: `versions` are its weight versions, the newest last, and `frozen` names the buffers that
     are frozen weights.
 
-    Raises DivergedError if a weight or a state is not finite: the checkpoint is then never whole.
+    Raises DivergedError if a weight, a state or a buffer, other than those in `infinite` and masks, is not finite: the
+    checkpoint is then never whole.
     Raises RunFailedError if it cannot be written.
     """
     directory = step_directory(root, manifest.step)
@@ -105,7 +109,9 @@ def save_stage(
     state = {f"version/{v}/{name}": t for v in older for name, t in weights.version_tensors(v).items()}
     state |= {f"optimizer/{key}": t for key, t in weights.optimizer_tensors().items()}
     trained = weights.version_tensors(latest)
-    name = not_finite(trained | state)
+    others = _parts({name: tensor for name, tensor in buffers.items() if name not in frozen})
+    checked = ((name, tensor) for name, tensor in others.items() if name not in infinite)
+    name = not_finite(trained | state) or _not_finite_of(checked)
     if name is not None:
         raise DivergedError(f"{name} is not finite after step {manifest.step}: try a lower learning rate")
     state |= {f"loss_scale/{key}": t for key, t in loss_scale.tensors().items()} if loss_scale else {}
@@ -115,8 +121,7 @@ def save_stage(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _save(directory / state_file, state, metadata)
-        others = {name: tensor for name, tensor in buffers.items() if name not in frozen}
-        _save(directory / weight_file, trained | _parts(others), metadata)
+        _save(directory / weight_file, trained | others, metadata)
         if frozen:
             _save_frozen(root, manifest.step, stage, _parts({name: buffers[name] for name in sorted(frozen)}))
         seal(directory, manifest, stage, frozen=bool(frozen))
@@ -164,7 +169,8 @@ def load_stage(
 
 def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor with a value that is not finite; None if there is none. Waits once for a device."""
-    looked_at = {name: t for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    real = {name: torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for name, t in tensors.items()}
+    looked_at = {name: t for name, t in real.items() if t.is_floating_point() and t.numel()}
     ends = [torch.stack(torch.aminmax(t.detach())).isfinite().all() for t in looked_at.values()]  # NaN passes through
     finite = torch.stack(ends).tolist() if ends else []
     return next((name for name, is_finite in zip(looked_at, finite, strict=True) if not is_finite), None)

@@ -265,6 +265,7 @@ class Rank:
                 weights=part.weights,
                 buffers=part.noted.take(batches),
                 frozen=part.frozen,
+                infinite=part.infinite,
                 loss_scale=self.loss_scale,
                 versions=range(instruction.oldest, instruction.version + 1),
             )

@@ -63,7 +63,7 @@ class RankPart:
         counted = [stream.replica == 0 and stages[0] == stream.stage for stages in homes]
         self.among_stages = Part(weights=self.weights, homes=homes, counted=counted)
         live = checkpoint.Untrained(self.blocks, own.names)
-        self.frozen = live.frozen
+        self.frozen, self.infinite = live.frozen, live.infinite
         self.noted = Noted(
             live,
             job.first_step,

@@ -1,7 +1,8 @@
 """Resume: a run goes on from its folder's newest good checkpoint, and is trained as the folder says.
 
-The folder holds the job of its last start (`RunDirectory.job`), with all options of the training. A resumed run takes
-them from there. It differs from them only where its starter names the option, and the job then lists the change.
+The folder holds the job of its last start (`RunDirectory.job`), with all options of the training. Its report lists them
+as well. A resumed run takes them from there. It differs from them only where its starter names the option, and the job
+then lists the change.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 from pipeplan.documents.identity import content_id
 from pipeplan.errors import InvalidInputError, require, require_one_of, shown
+from pipeplan.protocol.runs import REPORT
 from pipeplan.protocol.training import OptionChange, TrainingOptions
 from worker_agent.models.spec import parse_spec
 from worker_agent.runtime.checkpoint import newest_finite
@@ -55,6 +57,7 @@ def resumed(
 
     its, stored = found.manifest, stored_job(job.directory.job, tell)
     if its is not None:
+        stored = stored or _reported_job(job, its)
         _require_plan(job, its, any_optimizer=stored is not None)
     if stored is not None:
         job = _as_stored(job, stored, 0 if its is None else its.step, given, changed)
@@ -79,6 +82,26 @@ def stored_job(path: Path, tell: Callable[[str], None]) -> RunJob | None:
     except (InvalidInputError, ValueError) as error:  # of another version, or cut off
         tell(f"{path} cannot be read: {error}")
         return None
+
+
+def _reported_job(job: RunJob, its: Manifest) -> RunJob | None:
+    """The job with the options that the folder's report lists; None where there is no report, or one without them.
+
+    The report lists the step where a decay ends; it is not fixed where it is the last one that the checkpoint knows.
+    """
+    try:
+        report = json.loads((job.directory.root / REPORT).read_text(encoding="utf-8"))
+        options = {name: report["options"][name] for name in ("seed", *CHANGEABLE)}
+        changes = [
+            OptionChange(step=c["step"], option=c["option"], old=json.dumps(c["old"]), new=json.dumps(c["new"]))
+            for c in report["changes"]
+        ]
+    except (OSError, ValueError, TypeError, KeyError):  # none, cut off, or of an earlier release
+        return None
+    if options["decay_steps"] == its.steps:
+        options["decay_steps"] = None
+    plan = replace(job.plan, optimizer=options.pop("optimizer"))
+    return replace(job, plan=plan, steps=its.steps, changes=tuple(changes), **options)
 
 
 def option_values(job: RunJob) -> dict[str, Any]:

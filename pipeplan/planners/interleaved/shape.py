@@ -79,6 +79,10 @@ def _stages_by_rank(laws: Schedule, ranks: int, chunks: int) -> tuple[tuple[int,
     return tuple(tuple(pipeline.stage_of(rank, chunk) for chunk in range(chunks)) for rank in range(ranks))
 
 
+MOST_CHUNKS = 8
+"""The most stages of a rank, unless more are asked for: fills shrink as 1 / chunks, while messages grow."""
+
+
 def shapes_of(
     schedule: str, options: Options, *, devices: int, blocks: int, batches: Sequence[tuple[int, int]]
 ) -> Iterator[ChunkedShape]:
@@ -88,7 +92,8 @@ def shapes_of(
     """
     laws = schedule_named(schedule)
     for ranks in range(1, min(devices, blocks) + 1):
-        every = (2,) if laws.v_shaped else range(1, blocks // ranks + 1)
+        most = min(blocks // ranks, max(MOST_CHUNKS, options.chunks or 1))
+        every = (2,) if laws.v_shaped else range(1, most + 1)
         for chunks in every:
             asked = options.stages in (None, ranks) and options.chunks in (None, chunks)
             if not asked or ranks * chunks > blocks:

@@ -15,11 +15,12 @@ from typing import TypeAlias
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.costs.memory import Copies, minibatches_in_flight
+from pipeplan.costs.memory import minibatches_in_flight
 from pipeplan.planners.pipedream.probe import Stages, Table, UnitsNeeded, path
 from pipeplan.planners.pipedream.recurrence import LevelSearch
 from pipeplan.planners.pipedream.space import STEP, PartitionSpace
 from pipeplan.planners.pipedream.states import States
+from pipeplan.programs.in_transit import InTransit
 
 FEW_DEVICES = 64
 """On a chain, up to this many devices, the fewest that suffice are counted up for all states at once."""
@@ -45,7 +46,7 @@ class Law:
     fixed: Factors
     each: Factors
     limit_bytes: float
-    buffers: Callable[[Neighbours], Copies] | None = None
+    buffers: Callable[[Neighbours], InTransit] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,12 +64,14 @@ class Memory:
     boundary_bytes: FloatArray
     kept_output_bytes: FloatArray
 
-    def message_bytes(self, rows: IntArray, columns: IntArray, neighbours: Neighbours) -> FloatArray:
-        """The bytes of messages under way of the stages from each row to each column, between such neighbours."""
-        if self.law.buffers is None:
-            return np.zeros((len(rows), len(columns)))
+    def messages(self, neighbours: Neighbours) -> InTransit:
+        """The messages under way of a stage between such neighbours; none where they do not count."""
+        return InTransit() if self.law.buffers is None else self.law.buffers(neighbours)
+
+    def message_bytes(self, rows: IntArray, columns: IntArray, messages: InTransit) -> FloatArray:
+        """The bytes of messages under way of the stages from each row to each column."""
         received, sent = self.boundary_bytes[rows, None], self.boundary_bytes[columns]
-        return self.law.buffers(neighbours).buffer_bytes(received, sent, self.kept_output_bytes[columns])
+        return messages.bytes(received, sent, self.kept_output_bytes[columns])
 
     def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
         """The bytes of a worker of the stages from each row to each column, with so many minibatches in flight."""

@@ -13,7 +13,7 @@ of messages: such are taken together. O(n^2 M^4), for few devices.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -22,12 +22,13 @@ from pipeplan.costs.memory import edges_to
 from pipeplan.planners.pipedream.memory_recurrence import CALL_ENTRIES, Recurrence, downstream_each
 from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING
+from pipeplan.programs.in_transit import InTransit
 
 Values = dict[tuple[int, int, int], FloatArray]
 """By p, r and q, the value from each state."""
 
-Between = Callable[[int, int], FloatArray]
-"""Of stages on certain devices: their value between stages of q and t replicas, by state at both ends."""
+Stage = Callable[[InTransit], FloatArray]
+"""Of stages on certain devices: their value with such messages under way, by state at both ends."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,9 +61,9 @@ class MessageRecurrence:
         cuts_bytes = 2.0 * space.boundary_bytes
         one_stage = 2.0 * float(cuts_bytes.sum()) + float(between_bytes[0, -1]) + 1.0  # more than all stages send
 
-        def within(first: int, later: int) -> Between:
+        def within(first: int, later: int) -> Stage:
             fitting, rank = self._fitting(first, later), one_stage + (first - 1) / first * between_bytes
-            return lambda q, t: np.where(fitting(q, t) <= limit_s, rank, np.inf)
+            return cache(lambda messages: np.where(fitting(messages) <= limit_s, rank, np.inf))
 
         cuts = np.where(boundaries_s <= limit_s, cuts_bytes, np.inf)
         ranks = self._values(within, cuts, np.add)
@@ -75,7 +76,7 @@ class MessageRecurrence:
     def _least(self, values: Values, total: int) -> float:
         return min(float(values[total, first, 0][0]) for first in range(1, total + 1))
 
-    def _values(self, stages: Callable[[int, int], Between], boundary: FloatArray, combine: np.ufunc) -> Values:
+    def _values(self, stages: Callable[[int, int], Stage], boundary: FloatArray, combine: np.ufunc) -> Values:
         """V, where `stages` on r devices before so many others, and a boundary, have these values."""
         values: Values = {}
         for total in range(1, self._units + 1):
@@ -85,37 +86,38 @@ class MessageRecurrence:
                 following: dict[int, tuple[int, FloatArray]] = {} if later else {0: (0, self._at_end)}
                 for t in range(1, later + 1):
                     after, edges = combine(values[later, t, first], boundary), edges_to(first, t)
-                    known = following.get(edges, (t, after))
-                    following[edges] = known[0], np.minimum(known[1], after)
+                    stands, before = following.get(edges, (t, after))
+                    following[edges] = stands, np.minimum(before, after)
                 for alike in self._alike_before(total, first):
-                    best = np.minimum.reduce(
-                        [combine(stage(alike[0], t), after).min(axis=1) for t, after in following.values()]
-                    )
+                    least: dict[InTransit, FloatArray] = {}  # of what follows
+                    for t, after in following.values():
+                        messages = self.tables.memory.messages((alike[0], first, t, later))
+                        least[messages] = np.minimum(least.get(messages, after), after)
+                    best = np.minimum.reduce([combine(stage(each), least[each]).min(axis=1) for each in least])
                     values.update({(total, first, q): best for q in alike})
         return values
 
     def _alike_before(self, total: int, first: int) -> list[list[int]]:
         """The replicas of a stage before one, as far as devices are left, in groups of the same count of messages."""
-        buffers, found = self.tables.memory.law.buffers, defaultdict(list)
+        memory, found = self.tables.memory, defaultdict(list)
         for replicas in range(self._units - total + 1):
-            count = 0 if buffers is None else buffers((replicas, first, 0, total - first)).input_buffers
-            found[count].append(replicas)
+            found[memory.messages((replicas, first, 0, total - first)).inputs].append(replicas)
         return list(found.values())
 
-    def _fitting(self, first: int, later: int) -> Between:
+    def _fitting(self, first: int, later: int) -> Stage:
         """T, in seconds or bytes."""
         tables, memory = self.tables, self.tables.memory
         stage_s, every = tables.stage_s(0, first, later, 0), np.arange(len(tables.space))
         held_bytes = memory.held_bytes(every, every, 1.0 + downstream_each(later, first))
         there = np.isfinite(stage_s)
 
-        def between(q: int, t: int) -> FloatArray:
-            all_bytes = held_bytes + memory.message_bytes(every, every, (q, first, t, later))
+        def stage(messages: InTransit) -> FloatArray:
+            all_bytes = held_bytes + memory.message_bytes(every, every, messages)
             if tables.of_bytes:
                 return np.where(there, all_bytes, np.inf)
             return np.where(all_bytes <= memory.law.limit_bytes, stage_s, np.inf)
 
-        return between
+        return cache(stage)
 
     @cached_property
     def _at_end(self) -> FloatArray:
@@ -123,7 +125,7 @@ class MessageRecurrence:
         return np.where(np.arange(len(self.tables.space)) == self.tables.space.last, 0.0, np.inf)
 
     def _read(
-        self, stages: Callable[[int, int], Between], cuts: FloatArray, ranks: Values, total: int
+        self, stages: Callable[[int, int], Stage], cuts: FloatArray, ranks: Values, total: int
     ) -> Iterator[tuple[int, int, int]]:
         """The stages of the least rank, from the front."""
         last, here, q, wanted = self.tables.space.last, 0, 0, self._least(ranks, total)
@@ -133,7 +135,7 @@ class MessageRecurrence:
             stage = stages(first, later)
             for t in range(1, later + 1) if later else (0,):
                 after = ranks[later, t, first] + cuts if later else self._at_end
-                through = stage(q, t)[here] + after
+                through = stage(self.tables.memory.messages((q, first, t, later)))[here] + after
                 choices.append((float(through.min()), int(through.argmin()), t))
             least = min(choices)[0] * (1 + ROUNDING)
             stop, t = min((b, t) for rank, b, t in choices if rank <= least)

@@ -135,7 +135,7 @@ def held_bytes_apart(search: PartitionSearch, found: Partition) -> Iterator[tupl
         before, own, after = replicas[place : place + 3]
         neighbours = (before, own, after, sum(replicas[place + 2 :]))
         alone = float(memory.held_bytes(row, column, held)[0, 0])
-        yield alone, float(memory.message_bytes(row, column, neighbours)[0, 0])
+        yield alone, float(memory.message_bytes(row, column, memory.messages(neighbours))[0, 0])
 
 
 def data_parallel(search: PartitionSearch) -> Partition:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
 from pipeplan.documents.plan import Stage
@@ -12,6 +13,7 @@ from pipeplan.planners.pipedream.parts import LevelShare, PartitionSearch, searc
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.programs.in_transit import InTransit
 from pipeplan.schedules.registry import schedule_named
 
 _PIPEDREAM = schedule_named("pipedream")
@@ -77,8 +79,9 @@ def law(problem: PlanningProblem) -> Law:
     )
 
 
-def _messages(neighbours: Neighbours) -> Copies:
-    return messages_of(_PIPEDREAM, *neighbours)
+@lru_cache(maxsize=65_536)
+def _messages(neighbours: Neighbours) -> InTransit:
+    return messages_of(_PIPEDREAM, *neighbours).in_transit
 
 
 def copies(problem: PlanningProblem, held: int) -> Copies:

@@ -93,7 +93,8 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
        ranks before it (`planners.bound`, 2 and 3). The slowest link may be anywhere.
     4. Activations and gradients that meet at a port take twice as long. This happens for the share of time in which the
        port is busy (`_crowded_s`).
-    5. Exchanges, as in `least_with_exchange_s`, and updates follow the backward.
+    5. Exchanges, as in `least_with_exchange_s`, and updates follow the backward; or exchanges overlap that of the last
+       microbatch, and what is longer follows.
     """
     groups, edges = grouped(cluster, degrees.recipe.form.devices), at.terms.edge_bytes[1:-1]
     p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
@@ -116,10 +117,11 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
         fill_s = degrees.idle_steps * rank_s + 2 * float(after_s[0])
         likely_s = max(likely_s, _crowded_s(alone_s, met_s, least_s), least_s + fill_s)
         least_s = max(least_s, round_trips_s / min(m, p if v == 1 else 2 * p))
-    if at.terms.engine.overlaps:
-        return PlacedBatch(least_s=least_s, likely_s=likely_s)
     exchanged = placed_exchange(groups, p, degrees.data, inside=inside)
     size_bytes, inside_s = exchanged_bytes(at)
+    if at.terms.engine.overlaps:  # with the last microbatch's backward
+        exposed_s = size_bytes * exchanged.even + (inside_s - float(at.backward_s[-1])) / p
+        return PlacedBatch(least_s=least_s, likely_s=likely_s + max(exposed_s, 0.0) + update_s / p)
     left = m - min(m, int(_in_flight(p, v)))
     return PlacedBatch(
         least_s=max(

@@ -306,8 +306,9 @@ class WholeSpace:
     @cached_property
     def _bounded_likely(self) -> list[_Bounded]:
         """`_bounded`, and `_bounded_fewer` if one of the latter may be as fast."""
-        most = max((float(each.likely.max(initial=0.0)) for each in self._bounded), default=0.0)
-        return [*self._bounded, *self._bounded_fewer] if self._most_of_fewer > most else self._bounded
+        first = next(self._by_placement(self._bounded, "likely"), None)
+        some_fewer = first is None or self._most_of_fewer > first.likely
+        return [*self._bounded, *self._bounded_fewer] if some_fewer else self._bounded
 
     @cached_property
     def _bounded_fewer(self) -> list[_Bounded]:

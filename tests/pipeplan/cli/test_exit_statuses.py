@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from pipeplan.cli.console import EPILOG, MEANINGS, STATUSES
+from pipeplan.cli.console import EPILOG, MEANINGS, STATUSES, run_app
 from tests.pipeplan.cli.commands import pipeplan
 
 
@@ -49,3 +50,16 @@ def test_an_interrupt_while_a_command_is_loaded_is_a_sentence_and_130() -> None:
     """It ended in a traceback: commands are loaded before they run."""
     ended = subprocess.run([sys.executable, "-c", INTERRUPTED_WHILE_LOADING], capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_an_interrupt_while_a_command_runs_is_a_sentence_and_130(capsys: pytest.CaptureFixture[str]) -> None:
+    """It said nothing: typer hands such an interrupt on as a status."""
+    app = typer.Typer()
+
+    @app.command()
+    def waits() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as ended:
+        run_app(app, [])
+    assert (ended.value.code, capsys.readouterr().err) == (130, "error: interrupted\n")

@@ -228,6 +228,11 @@ MEGATRON = ("--model", "hf:gpt2", "--engine", "megatron")
         ),
         (("--model", "hf:a/L"), "--model: must be a file or folder on this machine: there is none of this name, and "),
         (("--model", "nonsense"), "--model: must be hf:FAMILY?key=value"),
+        (("--model", "llama_here"), "--model: must be hf:./llama_here for the folder of this name, got 'llama_here'"),
+        (
+            ("--model", "hf:gpt2", "--dtype", "fp8"),
+            "--dtype: must be the type of the weights; linear layers in 8 and 4 bits are --precision fp8, got 'fp8'",
+        ),
         (("--model", "hf:gpt2", "--profile", "P.json"), "--model: must not be given beside --profile"),
         ((), "--profile: is required, unless there is a --model to estimate"),
         (("--profile", "P.json", "--dtype", "bfloat16"), "--dtype: is an option of --model"),
@@ -252,6 +257,7 @@ def test_what_is_wrong_is_said_before_the_profiler_starts(
     arguments: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama_here").mkdir()
     levels = [{"size": 2, "bandwidth_bytes_per_s": 1e9}]
     for name, device in (("cpu", "cpu"), ("a100", "NVIDIA A100")):
         write(tmp_path / f"{name}.json", {"device": {"name": device, "memory_bytes": 10**9}, "levels": levels})

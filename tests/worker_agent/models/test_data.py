@@ -92,11 +92,15 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
         return self._samples
 
 
-@pytest.mark.parametrize("name", ["map", "subset", "stream"])
-def test_a_loader_whose_last_batch_is_short_is_refused_before_a_run_that_comes_to_it(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("map", {}), ("map", {"num_workers": 2}), ("subset", {}), ("stream", {})]
+)
+def test_a_loader_whose_last_batch_is_short_is_refused_before_a_run_that_comes_to_it(
+    name: str, options: dict[str, Any]
+) -> None:
     rule = r"the last one of 10 samples by 4 has 2: give the DataLoader drop_last=True, got '.*'"
     with pytest.raises(InvalidInputError, match=rule):
-        loader(name, microbatches=3)
+        loader(name, microbatches=3, **options)
     source = loader(name, microbatches=2)
     assert len(source.microbatch(1)[0]) == 4
     with pytest.raises(InvalidInputError, match="a DataLoader leaves a short last one out with drop_last=True"):
@@ -120,9 +124,10 @@ def test_a_loader_without_a_short_batch_is_read_as_often_as_it_takes(name: str, 
 
 def test_a_loader_of_a_fixed_batch_size_is_told_to_take_the_microbatch_size() -> None:
     source = MicrobatchSource(
-        lambda: DataLoader(TensorDataset(torch.zeros(64, 2), torch.zeros(64)), batch_size=32),
+        lambda: DataLoader(TensorDataset(torch.zeros(72, 2), torch.zeros(72)), batch_size=32),
         microbatch_size=4,
         name="fixed",
+        microbatches=99,
     )
     rule = r"data.0.targets: .* should take it, as microbatch_size, and make batches of that size, got \(32,\)"
     with pytest.raises(InvalidInputError, match=rule):

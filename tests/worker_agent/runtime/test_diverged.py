@@ -1,11 +1,13 @@
 """Weights and states that are not finite are never sealed; a run that ends on them names the last good checkpoint."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from pipeplan.errors import InvalidInputError
 from tests.worker_agent.commands import finish
@@ -13,7 +15,7 @@ from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.test_checkpoint import job_in, save, stage_weights, write
 from tests.worker_agent.runtime.test_run_command import MLP, command, steps_of
 from worker_agent.engine.results import DivergedError
-from worker_agent.runtime.checkpoint import newest_finite, not_finite, save_stage
+from worker_agent.runtime.checkpoint import Untrained, newest_finite, not_finite, save_stage
 from worker_agent.runtime.export import chosen_manifest
 from worker_agent.runtime.job import RunJob
 from worker_agent.runtime.manifest import newest, seal, stage_files, step_directory
@@ -47,6 +49,31 @@ def test_what_is_not_finite_is_not_written(where: str, tmp_path: Path) -> None:
     with pytest.raises(DivergedError, match="is not finite after step 6: try a lower learning rate"):
         save_stage(job.directory.checkpoints, job.manifest(6), stage=0, weights=weights, buffers={}, versions=versions)
     assert resumed(job).first_step == 3
+    assert not list(step_directory(job.directory.checkpoints, 6).glob("stage-0*"))
+
+
+class Watching(nn.Module):
+    """Its statistics are a buffer; others hold a mask, bounds with infinite ends, and complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("mask", torch.zeros(4))
+        self.register_buffer("bounds", torch.tensor([-torch.inf, 0.0, 1.0, torch.inf]))
+        self.register_buffer("turns", torch.ones(4, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(("name", "value"), [("mean", torch.nan), ("mean", torch.inf), ("turns", torch.nan)])
+def test_a_buffer_that_is_no_longer_finite_is_not_written(name: str, value: float, tmp_path: Path) -> None:
+    job, weights, module = job_in(tmp_path), stage_weights(1), Watching()
+    buffers = Untrained([module], {tensor: name for name, tensor in module.named_buffers()})
+    assert buffers.infinite == {"bounds"}
+    module.get_buffer("mask")[1:] = -torch.inf
+    saved = partial(save_stage, stage=0, weights=weights, versions=[1], buffers=buffers, infinite=buffers.infinite)
+    saved(job.directory.checkpoints, job.manifest(3))
+    module.get_buffer(name)[2] = value
+    with pytest.raises(DivergedError, match=f"{name} is not finite after step 6: try a lower learning rate"):
+        saved(job.directory.checkpoints, job.manifest(6))
     assert not list(step_directory(job.directory.checkpoints, 6).glob("stage-0*"))
 
 

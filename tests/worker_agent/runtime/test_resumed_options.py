@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from pipeplan.errors import InvalidInputError
+from pipeplan.protocol.training import OptionChange
 from tests.worker_agent.commands import finish
 from tests.worker_agent.runtime.plans import make_plan
 from tests.worker_agent.runtime.processes import run_ranks
@@ -18,6 +19,7 @@ from tests.worker_agent.runtime.test_executor import checkpoint_weights
 from tests.worker_agent.runtime.test_run_command import DATA, MLP, command
 from worker_agent.runtime.job import RunJob, write_job
 from worker_agent.runtime.resume import CHANGEABLE, option_values, resumed
+from worker_agent.runtime.run import _write_state
 
 PLAN = make_plan("1f1b", (0, 2, 4), optimizer="momentum", dtype="float32")
 L1 = "torch.nn.functional:l1_loss"
@@ -63,6 +65,21 @@ def test_all_options_come_from_the_folder(tmp_path: Path) -> None:
     again = going_on(tmp_path, steps=12)
     assert option_values(again) == option_values(job)
     assert (again.first_step, again.steps, again.changes) == (6, 12, ())
+
+
+def test_all_options_come_from_the_report_where_the_job_is_lost(tmp_path: Path) -> None:
+    change = OptionChange(step=3, option="clip_norm", old="null", new="0.5")
+    plan = replace(PLAN, optimizer="adam")
+    job = replace(begun(tmp_path, **OTHERS | {"decay_steps": None}, seed=5, plan=plan), changes=(change,))
+    _write_state(job, "interrupted")
+    job.directory.job.unlink()
+    again = going_on(tmp_path, steps=9)
+    assert option_values(again) == option_values(job)
+    assert (again.first_step, again.changes) == (6, (change,))
+    with pytest.raises(InvalidInputError, match=r"clip_norm: must be 0.5, as the run in this folder has it"):
+        going_on(tmp_path, steps=9, given=["clip_norm"], clip_norm=0.1)
+    with pytest.raises(InvalidInputError, match="decay_steps: must be given: it was 9"):
+        going_on(tmp_path, steps=12)
 
 
 @pytest.mark.parametrize("option", sorted(OTHERS))

@@ -20,6 +20,7 @@ from pipeplan.planners.pipedream.certificate import check_certificate
 from pipeplan.planners.problem import Options, PlanningProblem
 from tests.pipeplan.builders import PLENTY, Cell, cells, cluster, clusters, profile
 from tests.pipeplan.graphs import graphs
+from tests.pipeplan.planners.golden_problems import chain
 from tests.pipeplan.planners.on_paper import on_paper
 from tests.properties import examples
 
@@ -304,3 +305,12 @@ def test_published_profiles_come_with_certificates_that_hold() -> None:
         plan = on_paper("pipedream", problem)
         assert isinstance(plan, Plan)
         check_certificate(plan, problem)
+
+
+@pytest.mark.campaign
+def test_stages_that_fill_no_whole_servers_have_no_certificate_of_those_that_do() -> None:
+    """Memory leaves only such stages here; they are faster than the bound of whole servers."""
+    problem = chain(blocks=48, servers=128, batch=1024, sigma=0.35, gb=2)
+    plan = on_paper("pipedream", replace(problem, options=replace(problem.options, microbatch_size=1)))
+    assert isinstance(plan, Plan) and plan.workers == 1024
+    assert plan.certificate is None or plan.certificate.bound <= plan.certificate.value
