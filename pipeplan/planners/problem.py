@@ -66,8 +66,8 @@ class Options:
     - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
     - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
       `tensor`, `context`, `expert`, `expert_tensor`, `data` are degrees, `sharding` says which states replicas share,
-      `replicate` in how many groups, `graphs` whether CUDA graphs are launched, `a2a_overlap` whether experts' exchanges
-      overlap other microbatches' compute, `offload` what is in the host's memory, and `offload_share` of which layers.
+      `replicate` in how many groups, `graphs` whether CUDA graphs are launched, `a2a_overlap` whether experts'
+      exchanges overlap other microbatches, `offload` what is in the host's memory, and `offload_share` of which layers.
     """
 
     microbatch_size: int | None = None
