@@ -124,5 +124,5 @@ class Audited:
             names = tuple(found[1].groupdict().values())
             await in_writer(audit.note_refusal, self._context, found[0].action, names[0] if names else None, status)
         except PipeplanError as error:
-            self._context.metrics.count_unaudited()
+            self._context.metrics.unaudited.inc()
             LOG.warning("an attempt at %s without effect is not in the audit log: %s", found[0].action, error)

@@ -323,7 +323,7 @@ def _settle(context: Context, connection: Connection, now: datetime) -> None:
     if _in_grace(context, now):
         return
     for job in storage.expired(connection, now):
-        context.metrics.count_lease_expiry(job.task.kind)
+        context.metrics.lease_expiries.labels(job.task.kind).inc()
         late = gangs.late(connection, job, now) or f"agent {job.agent}"
         heard = (job.lease_expires_at or now) - timedelta(seconds=context.lease_s)
         _again(context, connection, job, f"{late} was the last whose lease expired", now, since=heard)

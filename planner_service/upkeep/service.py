@@ -153,7 +153,7 @@ def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop:
         LOG.info("retention continues later: %s", error)
     finally:
         for noun, count in removed.items():
-            context.metrics.count_removed(noun, count)
+            context.metrics.removed.labels(noun).inc(count)
         wait_s = every_s if done else min(every_s, NEXT_TURN_S)
         chores.end(context, claim, context.now() + timedelta(seconds=wait_s))
     context.metrics.count_chore(CHORE, "done" if done else "stopped")
