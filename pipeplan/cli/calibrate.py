@@ -47,7 +47,6 @@ def calibrate(
 
 
 def read_calibration(path: Path | None) -> Calibration | None:
-    """The calibration in a file, if a file is named."""
     return None if path is None else read(Calibration, path)
 
 

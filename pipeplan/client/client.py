@@ -174,7 +174,6 @@ class Client(_Methods):
         self.close()
 
     def close(self) -> None:
-        """Ends the connection."""
         self.connection.close()
 
 
@@ -213,7 +212,6 @@ class AsyncClient(_Methods):
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection."""
         await self.connection.close()
 
 

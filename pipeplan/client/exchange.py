@@ -196,7 +196,6 @@ class ServiceExchange:
         return (yield from self._answer(send, again="unless taken" if headers else "always")).content
 
     def delete(self, path: str, *, headers: Mapping[str, str] | None = None) -> Steps[None]:
-        """Deletes a resource."""
         yield from self._answer(Send(method="DELETE", path=path, headers=headers or {}), again="unless taken")
 
     def error_of(self, outcome: Outcome) -> PipeplanError:

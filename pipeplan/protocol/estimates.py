@@ -148,7 +148,6 @@ class EstimateTask(WireModel):
 
     @property
     def model(self) -> str:
-        """The SPEC that an agent's operator must allow."""
         return self.request.model
 
 

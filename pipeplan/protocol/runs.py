@@ -45,7 +45,6 @@ class Event(BaseModel):
 
     @property
     def ends(self) -> bool:
-        """Whether it is the subject's last event."""
         return self.kind in ENDINGS
 
 

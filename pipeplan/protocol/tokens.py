@@ -63,7 +63,6 @@ class Credential:
 
 
 def new_credential(prefix: str) -> Credential:
-    """A credential that nobody has, with a secret of 256 random bits."""
     return Credential(prefix=prefix, id=secrets.token_hex(16), secret=secrets.token_hex(SECRET_BYTES))
 
 
@@ -152,7 +151,6 @@ NOBODY = Identity(name="nobody", scopes=frozenset())
 
 
 def allowed(scopes: tuple[Scope, ...]) -> frozenset[Scope]:
-    """Everything that a token with these scopes allows."""
     return frozenset().union(*(INCLUDED[scope] for scope in scopes))
 
 

@@ -93,7 +93,6 @@ class Identities:
         return await self._of(parse_credential(SESSION_PREFIX, text), service.known_by_session, may_look)
 
     async def open_session(self, identity: Identity) -> Credential:
-        """Opens a session for the holder of a token."""
         return await in_writer(service.open_session, self._context, await self._token_key(), identity)
 
     async def end_session(self, text: str) -> None:
@@ -104,7 +103,6 @@ class Identities:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets everything read so far."""
         self._read.clear()
 
     async def note_use(self, identity: Identity) -> None:
@@ -195,7 +193,6 @@ class Demand:
         self.scopes = frozenset(scopes)
 
     async def __call__(self, request: Request) -> None:
-        """Passes or raises."""
         identity = await caller(request)
         if not self.scopes & identity.scopes:
             wanted = " or ".join(sorted(self.scopes))
@@ -330,7 +327,6 @@ class Door:
         self._admission = admission
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Passes the request on with its caller, or answers."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -102,7 +102,6 @@ def forget_key(connection: Connection, name: Name) -> None:
 
 
 def prune_keys(connection: Connection, now: datetime) -> int:
-    """Deletes the expired keys, and returns their number."""
     return connection.execute(delete(table).where(table.c.expires_at <= now)).rowcount
 
 
@@ -226,7 +225,6 @@ OncePathKey = Annotated[Key | None, Depends(_of_path)]
 
 
 def model_reply(model: BaseModel, *, status: int = 200, location: str | None = None) -> Reply:
-    """A model as the answer."""
     return Reply(status=status, body=model.model_dump_json(), location=location)
 
 

@@ -47,7 +47,6 @@ class Access:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, and records the request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -101,7 +100,6 @@ class Guard:
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, or answers 403."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

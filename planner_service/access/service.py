@@ -50,11 +50,9 @@ class TokenKey:
 
     @property
     def id(self) -> str:
-        """Distinguishes keys without revealing them."""
         return self._digest(_FINGERPRINTED)[:16]
 
     def hash(self, secret: str) -> str:
-        """The HMAC-SHA-256 of a secret, in hexadecimal digits."""
         return self._digest(secret.encode())
 
     def proves(self, secret: str, secret_hash: str) -> bool:
@@ -182,7 +180,6 @@ def known_token(stored: StoredToken) -> KnownToken:
 
 
 def is_valid(stored: StoredToken, key: TokenKey, now: datetime) -> bool:
-    """Whether the service accepts the token."""
     return _state(stored, key, now) == "valid"
 
 

@@ -41,12 +41,10 @@ class StoredSession:
 
 
 def server_key(connection: Connection, name: str) -> str | None:
-    """The server's key of this name, in hexadecimal digits."""
     return connection.execute(select(server_keys.c.value).where(server_keys.c.name == name)).scalar_one_or_none()
 
 
 def add_server_key(connection: Connection, name: str, value: str, now: datetime) -> None:
-    """Stores a key unless there is one of this name already."""
     insert_once(connection, insert(server_keys).values(name=name, value=value, created_at=now))
 
 
@@ -74,7 +72,6 @@ def any_valid(connection: Connection, key_id: str, now: datetime) -> bool:
 
 
 def named(connection: Connection, name: str, now: datetime) -> list[StoredToken]:
-    """The tokens of this name that are neither revoked nor expired."""
     return [_token(row) for row in connection.execute(select(tokens).where(tokens.c.name == name, *_valid(now)))]
 
 
@@ -120,7 +117,6 @@ def session(connection: Connection, session_id: str) -> StoredSession | None:
 
 
 def end_session(connection: Connection, session_id: str) -> None:
-    """Ends a session."""
     connection.execute(delete(sessions).where(sessions.c.id == session_id))
 
 

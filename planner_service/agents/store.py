@@ -53,7 +53,6 @@ class KnownAgent:
 
     @property
     def name(self) -> str:
-        """The agent's name, which no other has."""
         return self.told.name
 
 
@@ -134,7 +133,6 @@ def asked(connection: Connection, name: str, now: datetime) -> None:
 
 
 def given(connection: Connection, names: Iterable[str], job_id: str) -> None:
-    """Records that these agents got a job."""
     connection.execute(_GIVEN, {"names": list(names), "given_id": job_id})
 
 

@@ -90,7 +90,6 @@ class Audited:
         self._refusals = Rates(REFUSALS_PER_S, REFUSALS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on; records attempts without effect."""
         if scope["type"] != "http" or scope["method"] in SAFE:
             await self._app(scope, receive, send)
             return

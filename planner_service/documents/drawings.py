@@ -37,7 +37,6 @@ class BlockColumn:
 
     @property
     def total(self) -> float:
-        """The bar's height."""
         return sum(value for _, value in self.parts)
 
 

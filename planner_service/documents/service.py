@@ -41,7 +41,6 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         return self._pack(parse_sent(self._kind, content))
 
     def create(self, context: Context, document: Document) -> tuple[Summary, bool]:
-        """Stores a document, and returns whether it is new."""
         return self.keep(context, self._pack(document))
 
     def keep(self, context: Context, document: Packed) -> tuple[Summary, bool]:

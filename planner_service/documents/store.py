@@ -80,7 +80,6 @@ class DocumentTable(Generic[Packed, Summary, Query]):
         return insert_once(connection, insert(self._table).values(**asdict(document), created_at=now))
 
     def content(self, connection: Connection, document_id: str) -> str | None:
-        """The document's text."""
         return connection.execute(self._content, {"asked_id": document_id}).scalar_one_or_none()
 
     def contents(self, connection: Connection, document_ids: Sequence[str]) -> dict[str, str]:

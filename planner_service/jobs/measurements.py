@@ -28,12 +28,10 @@ class ProfileKept:
 
 
 def pack_profile(result: ProfileResult) -> ProfileKept:
-    """Packs a profile and the cluster that was measured with it."""
     return ProfileKept(profile=packed_profile(result.profile), cluster=packed_cluster(result.cluster))
 
 
 def pack_links(result: LinksResult) -> PackedCluster:
-    """Packs a cluster."""
     return packed_cluster(result.cluster)
 
 

@@ -309,7 +309,6 @@ def _bring_back(context: Context, now: datetime) -> None:
 
 
 def _any_late(context: Context, connection: Connection, now: datetime) -> bool:
-    """Whether any lease has expired, and may expire now."""
     return not _in_grace(context, now) and storage.any_expired(connection, now)
 
 

@@ -184,7 +184,6 @@ def needing(connection: Connection, needs_id: str, limit: int) -> list[Job]:
 
 
 def needs_of(connection: Connection, job_id: str) -> str | None:
-    """The text of what the job needs."""
     return connection.execute(select(jobs.c.needs).where(jobs.c.id == job_id)).scalar_one_or_none()
 
 
@@ -232,7 +231,6 @@ def expired(connection: Connection, now: datetime) -> list[Job]:
 
 
 def any_expired(connection: Connection, now: datetime) -> bool:
-    """Whether any lease has expired."""
     return connection.execute(_ANY_EXPIRED, {"moment": now}).one_or_none() is not None
 
 
@@ -321,7 +319,6 @@ def succeed(
 
 
 def end(connection: Connection, job_id: str, *, state: JobState, error: str | None, now: datetime) -> None:
-    """Ends the job without a result."""
     _set(connection, job_id, state=state, error=error, lease_expires_at=None, updated_at=now)
 
 

@@ -156,7 +156,6 @@ def plan_view(
 
 
 def _names(model: str, data: str) -> str:
-    """The shell lines in which the user names the model and the data."""
     return f"model={quote(model)}\ndata={quote(data)}"
 
 

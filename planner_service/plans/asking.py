@@ -130,12 +130,10 @@ class Option:
 
     @property
     def label(self) -> str:
-        """The name in words."""
         return LABELS.get(self.name) or self.name.replace("_", " ").capitalize()
 
     @property
     def hint(self) -> str:
-        """What the option is."""
         return HINTS[self.name]
 
 

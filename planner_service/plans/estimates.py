@@ -70,7 +70,6 @@ def needs(_connection: Connection, task: EstimateTask) -> Needs:
 
 
 def pack(result: EstimateResult) -> PackedProfile:
-    """Packs the profile."""
     return packed_profile(result.profile)
 
 

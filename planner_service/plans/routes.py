@@ -77,7 +77,6 @@ class Preference:
 
     @property
     def applied(self) -> str:
-        """The answer's header Preference-Applied."""
         return f"respond-async, wait={self.wait_s:g}" if self.wait_s else "respond-async"
 
 

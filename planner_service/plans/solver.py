@@ -38,7 +38,6 @@ def solver_process(
 
 
 def solver_pool(start: Callable[[], Solver], *, solvers: int, queue: int, idle_s: float = IDLE_S) -> SolverPool:
-    """Solvers, at most so many at a time, and a queue before them."""
     return Pool(start, WORDS, workers=solvers, queue=queue, idle_s=idle_s)
 
 
@@ -57,11 +56,9 @@ class FunctionSolver:
         return Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
 
     def kill(self) -> None:
-        """Takes no further questions."""
         self.alive = False
 
     def close(self) -> None:
-        """Takes no further questions."""
         self.alive = False
 
 

@@ -85,7 +85,6 @@ def add(
 
 
 def content(connection: Connection, plan_id: str) -> str | None:
-    """The plan's document."""
     return connection.execute(_CONTENT, {"asked_id": plan_id}).scalar_one_or_none()
 
 
@@ -102,12 +101,10 @@ def summary(connection: Connection, plan_id: str) -> PlanSummary | None:
 
 
 def page(connection: Connection, query: PlanQuery) -> Page[PlanSummary]:
-    """The plans that the query asks for."""
     return listing.page(connection, _SUMMARIES, listing.cut_of(query), _filters(query))
 
 
 def summaries(connection: Connection, plan_ids: Sequence[str]) -> list[PlanSummary]:
-    """Those of the plans that are stored, as lists show them."""
     return [_summary(row) for row in connection.execute(_SUMMARIES_OF, {"asked_ids": plan_ids})]
 
 
@@ -120,7 +117,6 @@ def page_of_keys(connection: Connection, query: PlanQuery) -> Page[str]:
 
 
 def page_of_ids(connection: Connection, query: PlanQuery) -> Page[str]:
-    """The ids of the plans that the query asks for."""
     return listing.page(connection, _IDS, listing.cut_of(query), _filters(query))
 
 

@@ -88,7 +88,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether no request of the connection is being answered, and it is not refused."""
         return not self._discards and (self.cycle is None or self.cycle.response_complete)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

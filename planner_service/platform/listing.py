@@ -88,22 +88,18 @@ class Filter:
 
 
 def equal(name: str, column: Column[Any], value: object) -> Filter:
-    """The column holds the value."""
     return Filter(name=name, column=column, value=value)
 
 
 def at_least(name: str, column: Column[Any], value: object) -> Filter:
-    """The column holds the value or more."""
     return Filter(name=name, column=column, value=value, compare="at_least")
 
 
 def below(name: str, column: Column[Any], value: object) -> Filter:
-    """The column holds less than the value."""
     return Filter(name=name, column=column, value=value, compare="below")
 
 
 def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
-    """The column holds one of the values."""
     return Filter(name=name, column=column, value=tuple(values), compare="one_of")
 
 
@@ -196,7 +192,6 @@ class _Statements:
 
 
 def cut_of(query: ListQuery) -> Cut:
-    """The page that the query asks for, in its `sort` if it has one."""
     return Cut(limit=query.limit, cursor=query.cursor, sort=getattr(query, "sort", None))
 
 

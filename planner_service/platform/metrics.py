@@ -80,7 +80,6 @@ class Metrics:
         self._request_s.labels(route, known).observe(duration_s)
 
     def observe_solve(self, planner: str, duration_s: float) -> None:
-        """Records a planner's answer."""
         self._solve_s.labels(planner).observe(duration_s)
 
     def observe_prediction(self, *, predicted: float, measured: float) -> None:
@@ -99,7 +98,6 @@ class Metrics:
         self.registry.register(_StoredCollector(read, now_s))
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text form, of MEDIA_TYPE."""
         return generate_latest(self.registry)
 
 

@@ -190,5 +190,4 @@ def load_settings(*, config: Path | None = None, **chosen: Any) -> Settings:
 
 
 def resolve_settings(*, config: Path | None = None, **chosen: Any) -> Resolved[Settings]:
-    """The same, with the source of each."""
     return resolve(Settings, chosen, config)

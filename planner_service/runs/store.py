@@ -63,7 +63,6 @@ class PackedRun:
 
 
 def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: datetime) -> None:
-    """Stores a run that has not started yet."""
     connection.execute(insert(runs).values(id=run_id, job_id=job_id, plan_id=plan_id, created_at=now))
 
 

@@ -75,11 +75,9 @@ class Turn:
     rows: int = FIRST_ROWS
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """A transaction that reads."""
         return nullcontext(self.trial) if self.trial is not None else self.context.database.read()
 
     def writing(self) -> AbstractContextManager[Connection]:
-        """A transaction that removes."""
         return nullcontext(self.trial) if self.trial is not None else self.context.database.write()
 
     def require_time(self) -> None:
@@ -207,7 +205,6 @@ class _Named:
         self._known = self._find(connection, 0, None)
 
     def present(self, connection: Connection) -> set[str]:
-        """The ids that are named now."""
         return self._known | self._find(connection, self._after, self._changed)
 
 
