@@ -6,7 +6,7 @@ A session is a browser's login. It opens with a token, and ends with it at the l
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 
 from pipeplan.errors import ConflictError, NotFoundError, PipeplanError
@@ -191,17 +191,8 @@ def note_use(context: Context, token_id: str) -> None:
 
 
 def _token(stored: StoredToken, key: TokenKey, now: datetime) -> Token:
-    return Token(
-        id=stored.id,
-        name=stored.name,
-        scopes=stored.scopes,
-        state=_state(stored, key, now),
-        created_by=stored.created_by,
-        created_at=stored.created_at,
-        expires_at=stored.expires_at,
-        revoked_at=stored.revoked_at,
-        last_used_at=stored.last_used_at,
-    )
+    shown = {name: value for name, value in asdict(stored).items() if name in Token.model_fields}
+    return Token(**shown, state=_state(stored, key, now))
 
 
 def _state(stored: StoredToken, key: TokenKey, now: datetime) -> TokenState:

@@ -1,7 +1,7 @@
 """Tokens, the sessions that they open, and the key under which their secrets are hashed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, o
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.tokens import SCOPES, Scope
 from planner_service.platform.listing import Cut, insert_once, newest
+from planner_service.platform.stored import columns_of
 from planner_service.platform.tables import server_keys, sessions, tokens
 
 T = TypeVar("T")
@@ -50,8 +51,7 @@ def add_server_key(connection: Connection, name: str, value: str, now: datetime)
 
 def add(connection: Connection, token: StoredToken) -> None:
     """Stores a new token."""
-    values = {name: getattr(token, name) for name in StoredToken.__slots__}
-    connection.execute(insert(tokens).values(**values | {"scopes": " ".join(token.scopes)}))
+    connection.execute(insert(tokens).values(asdict(token) | {"scopes": " ".join(token.scopes)}))
 
 
 def get(connection: Connection, token_id: str) -> StoredToken | None:
@@ -126,15 +126,4 @@ def _valid(now: datetime) -> tuple[ColumnElement[bool], ...]:
 
 def _token(row: Row[Any]) -> StoredToken:
     kept = set(row.scopes.split())
-    return StoredToken(
-        id=row.id,
-        name=row.name,
-        scopes=tuple(scope for scope in SCOPES if scope in kept),
-        secret_hash=row.secret_hash,
-        key_id=row.key_id,
-        created_by=row.created_by,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-    )
+    return StoredToken(**columns_of(row, StoredToken) | {"scopes": tuple(s for s in SCOPES if s in kept)})

@@ -14,7 +14,7 @@ from pipeplan.protocol.agents import AgentQuery, Registration
 from pipeplan.protocol.listing import Page
 from planner_service.platform import listing
 from planner_service.platform.listing import Listing
-from planner_service.platform.stored import read_stored
+from planner_service.platform.stored import columns_of, read_stored
 from planner_service.platform.tables import agents
 
 _REGISTRATION = TypeAdapter(Registration)
@@ -155,17 +155,7 @@ def _known(row: Row[Any]) -> KnownAgent:
         counts = dict.fromkeys(("port", "devices", "memory_bytes"), 0)
         told = Registration.model_construct(name=row.name, instance=row.instance, **texts | counts)
         reason = str(error)
-    return KnownAgent(
-        id=row.id,
-        told=told,
-        unreadable=reason,
-        draining=row.draining,
-        job_id=row.job_id,
-        registered_at=row.registered_at,
-        last_seen_at=row.last_seen_at,
-        asked_at=row.asked_at,
-        token_id=row.token_id,
-    )
+    return KnownAgent(told=told, unreadable=reason, **columns_of(row, KnownAgent))
 
 
 _LISTING = Listing(

@@ -9,6 +9,7 @@ from pipeplan.protocol.listing import ListQuery, Page
 from pipeplan.protocol.plans import Alias, AliasMove, AliasQuery
 from planner_service.platform import listing
 from planner_service.platform.listing import Listing, equal, insert_once
+from planner_service.platform.stored import columns_of
 from planner_service.platform.tables import alias_moves, aliases, plans
 
 
@@ -71,11 +72,11 @@ def _record(connection: Connection, name: str, plan_id: str | None, by: str, now
 
 
 def _alias(row: Row[Any]) -> Alias:
-    return Alias(**{name: getattr(row, name) for name in Alias.model_fields})
+    return Alias(**columns_of(row, Alias))
 
 
 def _move(row: Row[Any]) -> AliasMove:
-    return AliasMove(version=row.sequence, plan_id=row.plan_id, moved_by=row.moved_by, moved_at=row.moved_at)
+    return AliasMove(version=row.sequence, **columns_of(row, AliasMove))
 
 
 _ALIASES = Listing(

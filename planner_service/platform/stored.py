@@ -6,10 +6,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, Table, func, update
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from sqlalchemy import Connection, Row, Table, func, update
 
 from pipeplan.documents.files import invalid_input
 from pipeplan.documents.names import on_one_line
@@ -77,6 +77,12 @@ def unreadable(error: ValueError) -> ConflictError:
     """The error of a stored document that this release cannot read, by what its validation found."""
     found = invalid_input(error) if isinstance(error, ValidationError) else error
     return ConflictError(f"another release stored it, and this one cannot read it: {found}")
+
+
+def columns_of(row: Row[Any], kind: type[Any]) -> dict[str, Any]:
+    """The columns of a row that are fields of a model or a dataclass, by name."""
+    fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+    return {name: row._mapping[name] for name in fields if name in row._mapping}
 
 
 def note_use(connection: Connection, table: Table, identity: str, now: datetime) -> None:
