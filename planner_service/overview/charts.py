@@ -6,7 +6,8 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.plans import PlanSummary
 from pipeplan.protocol.runs import RunSummary
 from planner_service.documents.chart_files import Format, Row, csv_text, svg_text
-from planner_service.overview.drawings import FILE, Errors, History, errors, history, measured, played
+from planner_service.overview.drawings import Errors, History, errors, history, measured, played
+from planner_service.platform.axes import FILE
 
 HEIGHT = 240.0
 
