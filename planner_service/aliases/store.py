@@ -13,15 +13,10 @@ from planner_service.platform.stored import columns_of
 from planner_service.platform.tables import alias_moves, aliases, plans
 
 
-def get(connection: Connection, name: str) -> Alias | None:
-    """Where the name points."""
-    row = connection.execute(select(aliases).where(aliases.c.name == name)).one_or_none()
-    return None if row is None else _alias(row)
-
-
-def locked(connection: Connection, name: str) -> Alias | None:
-    """Where the name points; nobody else moves it until the transaction ends."""
-    row = connection.execute(select(aliases).where(aliases.c.name == name).with_for_update()).one_or_none()
+def get(connection: Connection, name: str, *, lock: bool = False) -> Alias | None:
+    """Where the name points. With `lock` nobody else moves it until the transaction ends."""
+    query = select(aliases).where(aliases.c.name == name)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else _alias(row)
 
 

@@ -44,7 +44,7 @@ class Claim:
     result_id: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Taking:
     """Who takes a job, under which token, and until when."""
 

@@ -98,27 +98,21 @@ def memory_chart(plan: Plan, capacities: Sequence[int]) -> MemoryChart:
     )
 
 
+_SAME = (
+    *("schedule", "depth", "width", "microbatch_size", "microbatches", "recompute", "throughput_samples_per_s", "form"),
+    *("sharding", "chunks", "offload", "replicate", "a2a_overlap", "offload_share"),
+)
+"""What a plan and an alternative have under one name."""
+
+
 def considered(plan: Plan) -> tuple[Alternative, ...]:
     """The answer, then every configuration that it was chosen over, each once."""
     answer = Alternative(
-        schedule=plan.schedule,
-        depth=plan.depth,
-        width=plan.width,
-        microbatch_size=plan.microbatch_size,
-        microbatches=plan.microbatches,
-        recompute=plan.recompute,
-        throughput_samples_per_s=plan.throughput_samples_per_s,
         memory_bytes=max(rank_bytes(plan)),
         reason="the answer",
         closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s,
-        form=plan.form,
-        sharding=plan.sharding,
-        chunks=plan.chunks,
-        offload=plan.offload,
-        replicate=plan.replicate,
         graphs=bool(plan.graphs),
-        a2a_overlap=plan.a2a_overlap,
-        offload_share=plan.offload_share,
+        **{name: getattr(plan, name) for name in _SAME},
     )
     found = {_shape(each): each for each in reversed((answer, *plan.pareto, *plan.alternatives)) if each.depth}
     return (answer, *(each for key, each in reversed(found.items()) if key != _shape(answer)))

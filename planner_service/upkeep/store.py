@@ -124,10 +124,6 @@ def _runs_in(*states: str) -> Retained:
     return Retained(table=jobs, about=about, since=jobs.c.updated_at, first=(runs.c.job_id,))
 
 
-def _other_jobs(_now: datetime) -> ColumnElement[bool]:
-    return and_(jobs.c.state.in_(ENDED), ~_has_run())
-
-
 def _not_the_newest(_before: datetime | None) -> ColumnElement[bool]:
     """Events that are not their subject's newest, from which its numbers continue."""
     later = events.alias()
@@ -163,14 +159,6 @@ def _used(table: Table) -> ColumnElement[datetime]:
     return since
 
 
-def _over(now: datetime) -> ColumnElement[bool]:
-    return or_(tokens.c.revoked_at.is_not(None), tokens.c.expires_at <= now)
-
-
-def _idle(_before: datetime | None) -> ColumnElement[bool]:
-    return agents.c.job_id.is_(None)
-
-
 def _profiles_named(connection: Connection, after: int, changed: datetime | None) -> set[str]:
     """The profiles of jobs that have not ended, and of kept plans that were asked for with several profiles."""
     several = plans.c.request.like('%"other\\_profile\\_ids":["%', escape="\\")
@@ -196,7 +184,9 @@ def _waiting_tasks(connection: Connection, changed: datetime | None) -> Iterable
 NOUNS: dict[str, Retained] = {
     "runs": _runs_in("succeeded"),
     "abandoned-runs": _runs_in(*ABANDONED),
-    "jobs": Retained(table=jobs, about=_other_jobs, since=jobs.c.updated_at),
+    "jobs": Retained(
+        table=jobs, about=lambda _now: and_(jobs.c.state.in_(ENDED), ~_has_run()), since=jobs.c.updated_at
+    ),
     "plans": Retained(table=plans, since=_used(plans), free=_unneeded_plans),
     "profiles": Retained(
         table=profiles, since=_used(profiles), free=_unneeded(profiles, "profile_id"), named=_profiles_named
@@ -204,12 +194,12 @@ NOUNS: dict[str, Retained] = {
     "clusters": Retained(
         table=clusters, since=_used(clusters), free=_unneeded(clusters, "cluster_id"), named=_clusters_named
     ),
-    "agents": Retained(table=agents, since=agents.c.last_seen_at, free=_idle),
+    "agents": Retained(table=agents, since=agents.c.last_seen_at, free=lambda _before: agents.c.job_id.is_(None)),
     "events": Retained(table=events, since=events.c.created_at, free=_not_the_newest),
     "audit": Retained(table=audit, since=audit.c.created_at),
     "tokens": Retained(
         table=tokens,
-        about=_over,
+        about=lambda now: or_(tokens.c.revoked_at.is_not(None), tokens.c.expires_at <= now),
         since=func.coalesce(tokens.c.revoked_at, tokens.c.expires_at, type_=UtcTime()),
         first=(sessions.c.token_id,),
     ),
