@@ -15,11 +15,7 @@ def agents() -> None:
 
 @app.command("list")
 def list_agents(
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
+    limit: Limit = 50, cursor: Cursor = None, url: Url = None, token: Token = None, as_json: AsJson = False
 ) -> None:
     """Lists agents, newest first."""
     with service_at(url, token) as service:

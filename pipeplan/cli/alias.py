@@ -63,12 +63,7 @@ def list_aliases(
 
 @app.command()
 def history(
-    name: Name,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
+    name: Name, limit: Limit = 50, cursor: Cursor = None, url: Url = None, token: Token = None, as_json: AsJson = False
 ) -> None:
     """Shows what an alias pointed at, the newest first.
 

@@ -41,8 +41,7 @@ SequenceLength = Annotated[
     int | None, typer.Option("--sequence-length", help="With --model: tokens a sequence; default: at most 512.")
 ]
 ModelDtype = Annotated[
-    str | None,
-    typer.Option("--dtype", help="With --model: float64, float32 (default), bfloat16 or float16."),
+    str | None, typer.Option("--dtype", help="With --model: float64, float32 (default), bfloat16 or float16.")
 ]
 ModelPrecision = Annotated[
     str | None,
@@ -116,11 +115,7 @@ def model_asked(
             require(dtype in (None, "bfloat16"), "dtype", rule, dtype)
             dtype, precision = "bfloat16", None if precision == WIDE else precision
         return ModelAsked(
-            model=model,
-            sequence_length=sequence_length,
-            dtype=dtype or DTYPE,
-            precision=precision,
-            keep=not no_cache,
+            model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, precision=precision, keep=not no_cache
         )
     rule = "is an option of --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)

@@ -35,12 +35,7 @@ from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require, require_one_of
 from pipeplan.formats import four_digits, spoken_document
-from pipeplan.planners.problem import (
-    Observer,
-    Options,
-    PlanningProblem,
-    SearchProgress,
-)
+from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
 from pipeplan.protocol.jobs import Job

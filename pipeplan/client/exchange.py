@@ -21,13 +21,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from pipeplan.documents.files import parse
-from pipeplan.errors import (
-    InFlightError,
-    PipeplanError,
-    ServiceError,
-    TooManyRequestsError,
-    UnavailableError,
-)
+from pipeplan.errors import InFlightError, PipeplanError, ServiceError, TooManyRequestsError, UnavailableError
 from pipeplan.protocol.problems import Problem, error_of
 
 DEFAULT_URL = "http://127.0.0.1:8437"

@@ -47,10 +47,7 @@ def remove(connection: Connection, name: str, by: str, now: datetime) -> None:
 
 def page(connection: Connection, query: AliasQuery) -> Page[Alias]:
     """The aliases that the query asks for."""
-    filters = [
-        equal("plan_id", aliases.c.plan_id, query.plan_id),
-        *listing.created(aliases.c.created_at, query),
-    ]
+    filters = [equal("plan_id", aliases.c.plan_id, query.plan_id), *listing.created(aliases.c.created_at, query)]
     return listing.page(connection, _ALIASES, listing.cut_of(query), filters)
 
 
@@ -75,9 +72,6 @@ def _move(row: Row[Any]) -> AliasMove:
 
 
 _ALIASES = Listing(
-    table=aliases,
-    query=select(aliases),
-    item=_alias,
-    sorts={"created_at": aliases.c.sequence, "name": aliases.c.name},
+    table=aliases, query=select(aliases), item=_alias, sorts={"created_at": aliases.c.sequence, "name": aliases.c.name}
 )
 _MOVES = Listing(table=alias_moves, query=select(alias_moves), item=_move, sorts={"created_at": alias_moves.c.sequence})

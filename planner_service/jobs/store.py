@@ -11,16 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import (
-    Connection,
-    Row,
-    and_,
-    bindparam,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
 
 from pipeplan.errors import ConflictError
 from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task, UnreadableTask

@@ -27,10 +27,7 @@ from planner_service.plans.charts import (
     memory_chart,
     search_map,
 )
-from planner_service.plans.drawings import (
-    StageDrawing,
-    stage_drawing,
-)
+from planner_service.plans.drawings import StageDrawing, stage_drawing
 from planner_service.plans.exports import Offer
 from planner_service.platform.context import Context
 from planner_service.platform.listing import Cut

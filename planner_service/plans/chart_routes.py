@@ -34,10 +34,7 @@ STAGES_HEIGHT, HEIGHT = 46.0, 240.0
 
 
 @router.get(
-    "/{plan_id}/charts/{chart}.{kind}",
-    dependencies=[scope("read")],
-    response_class=Response,
-    responses=ANSWERS,
+    "/{plan_id}/charts/{chart}.{kind}", dependencies=[scope("read")], response_class=Response, responses=ANSWERS
 )
 def get_plan_chart(
     services: Services,
@@ -120,16 +117,16 @@ def stage_rows(plan: Plan) -> list[Row]:
         *(
             (
                 index,
-                stage.start,
-                stage.stop,
-                stage.replicas,
-                stage.recomputes,
-                stage.time_s,
-                costs.forward_s,
-                costs.backward_s,
-                stage.memory_bytes,
+                it.start,
+                it.stop,
+                it.replicas,
+                it.recomputes,
+                it.time_s,
+                of.forward_s,
+                of.backward_s,
+                it.memory_bytes,
             )
-            for index, (stage, costs) in enumerate(zip(plan.stages, plan.costs, strict=True))
+            for index, (it, of) in enumerate(zip(plan.stages, plan.costs, strict=True))
         ),
     ]
 
@@ -143,12 +140,12 @@ def event_rows(timeline: Timeline) -> list[Row]:
                 lane.rank,
                 lane.stage,
                 lane.replica,
-                format_instruction(event.instruction),
-                event.start_s,
-                event.end_s,
-                event.memory_bytes,
+                format_instruction(it.instruction),
+                it.start_s,
+                it.end_s,
+                it.memory_bytes,
             )
             for lane in timeline.lanes
-            for event in lane.events()
+            for it in lane.events()
         ),
     ]

@@ -127,11 +127,7 @@ def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
 
     (its, texts), (others, against) = _shares(plan, rate), _shares(first, first_rate)
     factors = (
-        Factor(
-            name=name,
-            ratio=its[name] / others[name],
-            text=f"{_WHAT[name]}: {texts[name]} against {against[name]}",
-        )
+        Factor(name=name, ratio=its[name] / others[name], text=f"{_WHAT[name]}: {texts[name]} against {against[name]}")
         for name in its
     )
     kept = tuple(factor for factor in factors if abs(factor.ratio - 1.0) > 1e-9)

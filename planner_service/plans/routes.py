@@ -278,21 +278,15 @@ def get_plan_request(services: Services, plan_id: str) -> PlanRequest:
 @router.get("/{plan_id}/streams", dependencies=[scope("read")], response_model=Streams, responses=UNCHANGED)
 def get_plan_streams(services: Services, request: Request, plan_id: str, batches: Batches = 1) -> Response:
     """The instructions of every worker, in order, in text form."""
-
-    def load() -> str:
-        return plans.streams(services, plan_id, batches).model_dump_json()
-
-    return _derived(services, request, plan_id, load, "streams", batches)
+    made = partial(plans.streams, services, plan_id, batches)
+    return _derived(services, request, plan_id, lambda: made().model_dump_json(), "streams", batches)
 
 
 @router.get("/{plan_id}/alternatives", dependencies=[scope("read")], response_model=Alternatives, responses=UNCHANGED)
 def get_plan_alternatives(services: Services, request: Request, plan_id: str) -> Response:
     """The configurations that the plan was chosen over, with the reason that each lost."""
-
-    def load() -> str:
-        return comparisons.alternatives(services, plan_id).model_dump_json()
-
-    return _derived(services, request, plan_id, load, "alternatives")
+    made = partial(comparisons.alternatives, services, plan_id)
+    return _derived(services, request, plan_id, lambda: made().model_dump_json(), "alternatives")
 
 
 @router.get(
@@ -321,18 +315,12 @@ def export_plan(
 @router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=TimelineDocument, responses=UNCHANGED)
 def get_plan_timeline(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline: the plan's streams, played with its costs."""
-
-    def load() -> str:
-        return canonical_json(timeline_document(plans.timeline(services, plan_id, batches)))
-
-    return _derived(services, request, plan_id, load, "timeline", batches)
+    made = partial(plans.timeline, services, plan_id, batches)
+    return _derived(services, request, plan_id, lambda: canonical_json(timeline_document(made())), "timeline", batches)
 
 
 @router.get(
-    "/{plan_id}/timeline/columns",
-    dependencies=[scope("read")],
-    response_model=TimelineColumns,
-    responses=UNCHANGED,
+    "/{plan_id}/timeline/columns", dependencies=[scope("read")], response_model=TimelineColumns, responses=UNCHANGED
 )
 def get_plan_timeline_columns(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline as columns of small numbers, for drawing; compressed if the caller takes gzip."""

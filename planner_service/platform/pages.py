@@ -59,11 +59,7 @@ PAGES = (
 Query = TypeVar("Query", bound=ListQuery)
 
 templates = Environment(
-    loader=FileSystemLoader(TEMPLATES),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+    loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 templates.filters.update(formats.FILTERS, document=dump)
 

@@ -99,11 +99,7 @@ class DocumentCache:
     """
 
     def __init__(
-        self,
-        *,
-        max_bytes: int = MAX_BYTES,
-        max_age_s: float = MAX_AGE_S,
-        now_s: Callable[[], float] = time.monotonic,
+        self, *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
