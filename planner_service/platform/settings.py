@@ -78,30 +78,39 @@ class Settings(BaseSettings):
     database_url: str = Field(
         default_factory=default_database_url, description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
     )
-    database_pool_size: int = Field(16, ge=1, le=1000, description="connections that a process keeps to its database")
-    database_pool_timeout_s: float = Field(
-        2.0, ge=0, le=60, description="how long a request waits for a connection before the answer is a 503"
+    database_pool_size: int = Field(
+        default=16, ge=1, le=1000, description="connections that a process keeps to its database"
     )
-    host: str = Field("127.0.0.1", description="the address to listen on")
-    port: int = Field(DEFAULT_PORT, ge=0, le=65535, description="the port to listen on; 0 takes a free one")
-    lease_s: float = Field(30.0, gt=0, le=86_400, description="how long an agent may be silent")
-    max_attempts: int = Field(3, ge=1, le=100, description="how often a job is given to an agent before it is given up")
+    database_pool_timeout_s: float = Field(
+        default=2.0, ge=0, le=60, description="how long a request waits for a connection before the answer is a 503"
+    )
+    host: str = Field(default="127.0.0.1", description="the address to listen on")
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="the port to listen on; 0 takes a free one")
+    lease_s: float = Field(default=30.0, gt=0, le=86_400, description="how long an agent may be silent")
+    max_attempts: int = Field(
+        default=3, ge=1, le=100, description="how often a job is given to an agent before it is given up"
+    )
     solver_processes: int = Field(
         default_factory=lambda: min(os.cpu_count() or 1, 4),
         ge=1,
         le=256,
         description="plans that are made at the same time",
     )
-    solver_queue: int = Field(32, ge=0, le=10_000, description="plans that may wait for a solver process")
+    solver_queue: int = Field(default=32, ge=0, le=10_000, description="plans that may wait for a solver process")
     solver_memory_bytes: int = Field(
-        4 * 2**30, ge=2**28, le=2**50, description="the memory that the search for one plan, or its play, may take"
+        default=4 * 2**30,
+        ge=2**28,
+        le=2**50,
+        description="the memory that the search for one plan, or its play, may take",
     )
     solve_deadline_s: float = Field(
-        50.0, gt=0, le=3600, description="how long a request waits for its plan before the answer is a 504"
+        default=50.0, gt=0, le=3600, description="how long a request waits for its plan before the answer is a 504"
     )
-    plan_job_deadline_s: float = Field(3600.0, gt=0, le=864_000, description="how long a plan that is a job may take")
+    plan_job_deadline_s: float = Field(
+        default=3600.0, gt=0, le=864_000, description="how long a plan that is a job may take"
+    )
     price_instructions: int = Field(
-        10_000_000,
+        default=10_000_000,
         ge=0,
         le=10**12,
         description="how many instructions the service plays, beside other work, for a plan without a price; 0: none",
@@ -112,60 +121,65 @@ class Settings(BaseSettings):
         le=64,
         description="large documents that are read at the same time",
     )
-    parser_queue: int = Field(8, ge=0, le=1000, description="large documents that may wait to be read")
+    parser_queue: int = Field(default=8, ge=0, le=1000, description="large documents that may wait to be read")
     parser_memory_bytes: int = Field(
-        2 * 2**30, ge=2**28, le=2**50, description="the memory that reading one document may take"
+        default=2 * 2**30, ge=2**28, le=2**50, description="the memory that reading one document may take"
     )
     parser_cpu_s: float = Field(
-        30.0, gt=0, le=3600, description="the processor time that reading one document may take"
+        default=30.0, gt=0, le=3600, description="the processor time that reading one document may take"
     )
-    event_streams: int = Field(500, ge=1, le=100_000, description="event streams that are open at the same time")
+    event_streams: int = Field(
+        default=500, ge=1, le=100_000, description="event streams that are open at the same time"
+    )
     require_tokens: bool = Field(
-        False, description="whether requests from this machine need a token, too; requests from others always do"
+        default=False,
+        description="whether requests from this machine need a token, too; requests from others always do",
     )
     token_key: str | None = Field(
-        None,
+        default=None,
         min_length=32,
         repr=False,
         json_schema_extra=SECRET,
         description="the key of the tokens' hashes, at least 32 characters; default: a random key in the database",
     )
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = Field(
-        (), description="names under which the service is reached beyond this machine, separated by commas"
+        default=(), description="names under which the service is reached beyond this machine, separated by commas"
     )
     base_path: Annotated[str, AfterValidator(_base_path)] = Field(
-        "", description="the path of a shared host under which a proxy serves it, such as /pipeplan"
+        default="", description="the path of a shared host under which a proxy serves it, such as /pipeplan"
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_networks)] = Field(
-        ("127.0.0.1",),
+        default=("127.0.0.1",),
         description="proxies whose X-Forwarded-For and -Proto are trusted: addresses and networks, separated by commas",
     )
     requests_per_s: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         le=1e6,
         description="how often one token, or an address without one, may ask each process; 0: no limit",
     )
     failed_tokens_per_min: float = Field(
-        20.0, gt=0, le=1e6, description="how often an address may send a token that is not valid"
+        default=20.0, gt=0, le=1e6, description="how often an address may send a token that is not valid"
     )
-    body_timeout_s: float = Field(60.0, gt=0, le=3600, description="how long a request's body may take to arrive")
-    max_body_bytes: int = Field(64 * 2**20, ge=1024, description="larger bodies are refused with 413")
+    body_timeout_s: float = Field(
+        default=60.0, gt=0, le=3600, description="how long a request's body may take to arrive"
+    )
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="larger bodies are refused with 413")
     retention: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_rules)] = Field(
-        (), description="what is removed by age or number, such as runs=90d,jobs=10000; default: nothing"
+        default=(), description="what is removed by age or number, such as runs=90d,jobs=10000; default: nothing"
     )
     retention_interval_s: float = Field(
-        3600.0, ge=1, le=31_536_000, description="how often retention looks for something to remove"
+        default=3600.0, ge=1, le=31_536_000, description="how often retention looks for something to remove"
     )
     backup_folder: Annotated[Path | None, AfterValidator(_for_sqlite)] = Field(
-        None, description="where backups of a SQLite database are written; default: none are made"
+        default=None, description="where backups of a SQLite database are written; default: none are made"
     )
-    backup_interval_s: float = Field(86_400.0, ge=1, le=31_536_000, description="how often a backup is written")
-    backups_kept: int = Field(7, ge=1, le=10_000, description="how many of these backups are kept")
-    log_level: LogLevel = Field("info", description="debug, info (each request), warning or error")
-    log_format: LogFormat = Field("auto", description="json, human, or auto: human on a terminal")
+    backup_interval_s: float = Field(default=86_400.0, ge=1, le=31_536_000, description="how often a backup is written")
+    backups_kept: int = Field(default=7, ge=1, le=10_000, description="how many of these backups are kept")
+    log_level: LogLevel = Field(default="info", description="debug, info (each request), warning or error")
+    log_format: LogFormat = Field(default="auto", description="json, human, or auto: human on a terminal")
     shutdown_s: float = Field(
-        10.0, gt=0, le=3600, description="how long requests may go on after SIGTERM before they are cut off"
+        default=10.0, gt=0, le=3600, description="how long requests may go on after SIGTERM before they are cut off"
     )
 
     @property
