@@ -74,17 +74,10 @@ def pair_rows(shown: Overlay) -> Iterator[Row]:
     yield ("rank", "stage", "replica", "instruction", *moments, "longer_s")
     for pair in pairs(shown.predicted or shown.measured, shown.measured):
         known = shown.predicted is not None
-        yield (
-            pair.rank,
-            pair.stage,
-            pair.replica,
-            format_instruction(pair.instruction),
-            pair.predicted_start_s if known else None,
-            pair.predicted_end_s if known else None,
-            pair.measured_start_s,
-            pair.measured_end_s,
-            pair.measured_s - pair.predicted_s if known else None,
-        )
+        predicted = (pair.predicted_start_s, pair.predicted_end_s) if known else (None, None)
+        longer_s = pair.measured_s - pair.predicted_s if known else None
+        about = (pair.rank, pair.stage, pair.replica, format_instruction(pair.instruction))
+        yield (*about, *predicted, pair.measured_start_s, pair.measured_end_s, longer_s)
 
 
 def overlay_svg(run_id: str, shown: Overlay) -> str:
