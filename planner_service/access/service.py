@@ -227,11 +227,14 @@ def known_by_session(context: Context, key: TokenKey, session_id: str) -> KnownT
     now = context.now()
     with context.database.read() as connection:
         session = storage.session(connection, session_id)
-    if session is None or session.expires_at <= now or not is_valid(session.token, key, now):
+    if session is None:
         return None
-    token = known_token(session.token)
-    ends = (session.expires_at, token.expires_at or session.expires_at)
-    return KnownToken(identity=token.identity, secret_hash=session.secret_hash, expires_at=min(ends))
+    stored, secret_hash, expires_at = session
+    if expires_at <= now or not is_valid(stored, key, now):
+        return None
+    token = known_token(stored)
+    ends = (expires_at, token.expires_at or expires_at)
+    return KnownToken(identity=token.identity, secret_hash=secret_hash, expires_at=min(ends))
 
 
 def end_session(context: Context, session_id: str) -> None:

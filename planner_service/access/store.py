@@ -32,15 +32,6 @@ class StoredToken:
     last_used_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSession:
-    """A browser's session, and the token that opened it."""
-
-    secret_hash: str
-    expires_at: datetime
-    token: StoredToken
-
-
 def server_key(connection: Connection, name: str) -> str | None:
     return connection.execute(select(server_keys.c.value).where(server_keys.c.name == name)).scalar_one_or_none()
 
@@ -103,17 +94,15 @@ def add_session(
     connection.execute(insert(sessions).values(**values, created_at=now, expires_at=expires_at))
 
 
-def session(connection: Connection, session_id: str) -> StoredSession | None:
-    """The session with its token."""
+def session(connection: Connection, session_id: str) -> tuple[StoredToken, str, datetime] | None:
+    """The token that opened the session, the hash of the session's secret, and when the session expires."""
     query: Select[Any] = (
         select(*tokens.c, sessions.c.secret_hash.label("session_hash"), sessions.c.expires_at.label("session_end"))
         .join(sessions, sessions.c.token_id == tokens.c.id)
         .where(sessions.c.id == session_id)
     )
     row = connection.execute(query).one_or_none()
-    if row is None:
-        return None
-    return StoredSession(secret_hash=row.session_hash, expires_at=row.session_end, token=_token(row))
+    return None if row is None else (_token(row), row.session_hash, row.session_end)
 
 
 def end_session(connection: Connection, session_id: str) -> None:

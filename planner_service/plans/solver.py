@@ -56,10 +56,10 @@ class FunctionSolver:
         return Answered(answer=answer, solve_time_s=time.perf_counter() - start_s)
 
     def kill(self) -> None:
+        """Takes no further questions."""
         self.alive = False
 
-    def close(self) -> None:
-        self.alive = False
+    close = kill
 
 
 def solve_here(planner: str, problem: PlanningProblem) -> Answer:

@@ -183,11 +183,9 @@ def _sweep_noun(turn: Turn, noun: str, rule: Rule, removed: dict[str, int]) -> N
     while following is not None:
         turn.require_time()
         with turn.reading() as connection:
-            found = storage.look(connection, kept, bounds, following)
-            if found.places and kept.named is not None and named is None:
+            places, following = storage.look(connection, kept, bounds, following)
+            if places and kept.named is not None and named is None:
                 named = _Named(kept, connection, context)
-        following = found.following
-        places = found.places
         while places:
             turn.require_time()
             some, places = places[: turn.rows], places[turn.rows :]

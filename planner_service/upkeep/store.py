@@ -46,16 +46,6 @@ class OldRows:
     up_to: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """What a look found: the places of rows that may be removed, and where the next slice begins; None at the table's
-    end.
-    """
-
-    places: tuple[int, ...]
-    following: int | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Retained:
     """A noun of the rules. `about` are its rows, `since` counts their age, `free` are those nobody needs.
@@ -79,14 +69,13 @@ def last_to_go(connection: Connection, kept: Retained, most: int, now: datetime)
     return connection.execute(query).scalar_one_or_none()
 
 
-def look(connection: Connection, kept: Retained, bounds: OldRows, after: int) -> Slice:
-    """The rows of the next slice that may be removed."""
+def look(connection: Connection, kept: Retained, bounds: OldRows, after: int) -> tuple[tuple[int, ...], int | None]:
+    """The places of the next rows that may be removed, and where the slice after them begins; None at the end."""
     place = kept.table.c.sequence
     scanned = select(place).where(place > after).order_by(place).limit(SLICE).subquery()
     count, last = connection.execute(select(func.count(), func.max(scanned.c.sequence))).one()
     query = select(place).where(place > after, place <= (last or after), _may_go(kept, bounds)).order_by(place)
-    places = tuple(connection.execute(query).scalars())
-    return Slice(places=places, following=last if count == SLICE else None)
+    return tuple(connection.execute(query).scalars()), last if count == SLICE else None
 
 
 def newest_plan(connection: Connection) -> int:
