@@ -82,7 +82,8 @@ def unreadable(error: ValueError) -> ConflictError:
 def columns_of(row: Row[Any], kind: type[Any]) -> dict[str, Any]:
     """The columns of a row that are fields of a model or a dataclass, by name."""
     fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
-    return {name: row._mapping[name] for name in fields if name in row._mapping}
+    known = row._asdict()  # looking names up in the row itself takes five times as long
+    return {name: known[name] for name in fields if name in known}
 
 
 def note_use(connection: Connection, table: Table, identity: str, now: datetime) -> None:
