@@ -107,19 +107,18 @@ _GROUPS = {
 """The headings of these flags in the help."""
 
 
-def _flag(name: str, kind: Any) -> Any:
-    """The flag of an option of this type: one that may be left out has a form that switches it off, too."""
-    dashed = name.replace("_", "-")
-    usual = {bool: f"--{dashed}", bool | None: f"--{dashed}/--no-{dashed}"}.get(kind)
-    declared = _DECLARED.get(name, usual)
-    option = typer.Option(*([declared] if declared else []), help=_HELP[name])
-    option.rich_help_panel = next(heading for heading, names in _GROUPS.items() if name in names.split())
-    if name in CHOICES:
-        option.autocompletion = completion.names(CHOICES[name])
-    return Annotated[list[int] if kind == tuple[int, ...] else kind, option]
+_FLAGS: dict[str, Any] = {}
+"""The flags, each of its field's type. One that may be left out has a form that switches it off, too."""
 
-
-_FLAGS = {option.name: _flag(option.name, get_type_hints(Options)[option.name]) for option in fields(Options)}
+for _name, _kind in ((_each.name, get_type_hints(Options)[_each.name]) for _each in fields(Options)):
+    _dashed = _name.replace("_", "-")
+    _usual = {bool: f"--{_dashed}", bool | None: f"--{_dashed}/--no-{_dashed}"}.get(_kind)
+    _declared = _DECLARED.get(_name, _usual)
+    _option = typer.Option(*([_declared] if _declared else []), help=_HELP[_name])
+    _option.rich_help_panel = next(_heading for _heading, _names in _GROUPS.items() if _name in _names.split())
+    if _name in CHOICES:
+        _option.autocompletion = completion.names(CHOICES[_name])
+    _FLAGS[_name] = Annotated[list[int] if _kind == tuple[int, ...] else _kind, _option]
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -28,18 +28,6 @@ PATIENCE_S = 10.0
 """For how long a request that is safe to repeat is sent again."""
 
 
-def _result(operation: Callable[..., Any], owner: Any) -> Any:
-    """What the method of a client's class returns, for its signature."""
-    kind = inspect.signature(operation).return_annotation
-    result = get_args(kind)[-1] if get_args(kind) else Event
-    result = None if result is type(None) else result
-    blocking = issubclass(owner, Client)
-    if kind is Following:
-        return Iterator[Event] if blocking else AsyncIterator[Event]
-    listed = Items if blocking else AsyncItems
-    return listed[result] if get_origin(kind) is Pages else result
-
-
 class _Method(Generic[P, B, A]):
     """An operation as a method of both clients, which returns a B of `Client` and an A of `AsyncClient`."""
 
@@ -53,24 +41,27 @@ class _Method(Generic[P, B, A]):
     def __get__(self, client: "AsyncClient", owner: object) -> Callable[P, A]: ...
     def __get__(self, client: Any, owner: Any) -> Any:
         if owner not in self._made:
-            self._made[owner] = self._method_of(owner)
+            operation = self._operation
+
+            def method(client: Any, /, *args: Any, **kwargs: Any) -> Any:
+                made: Any = operation(client.operations, *args, **kwargs)
+                if isinstance(made, Pages):
+                    return client._items(client.connection, made)
+                if isinstance(made, Following):
+                    return client._follow(client.connection, made)
+                return client.connection.run(made)
+
+            signature = inspect.signature(operation)
+            kind, blocking = signature.return_annotation, issubclass(owner, Client)
+            result: Any = Iterator[Event] if blocking else AsyncIterator[Event]
+            if kind is not Following:
+                result = None if get_args(kind)[-1] is type(None) else get_args(kind)[-1]
+            if get_origin(kind) is Pages:
+                result = Items[result] if blocking else AsyncItems[result]
+            method.__name__, method.__doc__ = operation.__name__, operation.__doc__
+            method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+            self._made[owner] = method
         return self._made[owner] if client is None else MethodType(self._made[owner], client)
-
-    def _method_of(self, owner: Any) -> Callable[..., Any]:
-        operation = self._operation
-
-        def method(client: Any, /, *args: Any, **kwargs: Any) -> Any:
-            made: Any = operation(client.operations, *args, **kwargs)
-            if isinstance(made, Pages):
-                return client._items(client.connection, made)
-            return (
-                client._follow(client.connection, made) if isinstance(made, Following) else client.connection.run(made)
-            )
-
-        method.__name__, method.__doc__ = operation.__name__, operation.__doc__
-        signature = inspect.signature(operation).replace(return_annotation=_result(operation, owner))
-        method.__signature__ = signature  # type: ignore[attr-defined]
-        return method
 
 
 @overload

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipeplan.documents.alike import alike
 from pipeplan.documents.files import parse
-from pipeplan.documents.profile import Block, Profile
+from pipeplan.documents.profile import Profile
 from pipeplan.errors import require
 from pipeplan.formats import NONE, seconds, size, times
 
@@ -65,7 +65,13 @@ def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
     require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
     microbatch_size = int(wanted) if wanted else sizes[-1]
 
-    a, b = ({block.name: _quantities(block, microbatch_size) for block in each.blocks} for each in (first, second))
+    a, b = (
+        {
+            block.name: (at.forward_s, at.backward_s, block.weight_bytes, at.activation_bytes, at.output_bytes)
+            for block, at in ((block, block.at(microbatch_size)) for block in each.blocks)
+        }
+        for each in (first, second)
+    )
     pairs = [(name, a.get(name), b.get(name)) for name in a | b]
     shared = a.keys() & b.keys()
     sums = [tuple(map(sum, zip(*(each[name] for name in shared), strict=True))) for each in (a, b)]
@@ -88,11 +94,6 @@ def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
         rows=tuple(rows[:MOST_ROWS]),
         hidden_rows=max(0, len(rows) - MOST_ROWS),
     )
-
-
-def _quantities(block: Block, microbatch_size: int) -> Quantities:
-    at = block.at(microbatch_size)
-    return at.forward_s, at.backward_s, block.weight_bytes, at.activation_bytes, at.output_bytes
 
 
 def _cells(first: Quantities | None, second: Quantities | None) -> tuple[PairedCell, ...]:

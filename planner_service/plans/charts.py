@@ -204,7 +204,13 @@ def front_chart(plan: Plan) -> FrontChart | None:
         points=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in line),
         memory=memory_ticks(most_bytes, start=FILE.left, end=FILE.right, most=8),
         rates=FILE.rows(0.0, most_rate, "{:g}".format),
-        rows=_front_rows(known, front, price),
+        rows=(
+            (*DEGREES, "memory_bytes", "samples_per_s", "price", "on_front", "reason"),
+            *(
+                (*(of(each) for of in DEGREES.values()), held, rate, price, str(index in front).lower(), each.reason)
+                for index, (each, held, rate) in enumerate(known)
+            ),
+        ),
     )
 
 
@@ -244,16 +250,6 @@ def _label_y(y: float, start: float, end: float, boxes: Sequence[tuple[float, fl
     beside = [at for low, high, at in boxes if low < end and start < high]
     inside = (y + by for by in OFFSETS if FILE.top <= y + by <= BOTTOM - 4)
     return next((at for at in inside if all(abs(other - at) >= 13 for other in beside)), y + OFFSETS[0])
-
-
-def _front_rows(known: Sequence[Known], front: set[int], price: str) -> tuple[Row, ...]:
-    return (
-        (*DEGREES, "memory_bytes", "samples_per_s", "price", "on_front", "reason"),
-        *(
-            (*(of(each) for of in DEGREES.values()), held, rate, price, str(index in front).lower(), each.reason)
-            for index, (each, held, rate) in enumerate(known)
-        ),
-    )
 
 
 def _front(known: Sequence[Known]) -> set[int]:

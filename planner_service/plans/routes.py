@@ -155,7 +155,12 @@ async def plan_answer(
 async def _answer_of(request: Request, ticket: SolverTicket, planner: str, deadline_s: float) -> Answered:
     """The planner's answer. Raises ClientDisconnect if the client is gone, DeadlineError if it takes too long."""
     future = asyncio.wrap_future(ticket.future)
-    gone = asyncio.create_task(_disconnection(request))
+
+    async def disconnection() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.create_task(disconnection())
     try:
         waited: set[asyncio.Future[Any]] = {future, gone}
         await asyncio.wait(waited, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
@@ -172,11 +177,6 @@ async def _answer_of(request: Request, ticket: SolverTicket, planner: str, deadl
         f"the planner {planner} has not answered within {deadline_s:g} s; ask again with the header "
         "`Prefer: respond-async`: the answer is then 202 and a job that goes on, to be followed at its Location"
     )
-
-
-async def _disconnection(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _keep(context: Context, asked: PlanRequest, answered: Answered, key: Key | None, asked_by: str) -> Reply:

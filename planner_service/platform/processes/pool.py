@@ -239,7 +239,12 @@ class Pool(Generic[Q, N, A]):
             self._require_room()
             self._tickets.add(ticket)
             ticket.future = self._threads.submit(self._work, ticket)
-        ticket.future.add_done_callback(lambda _: self._forget(ticket))
+
+        def forget(_: object) -> None:
+            with self._lock:
+                self._tickets.discard(ticket)
+
+        ticket.future.add_done_callback(forget)
         return ticket
 
     def require_room(self) -> None:
@@ -317,7 +322,3 @@ class Pool(Generic[Q, N, A]):
             self._watch_idle()
         for worker in retired:
             worker.close()
-
-    def _forget(self, ticket: Ticket[Q, N, A]) -> None:
-        with self._lock:
-            self._tickets.discard(ticket)
