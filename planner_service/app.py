@@ -156,9 +156,7 @@ def prepare(settings: Settings, context: Context) -> None:
 def _context(settings: Settings, now: Callable[[], datetime], solve: Solve | None) -> Context:
     """What routes and services work with: the database, the limits and the readers of large documents."""
     database = Database(
-        settings.database_url,
-        pool_size=settings.database_pool_size,
-        pool_timeout_s=settings.database_pool_timeout_s,
+        settings.database_url, pool_size=settings.database_pool_size, pool_timeout_s=settings.database_pool_timeout_s
     )
     return Context(
         database=database,

@@ -31,5 +31,4 @@ def login_page(request: Request, way_back: str, failed: str | None) -> HTMLRespo
 
 
 def problem_page(request: Request, problem: Problem) -> HTMLResponse:
-    """A problem, for a person."""
     return page(request, "platform/problem.html", status=problem.status, problem=problem)

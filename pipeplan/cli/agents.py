@@ -2,7 +2,8 @@
 
 import typer
 
-from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
+from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, show_page
+from pipeplan.protocol.agents import Agent
 
 app = typer.Typer(no_args_is_help=True, help="The agents on the nodes: which are alive, draining or lost.")
 
@@ -14,34 +15,15 @@ def agents() -> None:
 
 @app.command("list")
 def list_agents(
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
+    limit: Limit = 50, cursor: Cursor = None, url: Url = None, token: Token = None, as_json: AsJson = False
 ) -> None:
     """Lists agents, newest first."""
-    from pipeplan.cli.console import show_table
-
     with service_at(url, token) as service:
         page = service.agents(limit=limit, cursor=cursor).page()
-    if as_json:
-        typer.echo(page.model_dump_json(indent=2))
-        return
-    show_table(
-        ("name", "state", "devices", "device", "torch", "address", "job", "last seen"),
-        [
-            (
-                agent.name,
-                agent.state,
-                str(agent.devices),
-                agent.device_name,
-                agent.torch_version,
-                agent.address,
-                agent.job_id or "",
-                f"{agent.last_seen_at:%Y-%m-%d %H:%M:%S}",
-            )
-            for agent in page.items
-        ],
-    )
-    tell_more(page.next_cursor)
+    headings = ("name", "state", "devices", "device", "torch", "address", "job", "last seen")
+    show_page(page, headings, _row, as_json=as_json)
+
+
+def _row(agent: Agent) -> tuple[str, ...]:
+    about = (agent.name, agent.state, str(agent.devices), agent.device_name, agent.torch_version, agent.address)
+    return (*about, agent.job_id or "", f"{agent.last_seen_at:%Y-%m-%d %H:%M:%S}")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
+from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, show_page
 from pipeplan.protocol.plans import Alias, AliasQuery
 
 app = typer.Typer(no_args_is_help=True, help="Names that point at plans, with their history.")
@@ -49,47 +49,34 @@ def list_aliases(
     as_json: AsJson = False,
 ) -> None:
     """Lists aliases, newest first."""
-    from pipeplan.cli.console import show_table
-
     with service_at(url, token) as service:
         query = AliasQuery(plan_id=None if plan is None else service.plan_id(plan))
         page = service.aliases(query, limit=limit, cursor=cursor).page()
-    if as_json:
-        typer.echo(page.model_dump_json(indent=2))
-        return
-    rows = [
-        (one.name, one.plan_id, str(one.version), one.moved_by, f"{one.moved_at:%Y-%m-%d %H:%M}") for one in page.items
-    ]
-    show_table(("Alias", "Plan", "Version", "Moved by", "At (UTC)"), rows)
-    tell_more(page.next_cursor)
+    headings = ("Alias", "Plan", "Version", "Moved by", "At (UTC)")
+    show_page(
+        page,
+        headings,
+        lambda one: (one.name, one.plan_id, str(one.version), one.moved_by, f"{one.moved_at:%Y-%m-%d %H:%M}"),
+        as_json=as_json,
+    )
 
 
 @app.command()
 def history(
-    name: Name,
-    limit: Limit = 50,
-    cursor: Cursor = None,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
+    name: Name, limit: Limit = 50, cursor: Cursor = None, url: Url = None, token: Token = None, as_json: AsJson = False
 ) -> None:
     """Shows what an alias pointed at, the newest first.
 
     It also shows who moved it.
     """
-    from pipeplan.cli.console import show_table
-
     with service_at(url, token) as service:
         page = service.alias_history(name, limit=limit, cursor=cursor).page()
-    if as_json:
-        typer.echo(page.model_dump_json(indent=2))
-        return
-    rows = [
-        (f"{move.moved_at:%Y-%m-%d %H:%M}", move.plan_id or "(deleted)", str(move.version), move.moved_by)
-        for move in page.items
-    ]
-    show_table(("At (UTC)", "Plan", "Version", "Moved by"), rows)
-    tell_more(page.next_cursor)
+    show_page(
+        page,
+        ("At (UTC)", "Plan", "Version", "Moved by"),
+        lambda it: (f"{it.moved_at:%Y-%m-%d %H:%M}", it.plan_id or "(deleted)", str(it.version), it.moved_by),
+        as_json=as_json,
+    )
 
 
 @app.command()

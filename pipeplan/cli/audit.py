@@ -1,10 +1,13 @@
 """`pipeplan audit`: who did what to the service's database."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, tell_more
+from pipeplan.cli.service import AsJson, Cursor, Limit, Token, Url, service_at, show_page
+
+if TYPE_CHECKING:
+    from pipeplan.protocol.audit import AuditEntry
 
 
 def audit(
@@ -21,7 +24,6 @@ def audit(
     as_json: AsJson = False,
 ) -> None:
     """Shows who did what, and what was refused to whom. The newest comes first. It needs the scope admin."""
-    from pipeplan.cli.console import show_table
     from pipeplan.documents.files import parse
     from pipeplan.documents.names import on_one_line
     from pipeplan.protocol.audit import AuditQuery
@@ -31,22 +33,11 @@ def audit(
     query = parse(AuditQuery, {name: value for name, value in asked.items() if value is not None})
     with service_at(url, token) as service:
         page = service.audit(query, limit=limit, cursor=cursor).page()
-    if as_json:
-        typer.echo(page.model_dump_json(indent=2))
-        return
-    show_table(
-        ("when", "who", "via", "action", "object", "outcome", "detail"),
-        [
-            (
-                f"{entry.created_at:%Y-%m-%d %H:%M:%S}",
-                on_one_line(entry.actor + (f" ({entry.agent})" if entry.agent else "")),
-                entry.via,
-                entry.action,
-                on_one_line(entry.object_id or ""),
-                entry.outcome + (f" {entry.status}" if entry.status else ""),
-                on_one_line(entry.detail or ""),
-            )
-            for entry in page.items
-        ],
-    )
-    tell_more(page.next_cursor)
+
+    def row(entry: "AuditEntry") -> tuple[str, ...]:
+        who, what = entry.actor + (f" ({entry.agent})" if entry.agent else ""), entry.object_id or ""
+        outcome = entry.outcome + (f" {entry.status}" if entry.status else "")
+        about = (f"{entry.created_at:%Y-%m-%d %H:%M:%S}", on_one_line(who), entry.via, entry.action)
+        return (*about, on_one_line(what), outcome, on_one_line(entry.detail or ""))
+
+    show_page(page, ("when", "who", "via", "action", "object", "outcome", "detail"), row, as_json=as_json)

@@ -3,19 +3,17 @@
 The table of runs shows the error of the predicted throughput without the calibration and with it.
 """
 
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from pipeplan.calibration.calibrate import calibrate as fit
 from pipeplan.cli.clusters import ClusterName, read_cluster
-from pipeplan.cli.console import PIPED_WIDTH, working
+from pipeplan.cli.console import plain_console, working
 from pipeplan.documents.calibration import Calibration, mean_absolute_error
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.files import dump, read, require_place, write_document
@@ -47,13 +45,12 @@ def calibrate(
 
 
 def read_calibration(path: Path | None) -> Calibration | None:
-    """The calibration in a file, if a file is named."""
     return None if path is None else read(Calibration, path)
 
 
 def show_calibration(found: Calibration, profile: Profile, cluster: Cluster) -> None:
     """All of it, on standard output."""
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    console = plain_console()
     console.print(f"calibration {content_id(found)} of {found.model.name} on {found.device}, {found.dtype}")
     console.print(
         _table(("Term", "Profile", "Calibrated", "Spread", "Observations"), calibration_terms(found, profile, cluster))

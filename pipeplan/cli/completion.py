@@ -15,7 +15,6 @@ def names(known: Iterable[str]) -> Completer:
 
 
 def clusters(incomplete: str) -> list[str]:
-    """Offers the named clusters, and the folders and JSON files here."""
     return [*names(SERVERS)(incomplete), *_files(incomplete)]
 
 

@@ -341,8 +341,13 @@ def printable(text: str) -> str:
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table on standard output; cells are not markup."""
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    console.print(table_of(headings, rows))
+    plain_console().print(table_of(headings, rows))
+
+
+def plain_console(*, on_error_stream: bool = False) -> Console:
+    """A console that prints names as they are: brackets in them are not markup."""
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    return Console(stderr=on_error_stream, markup=False, highlight=False, width=width)
 
 
 def _fail(sentence: str, status: int) -> None:

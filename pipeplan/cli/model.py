@@ -41,8 +41,7 @@ SequenceLength = Annotated[
     int | None, typer.Option("--sequence-length", help="With --model: tokens a sequence; default: at most 512.")
 ]
 ModelDtype = Annotated[
-    str | None,
-    typer.Option("--dtype", help="With --model: float64, float32 (default), bfloat16 or float16."),
+    str | None, typer.Option("--dtype", help="With --model: float64, float32 (default), bfloat16 or float16.")
 ]
 ModelPrecision = Annotated[
     str | None,
@@ -118,11 +117,7 @@ def model_asked(
         rule = f"must be the type of the weights; linear layers in 8 and 4 bits are --precision {dtype}"
         require(dtype not in PRECISIONS, "dtype", rule, dtype)
         return ModelAsked(
-            model=model,
-            sequence_length=sequence_length,
-            dtype=dtype or DTYPE,
-            precision=precision,
-            keep=not no_cache,
+            model=model, sequence_length=sequence_length, dtype=dtype or DTYPE, precision=precision, keep=not no_cache
         )
     rule = "is an option of --model: a profile has its own"
     require(sequence_length is None, "sequence_length", rule, sequence_length)

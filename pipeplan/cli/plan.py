@@ -44,8 +44,7 @@ def create(
     options: Options,
     profile: Annotated[list[str] | None, typer.Option(help=f"{Source} For unequal devices one for each type.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Have an agent estimate the profile: hf:FAMILY?key=value&..., or a path there."),
+        str | None, typer.Option(help="Have an agent estimate the profile: hf:FAMILY?key=value&..., or a path there.")
     ] = None,
     sequence_length: SequenceLength = None,
     dtype: ModelDtype = None,

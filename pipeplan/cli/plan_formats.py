@@ -15,7 +15,6 @@ GET_FORMATS = ("json", "yaml", "env", "torchrun")
 
 
 def as_yaml(plan: Plan) -> str:
-    """The plan's document, as `--json` has it, in YAML."""
     return "\n".join(_lines(plain_values(plan))) + "\n"
 
 
@@ -59,7 +58,6 @@ def as_env(plan: Plan) -> str:
 
 
 def plain_values(plan: Plan) -> Any:
-    """The plan's document, of dictionaries, lists, texts and numbers alone."""
     return json.loads(json.dumps(spoken_document(plan), default=plain))
 
 

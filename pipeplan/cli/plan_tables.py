@@ -4,15 +4,12 @@ In full, as `pipeplan solve` shows it, a plan is its stages, its predictions, wh
 of its first microbatches.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
 
-from rich.console import Console
-
-from pipeplan.cli.console import PIPED_WIDTH, printable, table_of
+from pipeplan.cli.console import plain_console, printable, table_of
 from pipeplan.costs.memory import rank_bytes, rank_host_bytes
 from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.identity import content_id
@@ -52,7 +49,7 @@ STEADY_EVENTS = 8
 def show_solution(plan: Plan) -> None:
     """All of a plan, on standard output."""
     show_plan(plan)
-    console = _console()
+    console = plain_console()
     simulated = plan.simulated
     if simulated is not None:
         played = simulated.extrapolated_from
@@ -77,12 +74,7 @@ def show_solution(plan: Plan) -> None:
     if len(plan.pareto) > 1:
         headings = ("Pareto front", *CONFIGURATION, "Samples/s", "Memory", "")
         front = [
-            (
-                *_configuration(each),
-                _rate_of(each),
-                size(each.memory_bytes),
-                spelled_out(each.reason),
-            )
+            (*_configuration(each), _rate_of(each), size(each.memory_bytes), spelled_out(each.reason))
             for each in plan.pareto
         ]
         console.print(table_of(headings, front))
@@ -105,7 +97,7 @@ def picture(plan: Plan, simulated: Simulated) -> str:
 
 def show_plan(plan: Plan) -> None:
     """One plan and its stages."""
-    console = _console()
+    console = plain_console()
     console.print(f"plan {content_id(plan)}  {plan.planner}, {plan.schedule}")
     closed_form = f"{_figures(plan.closed_form)} ({plan.cost_model})"
     if plan.simulated is None:
@@ -151,7 +143,7 @@ def show_choices(plan: Plan) -> None:
         )
         for each in in_order(plan.choices)
     ]
-    _console().print(table_of(("Degree", "Chosen", "Instead", "Samples/s", ""), rows))
+    plain_console().print(table_of(("Degree", "Chosen", "Instead", "Samples/s", ""), rows))
 
 
 def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -181,22 +173,12 @@ def stage_rows(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 def show_list(page: Page[PlanSummary]) -> None:
     """Plans, newest first, one row each."""
-    console = _console()
+    console = plain_console()
     if not page.items:
         console.print("no plans yet: `pipeplan plan create` makes one")
         return
-    headings = (
-        "Plan",
-        "Model",
-        "Devices",
-        "Planner",
-        "Schedule",
-        "Stages x replicas",
-        "Batch",
-        "Samples/s",
-        "Closed form",
-        "Bubble",
-    )
+    shape = ("Plan", "Model", "Devices", "Planner", "Schedule", "Stages x replicas", "Batch")
+    headings = (*shape, "Samples/s", "Closed form", "Bubble")
     rows = [
         (
             plan.id,
@@ -218,18 +200,8 @@ def show_list(page: Page[PlanSummary]) -> None:
 
 def show_comparison(plans: Sequence[Plan]) -> None:
     """One row for each plan, compared with the first."""
-    headings = (
-        "Plan",
-        "Planner",
-        "Schedule",
-        "Stages x replicas",
-        "Microbatches",
-        "Most memory",
-        "Bubble",
-        "Samples/s",
-        "Closed form",
-        "",
-    )
+    shape = ("Plan", "Planner", "Schedule", "Stages x replicas", "Microbatches")
+    headings = (*shape, "Most memory", "Bubble", "Samples/s", "Closed form", "")
     rows = [
         (
             content_id(plan)[:10],
@@ -244,7 +216,7 @@ def show_comparison(plans: Sequence[Plan]) -> None:
         )
         for plan in plans
     ]
-    _console().print(table_of(headings, rows))
+    plain_console().print(table_of(headings, rows))
 
 
 def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
@@ -262,7 +234,7 @@ def comparison_document(plans: Sequence[Plan]) -> dict[str, Any]:
 
 def show_reasons_of_speed(comparison: Comparison) -> None:
     """One line for each factor of every plan but the first, and for each reason why the plans are not comparable."""
-    console = _console()
+    console = plain_console()
     for speed in comparison.speeds[1:]:
         ratio = "" if speed.ratio is None else f" {speed.ratio:.2f}x"
         console.print(f"{speed.id[:10]}{ratio}" + ("" if speed.because else ": nothing in it differs"))
@@ -274,7 +246,7 @@ def show_reasons_of_speed(comparison: Comparison) -> None:
 
 def show_alternatives(found: Alternatives) -> None:
     """One row for each configuration that was considered and lost."""
-    console = _console()
+    console = plain_console()
     console.print(f"{found.configurations_considered:,} configurations considered")
     headings = ("Schedule", "Stages x replicas", "Microbatches", "Recompute", "Samples/s", "Memory", "Why it lost")
     rows = [
@@ -294,7 +266,7 @@ def show_alternatives(found: Alternatives) -> None:
 
 def show_reasons(answer: Infeasible) -> None:
     """Why no plan fits, on standard error."""
-    console = _console(on_error_stream=True)
+    console = plain_console(on_error_stream=True)
     console.print(f"no feasible plan: {answer.configurations_considered:,} configurations considered")
     for reason in answer.reasons:
         where = "" if reason.stage is None else f" (nearest miss: stage {reason.stage}"
@@ -328,12 +300,6 @@ def _speed(plan: Plan, first: Plan) -> float | None:
     """How many times as fast as the first, both played."""
     rate, first_rate = plan.throughput_samples_per_s, first.throughput_samples_per_s
     return rate / first_rate if rate is not None and first_rate else None
-
-
-def _console(*, on_error_stream: bool = False) -> Console:
-    """A console that prints names as they are: brackets in them are not markup."""
-    width = None if sys.stdout.isatty() else PIPED_WIDTH
-    return Console(stderr=on_error_stream, markup=False, highlight=False, width=width)
 
 
 def _configuration(other: Alternative) -> tuple[str, ...]:

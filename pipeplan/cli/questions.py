@@ -68,7 +68,6 @@ def show_warnings(problem: PlanningProblem, *, err: bool = False) -> None:
 
 
 def planner_named(name: str) -> Planner:
-    """The planner as a function of the problem."""
     return lambda problem: solve(name, problem)
 
 

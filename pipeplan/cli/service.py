@@ -1,6 +1,7 @@
 """The service on the command line: how commands find it, and how they show lists."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -8,6 +9,9 @@ from pipeplan.client.exchange import DEFAULT_URL
 
 if TYPE_CHECKING:
     from pipeplan.client.client import Client
+    from pipeplan.protocol.listing import Page
+
+T = TypeVar("T")
 
 PATIENCE_S = 2.0
 """How long a command retries if no service answers, or the service asks it to retry: somebody waits for it."""
@@ -29,7 +33,13 @@ def service_at(url: str | None, token: str | None) -> "Client":
     return Client(url, token, patience_s=PATIENCE_S)
 
 
-def tell_more(next_cursor: str | None) -> None:
-    """Prints how to get the next page."""
-    if next_cursor is not None:
-        typer.echo(f"more: --cursor {next_cursor}")
+def show_page(page: "Page[T]", headings: Sequence[str], row: Callable[[T], Sequence[str]], *, as_json: bool) -> None:
+    """A page of a list: as one document, or as a table, with how to get the next page."""
+    from pipeplan.cli.console import show_table
+
+    if as_json:
+        typer.echo(page.model_dump_json(indent=2))
+        return
+    show_table(headings, [row(item) for item in page.items])
+    if page.next_cursor is not None:
+        typer.echo(f"more: --cursor {page.next_cursor}")

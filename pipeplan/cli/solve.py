@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -31,144 +31,70 @@ from pipeplan.cli.model import (
 from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
 from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
 from pipeplan.documents.files import dump, read, require_place, write_document
-from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS, Infeasible
+from pipeplan.documents.plan import Infeasible
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require, require_one_of
 from pipeplan.formats import four_digits, spoken_document
-from pipeplan.planners.problem import (
-    ACCOUNTINGS,
-    CUTS,
-    SEMANTICS,
-    SYNCHRONISATIONS,
-    Observer,
-    Options,
-    PlanningProblem,
-    SearchProgress,
-)
+from pipeplan.planners.problem import Observer, Options, PlanningProblem, SearchProgress
 from pipeplan.planners.solve import PLANNERS
 from pipeplan.planners.solve import solve as ask
 from pipeplan.protocol.jobs import Job
-from pipeplan.schedules.registry import schedule_asked, schedule_names
+from pipeplan.protocol.plans import CHOICES
+from pipeplan.schedules.registry import schedule_asked
 
 PlannerName = Annotated[
     str, typer.Option("--planner", help=", ".join(PLANNERS), autocompletion=completion.names(PLANNERS))
 ]
 
-_FLAGS: dict[str, Any] = {
-    "microbatch_size": Annotated[int | None, typer.Option(help="Samples in a microbatch; default: the best.")],
-    "schedule": Annotated[
-        str | None, typer.Option(help="Plan for this schedule only: its name, or package.module:Class of your own.")
-    ],
-    "stages": Annotated[
-        int | None, typer.Option(help="The number of stages, or of ranks with several; default: the best.")
-    ],
-    "chunks": Annotated[
-        int | None,
-        typer.Option(help="exact, auto: the stages that a rank holds, in 1f1b-interleaved; default: the best."),
-    ],
-    "recompute": Annotated[
-        bool | None,
-        typer.Option(
-            "--recompute/--no-recompute", help="On all stages or none; default: the best by stage, with gpipe all."
-        ),
-    ],
-    "recompute_unit": Annotated[
-        str | None,
-        typer.Option(
-            help="What to run again: stage, block; other engines: modules, attention or operation; default: best."
-        ),
-    ],
-    "synchronisation": Annotated[
-        str | None,
-        typer.Option(help="pipedream: all-reduce, or parameter-server as in the paper; default: all-reduce."),
-    ],
-    "memory": Annotated[str, typer.Option(help="How memory is accounted: training or paper.")],
-    "optimizer": Annotated[
-        str | None, typer.Option(help="sgd, momentum, adam or adamw; default: sgd, for other engines adamw.")
-    ],
-    "recompute_factor": Annotated[float | None, typer.Option(help="2BW's c_extra; default: from the profile.")],
-    "safe_batch": Annotated[bool, typer.Option("--safe-batch", help="The batch may be smaller, but not larger.")],
-    "master_weights": Annotated[
-        bool | None,
-        typer.Option(
-            "--master-weights/--no-master-weights",
-            help="Gradients, weights and states in float32; default: for 16 bits.",
-        ),
-    ],
-    "semantics": Annotated[
-        str | None,
-        typer.Option(help="Compare by played streams, paper (closed forms) or release (pipedream); default: played."),
-    ],
-    "compression_ratio": Annotated[
-        float | None, typer.Option(help="release: count boundaries compressed by this ratio.")
-    ],
-    "straight": Annotated[bool, typer.Option("--straight", help="pipedream: one replica a stage.")],
-    "fewer_machines": Annotated[bool, typer.Option("--fewer-machines", help="pipedream: leave devices idle.")],
-    "cuts": Annotated[str | None, typer.Option(help="Cuts of a graph: any (default), or single-tensor.")],
-    "forced_cuts": Annotated[list[int], typer.Option("--force-cut", help="A stage begins at this block (place).")],
-    "forbidden_cuts": Annotated[list[int], typer.Option("--forbid-cut", help="No stage begins at this block (place).")],
-    "split_backward": Annotated[
-        bool | None, typer.Option("--two-bp/--no-two-bp", help="auto: a split backward (2BP) where it is faster.")
-    ],
-    "split_backward_half_way": Annotated[
-        bool, typer.Option("--two-bp-half-way", help="auto: where 2BP is used, its memory-saving variant.")
-    ],
-    "synchronous": Annotated[
-        bool,
-        typer.Option("--synchronous", help="Only schedules that train as one process does: no gradient is late."),
-    ],
-    "as_if": Annotated[
-        bool, typer.Option("--as-if", help="Plan as if the cluster's devices were the profile's; the plan says so.")
-    ],
-    "engine": Annotated[
-        str | None, typer.Option(help=f"What runs the plan: {', '.join(ENGINES)}; default: {OUR_RUNTIME}.")
-    ],
-    "tensor": Annotated[int | None, typer.Option(help="Devices that share a block's matrices; default: the best.")],
-    "sequence_parallel": Annotated[
-        bool | None,
-        typer.Option("--sequence-parallel/--no-sequence-parallel", help="With tensor: share tokens; default: on."),
-    ],
-    "context": Annotated[int | None, typer.Option(help="Devices that share a sequence; default: the best.")],
-    "expert": Annotated[
-        int | None, typer.Option(help="Groups of devices that share a block's experts; default: the best.")
-    ],
-    "expert_tensor": Annotated[
-        int | None,
-        typer.Option(help="The experts' own tensor degree: 1 or that degree; default: the best."),
-    ],
-    "data": Annotated[int | None, typer.Option(help="Replicas of the pipeline; default: as many as there may be.")],
-    "sharding": Annotated[
-        str | None, typer.Option(help=f"The states that replicas share: {', '.join(SHARDINGS)}; default: the best.")
-    ],
-    "replicate": Annotated[
-        int | None,
-        typer.Option(help="fsdp: groups of replicas, each of which shares the states (HSDP); default: the best."),
-    ],
-    "graphs": Annotated[
-        bool | None,
-        typer.Option("--graphs/--no-graphs", help="megatron: launch layers as CUDA graphs; default: the best."),
-    ],
-    "a2a_overlap": Annotated[
-        bool,
-        typer.Option("--a2a-overlap", help="megatron: run experts' all-to-all beside another microbatch's compute."),
-    ],
-    "offload": Annotated[
-        str | None,
-        typer.Option(
-            help=f"What to keep in the host's memory: {', '.join(OFFLOADS)}, or {ANY_OFFLOAD}, the best of "
-            "these; default: nothing, if any plan fits so."
-        ),
-    ],
-    "offload_share": Annotated[
-        float | None,
-        typer.Option(
-            help="The share of the layers whose activations are offloaded: above 0, at most 1; default: best."
-        ),
-    ],
-    "time_limit_s": Annotated[float | None, typer.Option(help="exact: return the best found by then.")],
+_HELP = {
+    "microbatch_size": "Samples in a microbatch; default: the best.",
+    "schedule": "Plan for this schedule only: its name, or package.module:Class of your own.",
+    "stages": "The number of stages, or of ranks with several; default: the best.",
+    "chunks": "exact, auto: the stages that a rank holds, in 1f1b-interleaved; default: the best.",
+    "recompute": "On all stages or none; default: the best by stage, with gpipe all.",
+    "recompute_unit": "What to run again: stage, block; other engines: modules, attention or operation; default: best.",
+    "synchronisation": "pipedream: all-reduce, or parameter-server as in the paper; default: all-reduce.",
+    "memory": "How memory is accounted: training or paper.",
+    "optimizer": "sgd, momentum, adam or adamw; default: sgd, for other engines adamw.",
+    "recompute_factor": "2BW's c_extra; default: from the profile.",
+    "safe_batch": "The batch may be smaller, but not larger.",
+    "master_weights": "Gradients, weights and states in float32; default: for 16 bits.",
+    "semantics": "Compare by played streams, paper (closed forms) or release (pipedream); default: played.",
+    "compression_ratio": "release: count boundaries compressed by this ratio.",
+    "straight": "pipedream: one replica a stage.",
+    "fewer_machines": "pipedream: leave devices idle.",
+    "cuts": "Cuts of a graph: any (default), or single-tensor.",
+    "forced_cuts": "A stage begins at this block (place).",
+    "forbidden_cuts": "No stage begins at this block (place).",
+    "split_backward": "auto: a split backward (2BP) where it is faster.",
+    "split_backward_half_way": "auto: where 2BP is used, its memory-saving variant.",
+    "synchronous": "Only schedules that train as one process does: no gradient is late.",
+    "as_if": "Plan as if the cluster's devices were the profile's; the plan says so.",
+    "engine": f"What runs the plan: {', '.join(ENGINES)}; default: {OUR_RUNTIME}.",
+    "tensor": "Devices that share a block's matrices; default: the best.",
+    "sequence_parallel": "With tensor: share tokens; default: on.",
+    "context": "Devices that share a sequence; default: the best.",
+    "expert": "Groups of devices that share a block's experts; default: the best.",
+    "expert_tensor": "The experts' own tensor degree: 1 or that degree; default: the best.",
+    "data": "Replicas of the pipeline; default: as many as there may be.",
+    "sharding": f"The states that replicas share: {', '.join(SHARDINGS)}; default: the best.",
+    "replicate": "fsdp: groups of replicas, each of which shares the states (HSDP); default: the best.",
+    "graphs": "megatron: launch layers as CUDA graphs; default: the best.",
+    "a2a_overlap": "megatron: run experts' all-to-all beside another microbatch's compute.",
+    "offload": f"What to keep in the host's memory: {', '.join(OFFLOADS)}, or {ANY_OFFLOAD}, the best of "
+    "these; default: nothing, if any plan fits so.",
+    "offload_share": "The share of the layers whose activations are offloaded: above 0, at most 1; default: best.",
+    "time_limit_s": "exact: return the best found by then.",
 }
+"""What the flag of each field of `Options` is for."""
 
-"""The flag of each field of `Options`."""
+_DECLARED = {
+    "forced_cuts": "--force-cut",
+    "forbidden_cuts": "--forbid-cut",
+    "split_backward": "--two-bp/--no-two-bp",
+    "split_backward_half_way": "--two-bp-half-way",
+}
+"""The flags whose names differ from their fields."""
 
 _GROUPS = {
     "Pipeline": "microbatch_size schedule synchronous stages chunks safe_batch semantics straight fewer_machines "
@@ -180,23 +106,19 @@ _GROUPS = {
 }
 """The headings of these flags in the help."""
 
-for _heading, _names in _GROUPS.items():
-    for _name in _names.split():
-        get_args(_FLAGS[_name])[1].rich_help_panel = _heading
-_NAMES = {
-    "schedule": schedule_names(),
-    "optimizer": OPTIMIZERS,
-    "engine": ENGINES,
-    "sharding": SHARDINGS,
-    "offload": (*OFFLOADS, ANY_OFFLOAD),
-    "recompute_unit": RECOMPUTE_UNITS,
-    "semantics": SEMANTICS,
-    "synchronisation": SYNCHRONISATIONS,
-    "memory": ACCOUNTINGS,
-    "cuts": CUTS,
-}
-for _name, _known in _NAMES.items():
-    get_args(_FLAGS[_name])[1].autocompletion = completion.names(_known)
+
+_FLAGS: dict[str, Any] = {}
+"""The flags, each of its field's type. One that may be left out has a form that switches it off, too."""
+
+for _name, _kind in ((_each.name, get_type_hints(Options)[_each.name]) for _each in fields(Options)):
+    _dashed = _name.replace("_", "-")
+    _usual = {bool: f"--{_dashed}", bool | None: f"--{_dashed}/--no-{_dashed}"}.get(_kind)
+    _declared = _DECLARED.get(_name, _usual)
+    _option = typer.Option(*([_declared] if _declared else []), help=_HELP[_name])
+    _option.rich_help_panel = next(_heading for _heading, _names in _GROUPS.items() if _name in _names.split())
+    if _name in CHOICES:
+        _option.autocompletion = completion.names(CHOICES[_name])
+    _FLAGS[_name] = Annotated[list[int] if _kind == tuple[int, ...] else _kind, _option]
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:

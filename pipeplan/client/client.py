@@ -7,7 +7,8 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar, get_args
+from types import MethodType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
 
 import httpx
 
@@ -20,81 +21,108 @@ from pipeplan.protocol.runs import Event
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 
 PATIENCE_S = 10.0
 """For how long a request that is safe to repeat is sent again."""
 
 
-def _named(method: Callable[..., Any], operation: Callable[..., Any], result: Any) -> None:
-    """Gives a client's method the name, the arguments and the docstring of the operation, and what it returns."""
-    method.__name__, method.__doc__ = operation.__name__, operation.__doc__
-    signature = inspect.signature(operation).replace(return_annotation=result)
-    method.__signature__ = signature  # type: ignore[attr-defined]
+class _Method(Generic[P, B, A]):
+    """An operation as a method of both clients, which returns a B of `Client` and an A of `AsyncClient`."""
+
+    def __init__(self, operation: Callable[Concatenate[Operations, P], object]) -> None:
+        self._operation = operation
+        self._made: dict[object, Callable[..., Any]] = {}
+
+    @overload
+    def __get__(self, client: "Client", owner: object) -> Callable[P, B]: ...
+    @overload
+    def __get__(self, client: "AsyncClient", owner: object) -> Callable[P, A]: ...
+    def __get__(self, client: Any, owner: Any) -> Any:
+        if owner not in self._made:
+            operation = self._operation
+
+            def method(client: Any, /, *args: Any, **kwargs: Any) -> Any:
+                made: Any = operation(client.operations, *args, **kwargs)
+                if isinstance(made, Pages):
+                    return client._items(client.connection, made)
+                if isinstance(made, Following):
+                    return client._follow(client.connection, made)
+                return client.connection.run(made)
+
+            signature = inspect.signature(operation)
+            kind, blocking = signature.return_annotation, issubclass(owner, Client)
+            result: Any = Iterator[Event] if blocking else AsyncIterator[Event]
+            if kind is not Following:
+                result = None if get_args(kind)[-1] is type(None) else get_args(kind)[-1]
+            if get_origin(kind) is Pages:
+                result = Items[result] if blocking else AsyncItems[result]
+            method.__name__, method.__doc__ = operation.__name__, operation.__doc__
+            method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+            self._made[owner] = method
+        return self._made[owner] if client is None else MethodType(self._made[owner], client)
 
 
-def _result(operation: Callable[..., Any]) -> Any:
-    """The result type of an operation's steps, or of its pages' items."""
-    kind = get_args(inspect.signature(operation).return_annotation)[-1]
-    return None if kind is type(None) else kind
-
-
-def _blocking(operation: Callable[Concatenate[Operations, P], Steps[T]]) -> "Callable[Concatenate[Client, P], T]":
-    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.connection.run(operation(self.operations, *args, **kwargs))
-
-    _named(method, operation, _result(operation))
-    return method
-
-
-def _listed(operation: Callable[Concatenate[Operations, P], Pages[T]]) -> "Callable[Concatenate[Client, P], Items[T]]":
-    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Items[T]:
-        return Items(self.connection, operation(self.operations, *args, **kwargs))
-
-    _named(method, operation, Items[_result(operation)])  # type: ignore[misc]
-    return method
-
-
-def _followed(
+@overload
+def _method(operation: Callable[Concatenate[Operations, P], Steps[T]]) -> _Method[P, T, Coroutine[Any, Any, T]]: ...
+@overload
+def _method(operation: Callable[Concatenate[Operations, P], Pages[T]]) -> _Method[P, Items[T], AsyncItems[T]]: ...
+@overload
+def _method(
     operation: Callable[Concatenate[Operations, P], Following],
-) -> "Callable[Concatenate[Client, P], Iterator[Event]]":
-    def method(self: "Client", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Event]:
-        return follow(self.connection, operation(self.operations, *args, **kwargs))
-
-    _named(method, operation, Iterator[Event])
-    return method
+) -> _Method[P, Iterator[Event], AsyncIterator[Event]]: ...
+def _method(operation: Any) -> Any:
+    return _Method(operation)
 
 
-def _awaited(
-    operation: Callable[Concatenate[Operations, P], Steps[T]],
-) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]":
-    async def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.connection.run(operation(self.operations, *args, **kwargs))
+class _Methods:
+    """The operations, as methods of both clients."""
 
-    _named(method, operation, _result(operation))
-    return method
+    ready = _method(Operations.ready)
+    whoami = _method(Operations.whoami)
+    create_profile = _method(Operations.create_profile)
+    profile = _method(Operations.profile)
+    profile_id = _method(Operations.profile_id)
+    profiles = _method(Operations.profiles)
+    create_cluster = _method(Operations.create_cluster)
+    cluster = _method(Operations.cluster)
+    cluster_id = _method(Operations.cluster_id)
+    clusters = _method(Operations.clusters)
+    create_plan = _method(Operations.create_plan)
+    plan = _method(Operations.plan)
+    plan_id = _method(Operations.plan_id)
+    plan_request = _method(Operations.plan_request)
+    plans = _method(Operations.plans)
+    compare_plans = _method(Operations.compare_plans)
+    plan_alternatives = _method(Operations.plan_alternatives)
+    export_plan = _method(Operations.export_plan)
+    plan_streams = _method(Operations.plan_streams)
+    plan_timeline = _method(Operations.plan_timeline)
+    plan_trace = _method(Operations.plan_trace)
+    set_alias = _method(Operations.set_alias)
+    alias = _method(Operations.alias)
+    aliases = _method(Operations.aliases)
+    alias_history = _method(Operations.alias_history)
+    delete_alias = _method(Operations.delete_alias)
+    enqueue_job = _method(Operations.enqueue_job)
+    job = _method(Operations.job)
+    jobs = _method(Operations.jobs)
+    cancel_job = _method(Operations.cancel_job)
+    retry_job = _method(Operations.retry_job)
+    wait_for_job = _method(Operations.wait_for_job)
+    follow_job = _method(Operations.follow_job)
+    run = _method(Operations.run)
+    runs = _method(Operations.runs)
+    run_timeline = _method(Operations.run_timeline)
+    calibration = _method(Operations.calibration)
+    run_trace = _method(Operations.run_trace)
+    follow_run = _method(Operations.follow_run)
+    agents = _method(Operations.agents)
+    audit = _method(Operations.audit)
 
 
-def _listed_async(
-    operation: Callable[Concatenate[Operations, P], Pages[T]],
-) -> "Callable[Concatenate[AsyncClient, P], AsyncItems[T]]":
-    def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> AsyncItems[T]:
-        return AsyncItems(self.connection, operation(self.operations, *args, **kwargs))
-
-    _named(method, operation, AsyncItems[_result(operation)])  # type: ignore[misc]
-    return method
-
-
-def _followed_async(
-    operation: Callable[Concatenate[Operations, P], Following],
-) -> "Callable[Concatenate[AsyncClient, P], AsyncIterator[Event]]":
-    def method(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Event]:
-        return follow_async(self.connection, operation(self.operations, *args, **kwargs))
-
-    _named(method, operation, AsyncIterator[Event])
-    return method
-
-
-class Client:
+class Client(_Methods):
     """A service by its URL. Every method raises the error that the service reports, ServiceError if out of reach.
 
     `url` and `token` are those of the environment unless given: `PIPEPLAN_URL`, else http://127.0.0.1:8437;
@@ -108,6 +136,8 @@ class Client:
     client. A closed client sends nothing.
     """
 
+    _items, _follow = Items, staticmethod(follow)
+
     def __init__(
         self,
         url: str | None = None,
@@ -119,7 +149,7 @@ class Client:
         clock: RetryClock | None = None,
     ) -> None:
         self.connection = Connection(
-            url=_url(url),
+            url=service_url() if url is None else url,
             token=_token(token),
             transport=transport,
             clock=clock or RetryClock(),
@@ -129,65 +159,22 @@ class Client:
         self.operations = Operations(self.connection.exchange)
 
     def __enter__(self) -> "Client":
-        """The client itself; it is closed with the block."""
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Ends the connection."""
         self.close()
 
     def close(self) -> None:
-        """Ends the connection."""
         self.connection.close()
 
-    ready = _blocking(Operations.ready)
-    whoami = _blocking(Operations.whoami)
-    create_profile = _blocking(Operations.create_profile)
-    profile = _blocking(Operations.profile)
-    profile_id = _blocking(Operations.profile_id)
-    profiles = _listed(Operations.profiles)
-    create_cluster = _blocking(Operations.create_cluster)
-    cluster = _blocking(Operations.cluster)
-    cluster_id = _blocking(Operations.cluster_id)
-    clusters = _listed(Operations.clusters)
-    create_plan = _blocking(Operations.create_plan)
-    plan = _blocking(Operations.plan)
-    plan_id = _blocking(Operations.plan_id)
-    plan_request = _blocking(Operations.plan_request)
-    plans = _listed(Operations.plans)
-    compare_plans = _blocking(Operations.compare_plans)
-    plan_alternatives = _blocking(Operations.plan_alternatives)
-    export_plan = _blocking(Operations.export_plan)
-    plan_streams = _blocking(Operations.plan_streams)
-    plan_timeline = _blocking(Operations.plan_timeline)
-    plan_trace = _blocking(Operations.plan_trace)
-    set_alias = _blocking(Operations.set_alias)
-    alias = _blocking(Operations.alias)
-    aliases = _listed(Operations.aliases)
-    alias_history = _listed(Operations.alias_history)
-    delete_alias = _blocking(Operations.delete_alias)
-    enqueue_job = _blocking(Operations.enqueue_job)
-    job = _blocking(Operations.job)
-    jobs = _listed(Operations.jobs)
-    cancel_job = _blocking(Operations.cancel_job)
-    retry_job = _blocking(Operations.retry_job)
-    wait_for_job = _blocking(Operations.wait_for_job)
-    follow_job = _followed(Operations.follow_job)
-    run = _blocking(Operations.run)
-    runs = _listed(Operations.runs)
-    run_timeline = _blocking(Operations.run_timeline)
-    calibration = _blocking(Operations.calibration)
-    run_trace = _blocking(Operations.run_trace)
-    follow_run = _followed(Operations.follow_run)
-    agents = _listed(Operations.agents)
-    audit = _listed(Operations.audit)
 
-
-class AsyncClient:
+class AsyncClient(_Methods):
     """The same for programs that await. `Client` describes the arguments.
 
     Methods that return one thing are awaited, lists and events are read with `async for`.
     """
+
+    _items, _follow = AsyncItems, staticmethod(follow_async)
 
     def __init__(
         self,
@@ -200,7 +187,7 @@ class AsyncClient:
         clock: RetryClock | None = None,
     ) -> None:
         self.connection = AsyncConnection(
-            url=_url(url),
+            url=service_url() if url is None else url,
             token=_token(token),
             transport=transport,
             clock=clock or RetryClock(),
@@ -210,63 +197,13 @@ class AsyncClient:
         self.operations = Operations(self.connection.exchange)
 
     async def __aenter__(self) -> "AsyncClient":
-        """The client itself; it is closed with the block."""
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        """Ends the connection."""
         await self.close()
 
     async def close(self) -> None:
-        """Ends the connection."""
         await self.connection.close()
-
-    ready = _awaited(Operations.ready)
-    whoami = _awaited(Operations.whoami)
-    create_profile = _awaited(Operations.create_profile)
-    profile = _awaited(Operations.profile)
-    profile_id = _awaited(Operations.profile_id)
-    profiles = _listed_async(Operations.profiles)
-    create_cluster = _awaited(Operations.create_cluster)
-    cluster = _awaited(Operations.cluster)
-    cluster_id = _awaited(Operations.cluster_id)
-    clusters = _listed_async(Operations.clusters)
-    create_plan = _awaited(Operations.create_plan)
-    plan = _awaited(Operations.plan)
-    plan_id = _awaited(Operations.plan_id)
-    plan_request = _awaited(Operations.plan_request)
-    plans = _listed_async(Operations.plans)
-    compare_plans = _awaited(Operations.compare_plans)
-    plan_alternatives = _awaited(Operations.plan_alternatives)
-    export_plan = _awaited(Operations.export_plan)
-    plan_streams = _awaited(Operations.plan_streams)
-    plan_timeline = _awaited(Operations.plan_timeline)
-    plan_trace = _awaited(Operations.plan_trace)
-    set_alias = _awaited(Operations.set_alias)
-    alias = _awaited(Operations.alias)
-    aliases = _listed_async(Operations.aliases)
-    alias_history = _listed_async(Operations.alias_history)
-    delete_alias = _awaited(Operations.delete_alias)
-    enqueue_job = _awaited(Operations.enqueue_job)
-    job = _awaited(Operations.job)
-    jobs = _listed_async(Operations.jobs)
-    cancel_job = _awaited(Operations.cancel_job)
-    retry_job = _awaited(Operations.retry_job)
-    wait_for_job = _awaited(Operations.wait_for_job)
-    follow_job = _followed_async(Operations.follow_job)
-    run = _awaited(Operations.run)
-    runs = _listed_async(Operations.runs)
-    run_timeline = _awaited(Operations.run_timeline)
-    calibration = _awaited(Operations.calibration)
-    run_trace = _awaited(Operations.run_trace)
-    follow_run = _followed_async(Operations.follow_run)
-    agents = _listed_async(Operations.agents)
-    audit = _listed_async(Operations.audit)
-
-
-def _url(given: str | None) -> str:
-    """The given URL, or that of the environment."""
-    return given if given is not None else service_url()
 
 
 def _token(given: str | None) -> str | None:

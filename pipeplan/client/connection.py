@@ -80,7 +80,6 @@ class Connection:
                 resume = partial(steps.throw, error)
 
     def get(self, path: str, parameters: Parameters | None = None) -> bytes:
-        """The body of a resource."""
         return self.run(self.exchange.get(path, parameters))
 
     def post(self, path: str, body: str | None = None, *, patience_s: float | None = None) -> bytes:
@@ -102,7 +101,6 @@ class Connection:
             raise self.exchange.error_of(_unreached(error, 0.0)) from error
 
     def close(self) -> None:
-        """Ends the connection."""
         self._client.close()
 
     def _perform(self, step: Send | Pause) -> Outcome | None:
@@ -167,7 +165,6 @@ class AsyncConnection:
             raise self.exchange.error_of(_unreached(error, 0.0)) from error
 
     async def close(self) -> None:
-        """Ends the connection."""
         await self._client.aclose()
 
     async def _perform(self, step: Send | Pause) -> Outcome | None:

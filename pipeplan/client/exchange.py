@@ -21,13 +21,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from pipeplan.documents.files import parse
-from pipeplan.errors import (
-    InFlightError,
-    PipeplanError,
-    ServiceError,
-    TooManyRequestsError,
-    UnavailableError,
-)
+from pipeplan.errors import InFlightError, PipeplanError, ServiceError, TooManyRequestsError, UnavailableError
 from pipeplan.protocol.problems import Problem, error_of
 
 DEFAULT_URL = "http://127.0.0.1:8437"
@@ -196,7 +190,6 @@ class ServiceExchange:
         return (yield from self._answer(send, again="unless taken" if headers else "always")).content
 
     def delete(self, path: str, *, headers: Mapping[str, str] | None = None) -> Steps[None]:
-        """Deletes a resource."""
         yield from self._answer(Send(method="DELETE", path=path, headers=headers or {}), again="unless taken")
 
     def error_of(self, outcome: Outcome) -> PipeplanError:

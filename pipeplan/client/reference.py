@@ -101,7 +101,8 @@ def _row(kind: type) -> str:
 
 
 def _own(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    return ((name, method) for name, method in vars(kind).items() if not name.startswith("_") and name != "close")
+    names = (name for each in kind.__mro__[:-1] for name in vars(each) if not name.startswith("_") and name != "close")
+    return ((name, getattr(kind, name)) for name in names)
 
 
 def _signed(name: str, called: Callable[..., Any]) -> str:

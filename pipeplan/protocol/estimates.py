@@ -148,7 +148,6 @@ class EstimateTask(WireModel):
 
     @property
     def model(self) -> str:
-        """The SPEC that an agent's operator must allow."""
         return self.request.model
 
 
@@ -179,12 +178,7 @@ def microbatch_sizes(batch_size: int, sequence_length: int | None, asked: int | 
 
 
 def forms_asked(
-    cluster: Cluster,
-    options: Options,
-    *,
-    batch_size: int,
-    sequence_length: int | None,
-    precision: str | None = None,
+    cluster: Cluster, options: Options, *, batch_size: int, sequence_length: int | None, precision: str | None = None
 ) -> FormsAsked | None:
     """The forms that the engine and the options allow; None for our runtime, which never shares a block.
 

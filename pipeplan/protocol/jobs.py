@@ -78,7 +78,6 @@ def factory_of(text: str) -> str:
 
 
 def allows(patterns: Iterable[str], factory: str) -> bool:
-    """Whether one of the patterns allows a factory."""
     return any(_covers(unquote(pattern), factory) for pattern in patterns)
 
 
@@ -183,7 +182,6 @@ class RunTask(WireModel):
 
     @property
     def training(self) -> TrainingOptions:
-        """The training options."""
         return TrainingOptions(**{field.name: getattr(self, field.name) for field in fields(TrainingOptions)})
 
 
@@ -291,7 +289,6 @@ class Gang(WireModel):
 
     @property
     def nodes(self) -> int:
-        """The number of nodes."""
         return len(self.agents)
 
 

@@ -21,14 +21,12 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class Page(BaseModel, Generic[T]):
+class Page(WireModel, Generic[T]):
     """Some items, in the requested order, by default newest first.
 
     `next_cursor` requests the next ones; it is null on the last page. A page may hold fewer items than its limit
     although more follow: if few rows pass the filters, one page searches only a limited number of rows.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     items: tuple[T, ...]
     next_cursor: str | None = Field(default=None, description="give it as `cursor` to get the next page")

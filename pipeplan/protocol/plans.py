@@ -11,11 +11,14 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeplan.documents.calibration import Calibration
-from pipeplan.documents.plan import FIRST_VERSION, Alternative, Stage
+from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
+from pipeplan.documents.engines import ENGINES, SHARDINGS
+from pipeplan.documents.plan import FIRST_VERSION, OPTIMIZERS, RECOMPUTE_UNITS, Alternative, Stage
 from pipeplan.errors import require
-from pipeplan.planners.problem import MAX_BATCH_SIZE, Options
+from pipeplan.planners.problem import ACCOUNTINGS, CUTS, MAX_BATCH_SIZE, SEMANTICS, SYNCHRONISATIONS, Options
 from pipeplan.protocol.documents import DEVICE_TYPES
 from pipeplan.protocol.listing import ListQuery, Name, WireModel
+from pipeplan.schedules.registry import schedule_names
 
 MAX_CHARACTERS = 200
 """The longest name of an alias."""
@@ -29,6 +32,20 @@ RESERVED = ("plan", "history")
 PLAYED = "of the plan's streams when they are played; null where they were not"
 CLOSED_FORM = "what the planner's formulas give, and its search compared"
 """The meaning of a plan's two kinds of figures."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": tuple(schedule_names()),
+    "synchronisation": SYNCHRONISATIONS,
+    "memory": ACCOUNTINGS,
+    "optimizer": tuple(OPTIMIZERS),
+    "semantics": SEMANTICS,
+    "cuts": CUTS,
+    "engine": tuple(ENGINES),
+    "sharding": tuple(SHARDINGS),
+    "offload": (*OFFLOADS, ANY_OFFLOAD),
+    "recompute_unit": tuple(RECOMPUTE_UNITS),
+}
+"""The options that are one of a few names."""
 
 _ID = re.compile(r"[0-9a-f]{32}")
 _SHORT_ID = re.compile(r"[0-9a-f]{4,31}")

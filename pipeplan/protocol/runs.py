@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from pipeplan.calibration.samples import MeasuredRun
 from pipeplan.documents.files import parse, read, read_text
@@ -33,10 +33,8 @@ PLAN, TIMELINE, REPORT = "plan.json", "timeline.json", "run.json"
 """The files in a run's folder."""
 
 
-class Event(BaseModel):
+class Event(WireModel):
     """One event. `kind` is the state that the subject came to, or "progress"; `data` holds what changed with it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     number: int = Field(description="by subject, from 1 on without gaps: the id of the server-sent event")
     kind: str
@@ -45,7 +43,6 @@ class Event(BaseModel):
 
     @property
     def ends(self) -> bool:
-        """Whether it is the subject's last event."""
         return self.kind in ENDINGS
 
 

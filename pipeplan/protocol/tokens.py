@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from pipeplan.documents.names import require_own_name
 from pipeplan.errors import require
+from pipeplan.protocol.listing import WireModel
 
 Scope = Literal["read", "plan", "agent", "admin"]
 """The scopes that routes demand: to read, to plan and enqueue, to work as an agent, to manage."""
@@ -63,7 +64,6 @@ class Credential:
 
 
 def new_credential(prefix: str) -> Credential:
-    """A credential that nobody has, with a secret of 256 random bits."""
     return Credential(prefix=prefix, id=secrets.token_hex(16), secret=secrets.token_hex(SECRET_BYTES))
 
 
@@ -81,10 +81,8 @@ def masked(text: str) -> str:
     return _SECRET.sub(lambda found: f"{found[1] or found[2] or found[3] or found[4]}{HIDDEN}", text)
 
 
-class NewToken(BaseModel):
+class NewToken(WireModel):
     """A token to be made. `expires_in_s` is null for one that never expires."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,99}$",
@@ -103,10 +101,8 @@ class NewToken(BaseModel):
         return name
 
 
-class Token(BaseModel):
+class Token(WireModel):
     """A token as it is listed: its secret is not kept."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: str
     name: str
@@ -125,10 +121,8 @@ class CreatedToken(Token):
     token: str = Field(description="sent as `Authorization: Bearer ...`; the service keeps only its hash")
 
 
-class Whoami(BaseModel):
+class Whoami(WireModel):
     """Who the caller is to the service. `token` is null if none was demanded."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     scopes: tuple[Scope, ...] = Field(description="all that is allowed, with the scopes that others include")
@@ -152,7 +146,6 @@ NOBODY = Identity(name="nobody", scopes=frozenset())
 
 
 def allowed(scopes: tuple[Scope, ...]) -> frozenset[Scope]:
-    """Everything that a token with these scopes allows."""
     return frozenset().union(*(INCLUDED[scope] for scope in scopes))
 
 

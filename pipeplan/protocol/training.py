@@ -94,11 +94,7 @@ class TrainingOptions:
         for field in ("learning_rate", "clip_norm", "loss_scale"):
             if getattr(self, field) is not None:
                 require_amount(field, getattr(self, field), positive=True)
-        for field, names in (
-            ("lr_schedule", LEARNING_RATES),
-            ("batch_norm", BATCH_NORMS),
-            ("autocast", AUTOCASTS),
-        ):
+        for field, names in (("lr_schedule", LEARNING_RATES), ("batch_norm", BATCH_NORMS), ("autocast", AUTOCASTS)):
             if getattr(self, field) is not None:
                 require_one_of(names, field, getattr(self, field))
 

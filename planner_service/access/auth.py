@@ -60,6 +60,10 @@ LoginPage = Callable[[Request, str, str | None], Response]
 """Makes the login page: for a request, where the login leads to, and what was wrong with the last try."""
 
 
+LookUp = Callable[[Context, TokenKey, str], KnownToken | None]
+"""Finds what is known of a token or a session by its id."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Read:
     """What was read of a credential, and when."""
@@ -93,7 +97,6 @@ class Identities:
         return await self._of(parse_credential(SESSION_PREFIX, text), service.known_by_session, may_look)
 
     async def open_session(self, identity: Identity) -> Credential:
-        """Opens a session for the holder of a token."""
         return await in_writer(service.open_session, self._context, await self._token_key(), identity)
 
     async def end_session(self, text: str) -> None:
@@ -104,7 +107,6 @@ class Identities:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets everything read so far."""
         self._read.clear()
 
     async def note_use(self, identity: Identity) -> None:
@@ -119,27 +121,17 @@ class Identities:
             LOG.warning("the last use of a token could not be noted: %s", error)
 
     async def _of(
-        self,
-        credential: Credential | None,
-        look_up: Callable[[Context, TokenKey, str], KnownToken | None],
-        may_look: Callable[[], None],
+        self, credential: Credential | None, look_up: LookUp, may_look: Callable[[], None]
     ) -> Identity | None:
         if credential is None:
             return None
         try:
             return await self._found(credential, look_up, may_look)
-        except (
-            ServiceError
-        ) as error:  # nobody knows the caller: it learns nothing, not even what a token is looked up in
+        except ServiceError as error:  # the caller is unknown: it learns nothing, not even where tokens are looked up
             LOG.warning("no token can be looked up: %s", error)
             raise UnavailableError("the service cannot look up tokens now; ask again", RETRY_AFTER_S) from error
 
-    async def _found(
-        self,
-        credential: Credential,
-        look_up: Callable[[Context, TokenKey, str], KnownToken | None],
-        may_look: Callable[[], None],
-    ) -> Identity | None:
+    async def _found(self, credential: Credential, look_up: LookUp, may_look: Callable[[], None]) -> Identity | None:
         key = await self._token_key()
         read = self._read.get(credential.id)
         if read is not None and _within(read.at, self._context.now(), KNOWN_FOR_S):
@@ -165,9 +157,7 @@ class Identities:
             return None
         return known.identity
 
-    async def _look(
-        self, identity: str, key: TokenKey, look_up: Callable[[Context, TokenKey, str], KnownToken | None]
-    ) -> KnownToken | None:
+    async def _look(self, identity: str, key: TokenKey, look_up: LookUp) -> KnownToken | None:
         """Queries the database, and keeps the credential if it is valid."""
         at = self._context.now()
         known = await asyncio.to_thread(look_up, self._context, key, identity)
@@ -195,7 +185,6 @@ class Demand:
         self.scopes = frozenset(scopes)
 
     async def __call__(self, request: Request) -> None:
-        """Passes or raises."""
         identity = await caller(request)
         if not self.scopes & identity.scopes:
             wanted = " or ".join(sorted(self.scopes))
@@ -330,7 +319,6 @@ class Door:
         self._admission = admission
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Passes the request on with its caller, or answers."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -4,15 +4,15 @@ Under each key of a caller the database keeps the request, and its answer once t
 transaction of the effect: whatever fails in between, both are there or neither. A request whose effect takes long holds
 its key in the meantime. If the service dies with it, the key becomes free after a while.
 
-Three parts: the rows (`add_key` to `prune_keys`), what is done once (`perform`, `hold`, `settle`), and the header.
+Two parts: what is done once (`perform`, `hold`, `settle`), and the header.
 """
 
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -54,56 +54,6 @@ class Reply:
     status: int
     body: str | None
     location: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A request under a key. `reply` is None while the request is in progress, until `held_until` at the latest."""
-
-    fingerprint: str
-    reply: Reply | None
-    held_until: datetime
-    expires_at: datetime
-
-
-def add_key(connection: Connection, name: Name, fingerprint: str, held_until: datetime, expires_at: datetime) -> bool:
-    """Stores a request under a key unless there is one; says whether it did. A second one waits for the first."""
-    row = insert(table).values(
-        caller=name[0], key=name[1], fingerprint=fingerprint, held_until=held_until, expires_at=expires_at
-    )
-    return insert_once(connection, row)
-
-
-def stored_key(connection: Connection, name: Name) -> Entry | None:
-    """The record under a key; nobody else changes it until the transaction ends."""
-    row = connection.execute(select(table).where(_is(name)).with_for_update()).one_or_none()
-    if row is None:
-        return None
-    reply = None if row.status is None else Reply(status=row.status, body=row.body, location=row.location)
-    return Entry(fingerprint=row.fingerprint, reply=reply, held_until=row.held_until, expires_at=row.expires_at)
-
-
-def renew_key(connection: Connection, name: Name, fingerprint: str, held_until: datetime, expires_at: datetime) -> None:
-    """Stores a request under a key whose former request has expired."""
-    values: dict[str, Any] = {"status": None, "body": None, "location": None}
-    row = update(table).where(_is(name))
-    connection.execute(row.values(fingerprint=fingerprint, held_until=held_until, expires_at=expires_at, **values))
-
-
-def settle_key(connection: Connection, name: Name, reply: Reply) -> None:
-    """Stores the request's answer, in the transaction of its effect. The first answer stays."""
-    row = update(table).where(_is(name), table.c.status.is_(None))
-    connection.execute(row.values(status=reply.status, body=reply.body, location=reply.location))
-
-
-def forget_key(connection: Connection, name: Name) -> None:
-    """Frees the key of a request that had no effect."""
-    connection.execute(delete(table).where(_is(name), table.c.status.is_(None)))
-
-
-def prune_keys(connection: Connection, now: datetime) -> int:
-    """Deletes the expired keys, and returns their number."""
-    return connection.execute(delete(table).where(table.c.expires_at <= now)).rowcount
 
 
 def _is(name: Name) -> ColumnElement[bool]:
@@ -150,7 +100,7 @@ def perform(
         if known is not None:
             return OnceOutcome(reply=known, replayed=True)
         reply = effect(replace(context, database=context.database.joining(connection)))
-        settle_key(connection, key.name, replace(reply, body=None) if secret else reply)
+        settle(connection, key, replace(reply, body=None) if secret else reply)
         return OnceOutcome(reply=reply)
 
 
@@ -165,47 +115,48 @@ def hold(context: Context, key: Key, duration_s: float) -> OnceOutcome | None:
 
 
 def settle(connection: Connection, key: Key | None, reply: Reply) -> None:
-    """Stores the answer of a request that held its key, in the transaction of its effect."""
+    """Stores the request's answer, in the transaction of its effect. The first answer stays."""
     if key is not None:
-        settle_key(connection, key.name, reply)
+        row = update(table).where(_is(key.name), table.c.status.is_(None))
+        connection.execute(row.values(status=reply.status, body=reply.body, location=reply.location))
 
 
 def let_go(context: Context, key: Key) -> None:
     """Frees the key of a request that held it and had no effect."""
     with context.database.write() as connection:
-        forget_key(connection, key.name)
+        connection.execute(delete(table).where(_is(key.name), table.c.status.is_(None)))
 
 
 def prune(context: Context) -> int:
     """Deletes the expired keys, and returns their number."""
     with context.database.write() as connection:
-        return prune_keys(connection, context.now())
+        return connection.execute(delete(table).where(table.c.expires_at <= context.now())).rowcount
 
 
 def _take(context: Context, connection: Connection, key: Key, held: timedelta) -> Reply | None:
     """Takes the key for this request and returns None, or returns the stored answer."""
     now = context.now()
-    until, expires = now + held, now + KEPT
-    if add_key(connection, key.name, key.fingerprint, until, expires):
+    (caller, name), held_until = key.name, now + held
+    values = {"fingerprint": key.fingerprint, "held_until": held_until, "expires_at": now + KEPT}
+    if insert_once(connection, insert(table).values(caller=caller, key=name, **values)):  # a second one waits here
         return None
-    entry = stored_key(connection, key.name)
-    if entry is None:
-        raise InFlightError(f"the {FIELD} {key.name[1]!r} is just being released", retry_after_s=RETRY_AFTER_S)
-    if entry.expires_at <= now:
-        renew_key(connection, key.name, key.fingerprint, until, expires)
-        return None
-    if entry.fingerprint != key.fingerprint:
-        raise InvalidInputError(FIELD, "must not be used again for another request", key.name[1])
-    if entry.reply is not None:
-        if entry.reply.body is None:
-            where = f": {entry.reply.location}" if entry.reply.location else ""
+    known = connection.execute(select(table).where(_is(key.name)).with_for_update()).one_or_none()
+    if known is None:
+        raise InFlightError(f"the {FIELD} {name!r} is just being released", retry_after_s=RETRY_AFTER_S)
+    if known.expires_at > now:
+        if known.fingerprint != key.fingerprint:
+            raise InvalidInputError(FIELD, "must not be used again for another request", name)
+        if known.status is not None and known.body is None:
+            where = f": {known.location}" if known.location else ""
             sentence = f"the request under this {FIELD} was done{where}; its answer held a secret, shown once"
             raise ConflictError(sentence)
-        return entry.reply
-    if entry.held_until > now:
-        sentence = f"the request under the {FIELD} {key.name[1]!r} is being worked on"
-        raise InFlightError(sentence, retry_after_s=RETRY_AFTER_S)
-    renew_key(connection, key.name, key.fingerprint, until, expires)
+        if known.status is not None:
+            return Reply(status=known.status, body=known.body, location=known.location)
+        if known.held_until > now:
+            sentence = f"the request under the {FIELD} {name!r} is being worked on"
+            raise InFlightError(sentence, retry_after_s=RETRY_AFTER_S)
+    row = update(table).where(_is(key.name))  # its former request has expired, or had no effect
+    connection.execute(row.values(status=None, body=None, location=None, **values))
     return None
 
 
@@ -226,7 +177,6 @@ OncePathKey = Annotated[Key | None, Depends(_of_path)]
 
 
 def model_reply(model: BaseModel, *, status: int = 200, location: str | None = None) -> Reply:
-    """A model as the answer."""
     return Reply(status=status, body=model.model_dump_json(), location=location)
 
 

@@ -15,12 +15,11 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipeplan.protocol.problems import Problem
 from pipeplan.protocol.tokens import is_loopback
 from planner_service.access.auth import same_origin
 from planner_service.platform.logs import REQUEST_ID
 from planner_service.platform.metrics import METHODS, Metrics
-from planner_service.platform.problems import problem_response
+from planner_service.platform.problems import plain
 from planner_service.platform.requests import KEY
 
 HEADER = "X-Request-ID"
@@ -47,7 +46,6 @@ class Access:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, and records the request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -101,7 +99,6 @@ class Guard:
         self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on, or answers 403."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -119,9 +116,7 @@ class Guard:
         else:
             await self._app(scope, receive, send)
             return
-        status = HTTPStatus.FORBIDDEN
-        problem = Problem(title=status.phrase, status=status, detail=reason)
-        await problem_response(problem)(scope, receive, send)
+        await plain(HTTPStatus.FORBIDDEN, reason)(scope, receive, send)
 
 
 @lru_cache(256)

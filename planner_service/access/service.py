@@ -6,7 +6,7 @@ A session is a browser's login. It opens with a token, and ends with it at the l
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 
 from pipeplan.errors import ConflictError, NotFoundError, PipeplanError
@@ -50,11 +50,9 @@ class TokenKey:
 
     @property
     def id(self) -> str:
-        """Distinguishes keys without revealing them."""
         return self._digest(_FINGERPRINTED)[:16]
 
     def hash(self, secret: str) -> str:
-        """The HMAC-SHA-256 of a secret, in hexadecimal digits."""
         return self._digest(secret.encode())
 
     def proves(self, secret: str, secret_hash: str) -> bool:
@@ -182,7 +180,6 @@ def known_token(stored: StoredToken) -> KnownToken:
 
 
 def is_valid(stored: StoredToken, key: TokenKey, now: datetime) -> bool:
-    """Whether the service accepts the token."""
     return _state(stored, key, now) == "valid"
 
 
@@ -194,17 +191,8 @@ def note_use(context: Context, token_id: str) -> None:
 
 
 def _token(stored: StoredToken, key: TokenKey, now: datetime) -> Token:
-    return Token(
-        id=stored.id,
-        name=stored.name,
-        scopes=stored.scopes,
-        state=_state(stored, key, now),
-        created_by=stored.created_by,
-        created_at=stored.created_at,
-        expires_at=stored.expires_at,
-        revoked_at=stored.revoked_at,
-        last_used_at=stored.last_used_at,
-    )
+    shown = {name: value for name, value in asdict(stored).items() if name in Token.model_fields}
+    return Token(**shown, state=_state(stored, key, now))
 
 
 def _state(stored: StoredToken, key: TokenKey, now: datetime) -> TokenState:
@@ -239,11 +227,14 @@ def known_by_session(context: Context, key: TokenKey, session_id: str) -> KnownT
     now = context.now()
     with context.database.read() as connection:
         session = storage.session(connection, session_id)
-    if session is None or session.expires_at <= now or not is_valid(session.token, key, now):
+    if session is None:
         return None
-    token = known_token(session.token)
-    ends = (session.expires_at, token.expires_at or session.expires_at)
-    return KnownToken(identity=token.identity, secret_hash=session.secret_hash, expires_at=min(ends))
+    stored, secret_hash, expires_at = session
+    if expires_at <= now or not is_valid(stored, key, now):
+        return None
+    token = known_token(stored)
+    ends = (expires_at, token.expires_at or expires_at)
+    return KnownToken(identity=token.identity, secret_hash=secret_hash, expires_at=min(ends))
 
 
 def end_session(context: Context, session_id: str) -> None:

@@ -1,7 +1,7 @@
 """Tokens, the sessions that they open, and the key under which their secrets are hashed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, delete, insert, o
 from pipeplan.protocol.listing import Page
 from pipeplan.protocol.tokens import SCOPES, Scope
 from planner_service.platform.listing import Cut, insert_once, newest
+from planner_service.platform.stored import columns_of
 from planner_service.platform.tables import server_keys, sessions, tokens
 
 T = TypeVar("T")
@@ -31,29 +32,17 @@ class StoredToken:
     last_used_at: datetime | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSession:
-    """A browser's session, and the token that opened it."""
-
-    secret_hash: str
-    expires_at: datetime
-    token: StoredToken
-
-
 def server_key(connection: Connection, name: str) -> str | None:
-    """The server's key of this name, in hexadecimal digits."""
     return connection.execute(select(server_keys.c.value).where(server_keys.c.name == name)).scalar_one_or_none()
 
 
 def add_server_key(connection: Connection, name: str, value: str, now: datetime) -> None:
-    """Stores a key unless there is one of this name already."""
     insert_once(connection, insert(server_keys).values(name=name, value=value, created_at=now))
 
 
 def add(connection: Connection, token: StoredToken) -> None:
     """Stores a new token."""
-    values = {name: getattr(token, name) for name in StoredToken.__slots__}
-    connection.execute(insert(tokens).values(**values | {"scopes": " ".join(token.scopes)}))
+    connection.execute(insert(tokens).values(asdict(token) | {"scopes": " ".join(token.scopes)}))
 
 
 def get(connection: Connection, token_id: str) -> StoredToken | None:
@@ -74,7 +63,6 @@ def any_valid(connection: Connection, key_id: str, now: datetime) -> bool:
 
 
 def named(connection: Connection, name: str, now: datetime) -> list[StoredToken]:
-    """The tokens of this name that are neither revoked nor expired."""
     return [_token(row) for row in connection.execute(select(tokens).where(tokens.c.name == name, *_valid(now)))]
 
 
@@ -106,21 +94,18 @@ def add_session(
     connection.execute(insert(sessions).values(**values, created_at=now, expires_at=expires_at))
 
 
-def session(connection: Connection, session_id: str) -> StoredSession | None:
-    """The session with its token."""
+def session(connection: Connection, session_id: str) -> tuple[StoredToken, str, datetime] | None:
+    """The token that opened the session, the hash of the session's secret, and when the session expires."""
     query: Select[Any] = (
         select(*tokens.c, sessions.c.secret_hash.label("session_hash"), sessions.c.expires_at.label("session_end"))
         .join(sessions, sessions.c.token_id == tokens.c.id)
         .where(sessions.c.id == session_id)
     )
     row = connection.execute(query).one_or_none()
-    if row is None:
-        return None
-    return StoredSession(secret_hash=row.session_hash, expires_at=row.session_end, token=_token(row))
+    return None if row is None else (_token(row), row.session_hash, row.session_end)
 
 
 def end_session(connection: Connection, session_id: str) -> None:
-    """Ends a session."""
     connection.execute(delete(sessions).where(sessions.c.id == session_id))
 
 
@@ -130,15 +115,4 @@ def _valid(now: datetime) -> tuple[ColumnElement[bool], ...]:
 
 def _token(row: Row[Any]) -> StoredToken:
     kept = set(row.scopes.split())
-    return StoredToken(
-        id=row.id,
-        name=row.name,
-        scopes=tuple(scope for scope in SCOPES if scope in kept),
-        secret_hash=row.secret_hash,
-        key_id=row.key_id,
-        created_by=row.created_by,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-        last_used_at=row.last_used_at,
-    )
+    return StoredToken(**columns_of(row, StoredToken) | {"scopes": tuple(s for s in SCOPES if s in kept)})

@@ -59,12 +59,10 @@ class Needs:
 
 
 def most_processes(agent: KnownAgent) -> int:
-    """How many ranks an agent takes at once."""
     return agent.told.max_processes or agent.told.devices
 
 
 def factories_of(task: Task) -> tuple[str, ...]:
-    """The factories that a task names, each once."""
     return tuple(sorted({factory_of(spec) for _, spec in specs_of(task)}))
 
 

@@ -17,7 +17,6 @@ from planner_service.agents.needs import most_processes
 from planner_service.agents.store import KnownAgent
 from planner_service.platform import trail
 from planner_service.platform.context import Context, found
-from planner_service.platform.listing import Cut
 
 ASKS_KNOWN = 6
 """How often in a lease's length it is recorded that an agent asks for work; not every request is recorded."""
@@ -78,11 +77,6 @@ def page(context: Context, query: AgentQuery) -> Page[Agent]:
     with context.database.read() as connection:
         known = storage.page(connection, query)
     return Page(items=tuple(_shown(context, one, now) for one in known.items), next_cursor=known.next_cursor)
-
-
-def newest(context: Context, cut: Cut) -> Page[Agent]:
-    """A page of agents, newest first."""
-    return page(context, AgentQuery(limit=cut.limit, cursor=cut.cursor))
 
 
 def asking(connection: Connection, request: LeaseRequest) -> KnownAgent | None:

@@ -14,7 +14,7 @@ from pipeplan.protocol.agents import AgentQuery, Registration
 from pipeplan.protocol.listing import Page
 from planner_service.platform import listing
 from planner_service.platform.listing import Listing
-from planner_service.platform.stored import read_stored
+from planner_service.platform.stored import columns_of, read_stored
 from planner_service.platform.tables import agents
 
 _REGISTRATION = TypeAdapter(Registration)
@@ -53,7 +53,6 @@ class KnownAgent:
 
     @property
     def name(self) -> str:
-        """The agent's name, which no other has."""
         return self.told.name
 
 
@@ -134,7 +133,6 @@ def asked(connection: Connection, name: str, now: datetime) -> None:
 
 
 def given(connection: Connection, names: Iterable[str], job_id: str) -> None:
-    """Records that these agents got a job."""
     connection.execute(_GIVEN, {"names": list(names), "given_id": job_id})
 
 
@@ -157,17 +155,7 @@ def _known(row: Row[Any]) -> KnownAgent:
         counts = dict.fromkeys(("port", "devices", "memory_bytes"), 0)
         told = Registration.model_construct(name=row.name, instance=row.instance, **texts | counts)
         reason = str(error)
-    return KnownAgent(
-        id=row.id,
-        told=told,
-        unreadable=reason,
-        draining=row.draining,
-        job_id=row.job_id,
-        registered_at=row.registered_at,
-        last_seen_at=row.last_seen_at,
-        asked_at=row.asked_at,
-        token_id=row.token_id,
-    )
+    return KnownAgent(told=told, unreadable=reason, **columns_of(row, KnownAgent))
 
 
 _LISTING = Listing(

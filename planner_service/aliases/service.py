@@ -41,11 +41,11 @@ def put(context: Context, name: str, plan_id: str, *, by: str, expected: Expecte
         if not storage.hold_plan(connection, plan_id):
             raise InvalidInputError("plan_id", "must be the id of a stored plan", plan_id)
 
-        current = storage.locked(connection, name)
+        current = storage.get(connection, name, lock=True)
         expected.check(name, current)
         new = current is None and storage.add(connection, name, plan_id, by, now)
         if current is None and not new:  # another transaction has just added it
-            current = storage.locked(connection, name)
+            current = storage.get(connection, name, lock=True)
             expected.check(name, current)
 
         if new or (current is not None and current.plan_id != plan_id):
@@ -80,7 +80,7 @@ def delete(context: Context, name: str, *, by: str, expected: Expected = ANYTHIN
     """Deletes the name. Raises NotFoundError if there is none."""
     require_name(name)
     with context.database.write() as connection:
-        alias = storage.locked(connection, name)
+        alias = storage.get(connection, name, lock=True)
         expected.check(name, alias)
         found("alias", name, alias)
         storage.remove(connection, name, by, context.now())

@@ -9,18 +9,14 @@ from pipeplan.protocol.listing import ListQuery, Page
 from pipeplan.protocol.plans import Alias, AliasMove, AliasQuery
 from planner_service.platform import listing
 from planner_service.platform.listing import Listing, equal, insert_once
+from planner_service.platform.stored import columns_of
 from planner_service.platform.tables import alias_moves, aliases, plans
 
 
-def get(connection: Connection, name: str) -> Alias | None:
-    """Where the name points."""
-    row = connection.execute(select(aliases).where(aliases.c.name == name)).one_or_none()
-    return None if row is None else _alias(row)
-
-
-def locked(connection: Connection, name: str) -> Alias | None:
-    """Where the name points; nobody else moves it until the transaction ends."""
-    row = connection.execute(select(aliases).where(aliases.c.name == name).with_for_update()).one_or_none()
+def get(connection: Connection, name: str, *, lock: bool = False) -> Alias | None:
+    """Where the name points. With `lock` nobody else moves it until the transaction ends."""
+    query = select(aliases).where(aliases.c.name == name)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else _alias(row)
 
 
@@ -51,10 +47,7 @@ def remove(connection: Connection, name: str, by: str, now: datetime) -> None:
 
 def page(connection: Connection, query: AliasQuery) -> Page[Alias]:
     """The aliases that the query asks for."""
-    filters = [
-        equal("plan_id", aliases.c.plan_id, query.plan_id),
-        *listing.created(aliases.c.created_at, query),
-    ]
+    filters = [equal("plan_id", aliases.c.plan_id, query.plan_id), *listing.created(aliases.c.created_at, query)]
     return listing.page(connection, _ALIASES, listing.cut_of(query), filters)
 
 
@@ -71,17 +64,14 @@ def _record(connection: Connection, name: str, plan_id: str | None, by: str, now
 
 
 def _alias(row: Row[Any]) -> Alias:
-    return Alias(**{name: getattr(row, name) for name in Alias.model_fields})
+    return Alias(**columns_of(row, Alias))
 
 
 def _move(row: Row[Any]) -> AliasMove:
-    return AliasMove(version=row.sequence, plan_id=row.plan_id, moved_by=row.moved_by, moved_at=row.moved_at)
+    return AliasMove(version=row.sequence, **columns_of(row, AliasMove))
 
 
 _ALIASES = Listing(
-    table=aliases,
-    query=select(aliases),
-    item=_alias,
-    sorts={"created_at": aliases.c.sequence, "name": aliases.c.name},
+    table=aliases, query=select(aliases), item=_alias, sorts={"created_at": aliases.c.sequence, "name": aliases.c.name}
 )
 _MOVES = Listing(table=alias_moves, query=select(alias_moves), item=_move, sorts={"created_at": alias_moves.c.sequence})

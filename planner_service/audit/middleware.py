@@ -90,7 +90,6 @@ class Audited:
         self._refusals = Rates(REFUSALS_PER_S, REFUSALS_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes on; records attempts without effect."""
         if scope["type"] != "http" or scope["method"] in SAFE:
             await self._app(scope, receive, send)
             return
@@ -124,5 +123,5 @@ class Audited:
             names = tuple(found[1].groupdict().values())
             await in_writer(audit.note_refusal, self._context, found[0].action, names[0] if names else None, status)
         except PipeplanError as error:
-            self._context.metrics.count_unaudited()
+            self._context.metrics.unaudited.inc()
             LOG.warning("an attempt at %s without effect is not in the audit log: %s", found[0].action, error)

@@ -8,6 +8,7 @@ from pipeplan.protocol.audit import AuditEntry, AuditQuery
 from pipeplan.protocol.listing import Page
 from planner_service.platform import listing
 from planner_service.platform.listing import Listing, equal
+from planner_service.platform.stored import columns_of
 from planner_service.platform.tables import audit
 
 
@@ -21,7 +22,7 @@ def page(connection: Connection, query: AuditQuery) -> Page[AuditEntry]:
 
 
 def _entry(row: Row[Any]) -> AuditEntry:
-    return AuditEntry.model_construct(**{name: getattr(row, name) for name in AuditEntry.model_fields})
+    return AuditEntry.model_construct(**columns_of(row, AuditEntry))
 
 
 _LISTING = Listing(table=audit, query=select(audit), item=_entry, sorts={"created_at": audit.c.created_at})

@@ -74,16 +74,10 @@ def list_tokens(
     headings = ("id", "name", "scopes", "state", "made by", "made", "expires", "last used")
     rows = [
         (
-            token.id,
-            token.name,
-            " ".join(token.scopes),
-            token.state,
-            token.created_by,
-            _moment(token.created_at),
-            _moment(token.expires_at),
-            _moment(token.last_used_at),
+            *(it.id, it.name, " ".join(it.scopes), it.state, it.created_by),
+            *map(_moment, (it.created_at, it.expires_at, it.last_used_at)),
         )
-        for token in page.items
+        for it in page.items
     ]
     show_table(headings, rows)
     if page.next_cursor is not None:

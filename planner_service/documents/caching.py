@@ -131,7 +131,6 @@ class Express:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers or passes on."""
         if scope["type"] != "http" or scope["method"] != "GET":
             await self._app(scope, receive, send)
         elif scope["path"] in self._lists:

@@ -75,7 +75,6 @@ def svg_text(
 
 
 def legend_of_parts(kinds: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """The legend of a stacked chart's kinds of parts."""
     return tuple((f"m-{kind}", kind.replace("-", " ")) for kind in kinds)
 
 

@@ -6,12 +6,13 @@ from the outermost one down; the first unit of each is opened in the row below.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.profile import Profile
 from pipeplan.errors import require
 from pipeplan.formats import bandwidth, count, seconds, size
-from planner_service.platform.axes import Tick, memory_ticks, ticks
+from planner_service.platform.axes import StackedPart, Tick, memory_ticks, ticks
 
 HEIGHT = 220.0
 LEFT, RIGHT, TOP, BOTTOM = 84.0, 1150.0, 12.0, 190.0
@@ -37,17 +38,7 @@ class BlockColumn:
 
     @property
     def total(self) -> float:
-        """The bar's height."""
         return sum(value for _, value in self.parts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarPart:
-    """A part of a bar."""
-
-    kind: str
-    y: float
-    height: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +51,7 @@ class BlockBar:
     x: float
     width: float
     title: str
-    parts: tuple[BarPart, ...]
+    parts: tuple[StackedPart, ...]
     whisker: tuple[float, float, float] | None
 
 
@@ -113,24 +104,16 @@ def memory_columns(profile: Profile, microbatch_size: int) -> list[BlockColumn]:
 
 def time_chart(columns: Sequence[BlockColumn]) -> BlockChart | None:
     """The chart of seconds; None where all is 0."""
-
-    def axis(most_s: float) -> tuple[Tick, ...]:
-        return ticks(0.0, most_s, start=BOTTOM, end=TOP, most=4, label=seconds)
-
-    return _chart(columns, seconds, axis)
+    return _chart(columns, seconds, partial(ticks, 0.0, label=seconds))
 
 
 def memory_chart(columns: Sequence[BlockColumn]) -> BlockChart | None:
     """The chart of bytes; None where all is 0."""
-
-    def axis(most_bytes: float) -> tuple[Tick, ...]:
-        return memory_ticks(most_bytes, start=BOTTOM, end=TOP, most=4)
-
-    return _chart(columns, size, axis)
+    return _chart(columns, size, memory_ticks)
 
 
 def _chart(
-    columns: Sequence[BlockColumn], label: Callable[[float], str], axis: Callable[[float], tuple[Tick, ...]]
+    columns: Sequence[BlockColumn], label: Callable[[float], str], axis: Callable[..., tuple[Tick, ...]]
 ) -> BlockChart | None:
     blocks_a_bar = max(1, -(-len(columns) // MOST_BARS))
     drawn = [_together(columns[start : start + blocks_a_bar], start) for start in range(0, len(columns), blocks_a_bar)]
@@ -145,7 +128,7 @@ def _chart(
     blocks = ticks(0.0, last, start=LEFT + place / 2, end=end, most=min(12, last), label=lambda block: f"{block:g}")
     return BlockChart(
         bars=tuple(_bar(column, index, len(drawn), most, label) for index, column in enumerate(drawn)),
-        values=axis(most),
+        values=axis(most, start=BOTTOM, end=TOP, most=4),
         blocks=blocks,
         blocks_a_bar=blocks_a_bar,
     )
@@ -169,7 +152,7 @@ def _bar(column: BlockColumn, index: int, bars: int, most: float, label: Callabl
     parts = []
     for kind, value in column.parts:
         y -= value * scale
-        parts.append(BarPart(kind=kind, y=y, height=value * scale))
+        parts.append(StackedPart(kind=kind, y=y, height=value * scale))
     half = column.spread * scale / 2
     words = ", ".join(f"{kind.replace('-', ' ')} {label(value)}" for kind, value in column.parts)
     return BlockBar(

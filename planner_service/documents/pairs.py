@@ -4,19 +4,18 @@ Blocks are matched by their names, which are unique in a profile. A block that o
 own.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.documents.alike import alike
 from pipeplan.documents.files import parse
-from pipeplan.documents.profile import Block, Profile
+from pipeplan.documents.profile import Profile
 from pipeplan.errors import require
 from pipeplan.formats import NONE, seconds, size, times
 
 MOST_ROWS = 300
 """Rows in the table of a pair."""
 
-Quantities = tuple[float, float, float, float, float]
+Quantities = tuple[float, ...]
 """Of a block: forward_s, backward_s, weight_bytes, activation_bytes, output_bytes."""
 
 LABELS = ("Forward", "Backward", "Weights", "Activations", "Output")
@@ -66,9 +65,16 @@ def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
     require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
     microbatch_size = int(wanted) if wanted else sizes[-1]
 
-    a, b = ({block.name: _quantities(block, microbatch_size) for block in each.blocks} for each in (first, second))
+    a, b = (
+        {
+            block.name: (at.forward_s, at.backward_s, block.weight_bytes, at.activation_bytes, at.output_bytes)
+            for block, at in ((block, block.at(microbatch_size)) for block in each.blocks)
+        }
+        for each in (first, second)
+    )
     pairs = [(name, a.get(name), b.get(name)) for name in a | b]
-    sums = [_sum([each[name] for name in a.keys() & b.keys()]) for each in (a, b)] if a.keys() & b.keys() else []
+    shared = a.keys() & b.keys()
+    sums = [tuple(map(sum, zip(*(each[name] for name in shared), strict=True))) for each in (a, b)]
     runs = list(alike([name for name, _, _ in pairs], [(a, b) for _, a, b in pairs]))
     rows = [
         PairedRow(
@@ -84,20 +90,10 @@ def pair_of(wanted: str, contents: tuple[str, str]) -> ProfilePair:
         names=(named[0], named[1]),
         microbatch_size=microbatch_size,
         sizes=sizes,
-        totals=_cells(sums[0], sums[1]) if sums else (),
+        totals=_cells(*sums) if shared else (),
         rows=tuple(rows[:MOST_ROWS]),
         hidden_rows=max(0, len(rows) - MOST_ROWS),
     )
-
-
-def _sum(blocks: Sequence[Quantities]) -> Quantities:
-    forward_s, backward_s, weight_bytes, activation_bytes, output_bytes = map(sum, zip(*blocks, strict=True))
-    return forward_s, backward_s, weight_bytes, activation_bytes, output_bytes
-
-
-def _quantities(block: Block, microbatch_size: int) -> Quantities:
-    at = block.at(microbatch_size)
-    return at.forward_s, at.backward_s, block.weight_bytes, at.activation_bytes, at.output_bytes
 
 
 def _cells(first: Quantities | None, second: Quantities | None) -> tuple[PairedCell, ...]:

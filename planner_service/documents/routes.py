@@ -14,7 +14,7 @@ from planner_service.documents.caching import UNCHANGED, DocumentLane, document_
 from planner_service.documents.chart_files import ANSWERS, Format, chart_response
 from planner_service.documents.charts import ProfileChart, cluster_file, profile_file
 from planner_service.documents.service import clusters, profiles
-from planner_service.documents.store import PackedCluster, PackedProfile
+from planner_service.documents.store import PackedDocument
 from planner_service.platform.requests import (
     GENERAL_LIMIT,
     MEBIBYTE,
@@ -40,7 +40,7 @@ cluster_router = APIRouter(prefix="/v1/clusters", tags=["clusters"], route_class
     responses={200: {"model": ProfileSummary, "description": "It was stored before"}},
 )
 def create_profile(
-    services: Services, profile: Annotated[PackedProfile, Depends(sent(profiles.read))], response: Response
+    services: Services, profile: Annotated[PackedDocument, Depends(sent(profiles.read))], response: Response
 ) -> ProfileSummary:
     """Stores a profile. The same content has the same id and is stored once."""
     summary, new = profiles.keep(services, profile)
@@ -90,7 +90,7 @@ def get_profile_chart(
     responses={200: {"model": ClusterSummary, "description": "It was stored before"}},
 )
 def create_cluster(
-    services: Services, cluster: Annotated[PackedCluster, Depends(sent(clusters.read))], response: Response
+    services: Services, cluster: Annotated[PackedDocument, Depends(sent(clusters.read))], response: Response
 ) -> ClusterSummary:
     """Stores a cluster. The same content has the same id and is stored once."""
     summary, new = clusters.keep(services, cluster)

@@ -10,7 +10,7 @@ from pipeplan.protocol.audit import Action
 from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQuery, ProfileSummary
 from pipeplan.protocol.listing import Page
 from planner_service.documents import store
-from planner_service.documents.store import DocumentTable, Packed, PackedCluster, PackedProfile, Query, Summary
+from planner_service.documents.store import DocumentTable, PackedDocument, Query, Summary
 from planner_service.platform import trail
 from planner_service.platform.context import Context, found
 from planner_service.platform.listing import Cut
@@ -18,15 +18,15 @@ from planner_service.platform.listing import Cut
 Document = TypeVar("Document", bound=Profile | Cluster)
 
 
-class StoredDocuments(Generic[Document, Packed, Summary, Query]):
+class StoredDocuments(Generic[Document, Summary, Query]):
     """One kind of document. `noun` names it in errors; `pack` prepares it for storage."""
 
     def __init__(
         self,
         noun: Literal["profile", "cluster"],
         kind: type[Document],
-        pack: Callable[[Document], Packed],
-        table: DocumentTable[Packed, Summary, Query],
+        pack: Callable[[Document], PackedDocument],
+        table: DocumentTable[Summary, Query],
         query: type[Query],
     ) -> None:
         self._noun = noun
@@ -36,15 +36,14 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         self._table = table
         self._query = query
 
-    def read(self, content: bytes) -> Packed:
+    def read(self, content: bytes) -> PackedDocument:
         """The document of a body, prepared for storage. Raises InvalidInputError."""
         return self._pack(parse_sent(self._kind, content))
 
     def create(self, context: Context, document: Document) -> tuple[Summary, bool]:
-        """Stores a document, and returns whether it is new."""
         return self.keep(context, self._pack(document))
 
-    def keep(self, context: Context, document: Packed) -> tuple[Summary, bool]:
+    def keep(self, context: Context, document: PackedDocument) -> tuple[Summary, bool]:
         """Stores a packed document, and returns whether it is new."""
         with context.database.write() as connection:
             new = self._table.add(connection, document, context.now())
@@ -71,9 +70,9 @@ class StoredDocuments(Generic[Document, Packed, Summary, Query]):
         return self.page(context, self._query(limit=cut.limit, cursor=cut.cursor))
 
 
-profiles: StoredDocuments[Profile, PackedProfile, ProfileSummary, ProfileQuery] = StoredDocuments(
+profiles: StoredDocuments[Profile, ProfileSummary, ProfileQuery] = StoredDocuments(
     "profile", Profile, store.packed_profile, store.profiles, ProfileQuery
 )
-clusters: StoredDocuments[Cluster, PackedCluster, ClusterSummary, ClusterQuery] = StoredDocuments(
+clusters: StoredDocuments[Cluster, ClusterSummary, ClusterQuery] = StoredDocuments(
     "cluster", Cluster, store.packed_cluster, store.clusters, ClusterQuery
 )

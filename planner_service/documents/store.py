@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
@@ -15,39 +15,23 @@ from pipeplan.protocol.documents import ClusterQuery, ClusterSummary, ProfileQue
 from pipeplan.protocol.listing import ListQuery, Page
 from planner_service.platform import listing, tables
 from planner_service.platform.listing import Listing, equal, has_name, insert_once
-from planner_service.platform.stored import note_use
+from planner_service.platform.stored import columns_of, note_use
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedProfile:
-    """A profile in the form in which it is stored: its document, and what lists show of it."""
-
-    id: str
-    content: str
-    model_name: str
-    device_name: str
-    dtype: str
-    blocks: int
-    estimated: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedCluster:
-    """A cluster in the form in which it is stored: its document, and what lists show of it."""
+@dataclass(frozen=True, slots=True)
+class PackedDocument:
+    """A document in the form in which it is stored, and the columns that lists show of it."""
 
     id: str
     content: str
-    device_name: str
-    device_types: str
-    devices: int
+    columns: Mapping[str, object]
 
 
-Packed = TypeVar("Packed", bound=PackedProfile | PackedCluster)
 Summary = TypeVar("Summary", bound=ProfileSummary | ClusterSummary)
 Query = TypeVar("Query", bound=ListQuery)
 
 
-class DocumentTable(Generic[Packed, Summary, Query]):
+class DocumentTable(Generic[Summary, Query]):
     """The rows of one kind of document, which are added and never changed.
 
     `filters` has the column of each field of the query, `named` that of each field which is one of a column's names,
@@ -72,15 +56,15 @@ class DocumentTable(Generic[Packed, Summary, Query]):
         self._summaries = select(*(column for column in table.c if column.name != "content"))
         self._listing = Listing(table=table, query=self._summaries, item=summary, sorts=sorts)
 
-    def add(self, connection: Connection, document: Packed, now: datetime) -> bool:
+    def add(self, connection: Connection, document: PackedDocument, now: datetime) -> bool:
         """Stores the document unless it is there; returns whether it is new."""
         if self.summary(connection, document.id) is not None:
             note_use(connection, self._table, document.id, now)
             return False
-        return insert_once(connection, insert(self._table).values(**asdict(document), created_at=now))
+        row = insert(self._table).values(id=document.id, content=document.content, created_at=now, **document.columns)
+        return insert_once(connection, row)
 
     def content(self, connection: Connection, document_id: str) -> str | None:
-        """The document's text."""
         return connection.execute(self._content, {"asked_id": document_id}).scalar_one_or_none()
 
     def contents(self, connection: Connection, document_ids: Sequence[str]) -> dict[str, str]:
@@ -101,30 +85,19 @@ class DocumentTable(Generic[Packed, Summary, Query]):
         return listing.page(connection, self._listing, listing.cut_of(query), filters)
 
 
-def packed_profile(profile: Profile) -> PackedProfile:
+def packed_profile(profile: Profile) -> PackedDocument:
     """Packs a profile. A large one takes a second: call it outside transactions and off the event loop."""
     content = canonical_json(profile)
-    return PackedProfile(
-        id=text_id(content),
-        content=content,
-        model_name=profile.model.name,
-        device_name=profile.device.name,
-        dtype=profile.dtype,
-        blocks=len(profile.blocks),
-        estimated=profile.estimated,
-    )
+    names = {"model_name": profile.model.name, "device_name": profile.device.name, "dtype": profile.dtype}
+    counted = {"blocks": len(profile.blocks), "estimated": profile.estimated}
+    return PackedDocument(text_id(content), content, {**names, **counted})
 
 
-def packed_cluster(cluster: Cluster) -> PackedCluster:
+def packed_cluster(cluster: Cluster) -> PackedDocument:
     """Packs a cluster."""
     content = canonical_json(cluster)
-    return PackedCluster(
-        id=text_id(content),
-        content=content,
-        device_name=cluster.device.name,
-        device_types=listing.pairs_json(cluster.counts),
-        devices=cluster.devices,
-    )
+    types = {"device_name": cluster.device.name, "device_types": listing.pairs_json(cluster.counts)}
+    return PackedDocument(text_id(content), content, {**types, "devices": cluster.devices})
 
 
 def device_types_text(pairs: str) -> str:
@@ -136,30 +109,17 @@ def device_types_text(pairs: str) -> str:
 
 
 def _profile_summary(row: Row[Any]) -> ProfileSummary:
-    return ProfileSummary(
-        id=row.id,
-        model=row.model_name,
-        device=row.device_name,
-        dtype=row.dtype,
-        blocks=row.blocks,
-        created_at=row.created_at,
-        estimated=row.estimated,
-    )
+    return ProfileSummary(model=row.model_name, device=row.device_name, **columns_of(row, ProfileSummary))
 
 
 def _cluster_summary(row: Row[Any]) -> ClusterSummary:
-    return ClusterSummary(
-        id=row.id,
-        device=row.device_name,
-        devices=row.devices,
-        created_at=row.created_at,
-        device_types=device_types_text(row.device_types),
-    )
+    types = {"device_types": device_types_text(row.device_types)}
+    return ClusterSummary(device=row.device_name, **columns_of(row, ClusterSummary) | types)
 
 
 _PROFILE, _CLUSTER = tables.profiles.c, tables.clusters.c
 
-profiles: DocumentTable[PackedProfile, ProfileSummary, ProfileQuery] = DocumentTable(
+profiles: DocumentTable[ProfileSummary, ProfileQuery] = DocumentTable(
     tables.profiles,
     _profile_summary,
     filters={
@@ -171,7 +131,7 @@ profiles: DocumentTable[PackedProfile, ProfileSummary, ProfileQuery] = DocumentT
     sorts={"created_at": _PROFILE.created_at, "blocks": _PROFILE.blocks},
 )
 
-clusters: DocumentTable[PackedCluster, ClusterSummary, ClusterQuery] = DocumentTable(
+clusters: DocumentTable[ClusterSummary, ClusterQuery] = DocumentTable(
     tables.clusters,
     _cluster_summary,
     filters={"devices": _CLUSTER.devices},

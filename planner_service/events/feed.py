@@ -74,7 +74,6 @@ class Feed:
 
     @property
     def followers(self) -> int:
-        """How many followers there are."""
         return sum(len(followed.followers) for followed in self._followed.values())
 
     def require_room(self) -> None:

@@ -1,12 +1,12 @@
 """Events: what happened to jobs and runs, stored in the transaction of each change: a follower misses nothing."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 
 from sqlalchemy import Connection
 
 from pipeplan.protocol.jobs import Job
-from pipeplan.protocol.runs import ENDINGS, Event, SubjectKind
+from pipeplan.protocol.runs import ENDINGS, Event
 from planner_service.events import store as storage
 from planner_service.events.store import Subject
 from planner_service.platform.context import Context, found
@@ -20,27 +20,14 @@ TOLD = frozenset(
 """The fields of its job that an event holds."""
 
 
-def record(
-    connection: Connection,
-    subject_kind: SubjectKind,
-    subject_id: str,
-    kind: str,
-    data: Mapping[str, object],
-    now: datetime,
-) -> None:
-    """Appends an event, in the transaction that makes the change and after it has written the job's row.
-
-    `kind` is the state that the job came to, or "progress".
-    """
-    storage.add(connection, (subject_kind, subject_id), kind, data, now)
-
-
 def record_job(connection: Connection, job: Job, now: datetime, kind: str | None = None) -> None:
-    """Appends the job's present fields to its own events and to its run's. `kind` is its state unless it is given."""
+    """Appends the job's present fields to its own events and to its run's: in the transaction that makes the change,
+    after it has written the job's row. `kind` is its state, or "progress".
+    """
     data = job.model_dump(mode="json", include=set(TOLD), exclude_none=True)
-    record(connection, "job", job.id, kind or job.state, data, now)
+    storage.add(connection, ("job", job.id), kind or job.state, data, now)
     if job.run_id is not None:
-        record(connection, "run", job.run_id, kind or job.state, data, now)
+        storage.add(connection, ("run", job.run_id), kind or job.state, data, now)
 
 
 def after(context: Context, subject: Subject, number: int) -> list[Event]:

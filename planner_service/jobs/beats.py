@@ -39,7 +39,6 @@ class Beats:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers or passes on."""
         job_id = _job_of(scope)
         if job_id is None:
             await self._app(scope, receive, send)

@@ -60,7 +60,6 @@ class Chosen:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to write."""
         return not (self.places or self.refused or self.asks)
 
 
@@ -207,10 +206,8 @@ class _Judge:
 
 
 def heard_lately(connection: Connection, now: datetime) -> list[KnownAgent]:
-    """The agents heard of in the last day."""
     return known_agents.heard_since(connection, now - timedelta(days=1))
 
 
 def nobody_allows(needs: Needs, heard: Iterable[KnownAgent]) -> bool:
-    """Whether each of these agents refuses a factory that the job names."""
     return all(needs.refused(agent) is not None for agent in heard)

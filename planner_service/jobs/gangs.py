@@ -12,7 +12,7 @@ A member belongs to one lease of its job, which the fence names (`leases`). Memb
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, updat
 
 from pipeplan.protocol.jobs import Job
 from planner_service.platform.context import Context
+from planner_service.platform.stored import columns_of
 from planner_service.platform.tables import jobs, members
 
 PATIENCE = 6
@@ -81,8 +82,7 @@ class Hold:
 def give(connection: Connection, given: Sequence[Member]) -> None:
     """Stores the job's members, in place of those of an earlier lease."""
     connection.execute(delete(members).where(members.c.job_id == given[0].job_id))
-    names = Member.__dataclass_fields__
-    connection.execute(insert(members), [{name: getattr(member, name) for name in names} for member in given])
+    connection.execute(insert(members), [asdict(member) for member in given])
 
 
 def of_job(connection: Connection, job_id: str, fence: int) -> list[Member]:
@@ -99,15 +99,8 @@ def part_of(connection: Connection, agent: str, instance: str) -> Member | None:
 
 def change(connection: Connection, member: Member, **values: Any) -> None:
     """Changes these columns of a member's row."""
-    connection.execute(
-        update(members)
-        .where(
-            members.c.job_id == member.job_id,
-            members.c.node_rank == member.node_rank,
-            members.c.fence == member.fence,
-        )
-        .values(**values)
-    )
+    keys = (members.c[name] == getattr(member, name) for name in ("job_id", "node_rank", "fence"))
+    connection.execute(update(members).where(*keys).values(**values))
 
 
 def member_of(connection: Connection, job: Job, token: str) -> Member | None:
@@ -168,4 +161,4 @@ def lost(connection: Connection, hold: Hold, error: str, now: datetime) -> bool:
 
 
 def _member(row: Row[Any]) -> Member:
-    return Member(**{name: getattr(row, name) for name in Member.__dataclass_fields__})
+    return Member(**columns_of(row, Member))

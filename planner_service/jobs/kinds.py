@@ -64,7 +64,6 @@ def kind_of(name: str) -> JobKind:
 
 
 def packers() -> dict[str, Callable[[Any], Any]]:
-    """By kind, the function that packs its results."""
     return {name: kind.pack for name, kind in _KINDS.items() if kind.pack is not None}
 
 

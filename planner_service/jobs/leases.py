@@ -21,7 +21,6 @@ Reports and heartbeats do not send it: they prove their lease by its token (`ser
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
@@ -42,16 +41,6 @@ from planner_service.platform.context import Context, found
 REFUSED_AT_ONCE = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asking:
-    """One request for work: who asks, and when. `agent` is None where it never registered."""
-
-    request: LeaseRequest
-    agent: KnownAgent | None
-    now: datetime
-    expires_at: datetime
-
-
 def give(
     context: Context, connection: Connection, request: LeaseRequest, choice: Chosen, now: datetime
 ) -> Lease | None:
@@ -61,39 +50,36 @@ def give(
     """
     agent = agents.asking(connection, request)
     expires_at = context.now() + timedelta(seconds=context.lease_s)  # it may have waited for its turn
-    asking = _Asking(request=request, agent=agent, now=now, expires_at=expires_at)
-    lease = _given_before(context, connection, asking)
+    taking = Taking(request.agent, request.instance, _token(), now, expires_at)
+    lease = None if agent is None else _given_before(context, connection, taking, agent)
     if lease is not None:
         return lease
     _refuse(connection, choice, agent, now)
 
-    token = _token()
     alone = choice.places if choice.gang is None else choice.places[:-1]
-    job = storage.take(connection, alone, _taking(asking, token))
+    job = storage.take(connection, alone, taking)
     if job is not None:
         if agent is not None:
             known_agents.given(connection, (agent.name,), job.id)
         events.record_job(connection, job, now)
-        return Lease(job=job, token=token, expires_in_s=context.lease_s)
+        return Lease(job=job, token=taking.token, expires_in_s=context.lease_s)
     if choice.gang is not None and agent is not None:
-        lease = _given_to_gang(context, connection, asking, agent, choice.places[-1], choice.gang)
+        lease = _given_to_gang(context, connection, taking, agent, choice.places[-1], choice.gang)
     if lease is None and agent is not None:
         known_agents.asked(connection, agent.name, now)
     return lease
 
 
-def _given_before(context: Context, connection: Connection, asking: _Asking) -> Lease | None:
+def _given_before(context: Context, connection: Connection, taking: Taking, agent: KnownAgent) -> Lease | None:
     """What the agent holds without knowing: its part in a gang, or a job whose lease was lost in transit."""
-    if asking.agent is None:
-        return None
-    name, instance = asking.agent.name, asking.agent.told.instance
+    name, instance = agent.name, agent.told.instance
 
     part = members.part_of(connection, name, instance)
     if part is not None:
         claim = found("job", part.job_id, storage.claim(connection, part.job_id))
         if isinstance(claim.job.task, UnreadableTask):
             return None
-        members.change(connection, part, state="joined", expires_at=asking.expires_at)
+        members.change(connection, part, state="joined", expires_at=taking.expires_at)
         known_agents.given(connection, (name,), part.job_id)
         parts = members.of_job(connection, part.job_id, part.fence)
         gang = _gang(connection, parts, part.node_rank)
@@ -102,11 +88,10 @@ def _given_before(context: Context, connection: Connection, asking: _Asking) -> 
     job_id = storage.held_by(connection, name, instance)
     if job_id is None or isinstance(found("job", job_id, storage.get(connection, job_id)).task, UnreadableTask):
         return None
-    token = _token()
-    storage.give_again(connection, job_id, token=token, expires_at=asking.expires_at, now=asking.now)
+    storage.give_again(connection, job_id, token=taking.token, expires_at=taking.expires_at, now=taking.now)
     known_agents.given(connection, (name,), job_id)
     job = found("job", job_id, storage.get(connection, job_id))
-    return Lease(job=job, token=token, expires_in_s=context.lease_s)
+    return Lease(job=job, token=taking.token, expires_in_s=context.lease_s)
 
 
 def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, now: datetime) -> None:
@@ -124,15 +109,15 @@ def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, no
 
 
 def _given_to_gang(
-    context: Context, connection: Connection, asking: _Asking, agent: KnownAgent, place: int, needs: Needs
+    context: Context, connection: Connection, taking: Taking, agent: KnownAgent, place: int, needs: Needs
 ) -> Lease | None:
     """Gives the job to all of its agents, if they are still free. The agent that asked has it; the others learn of it
     when they next ask.
     """
-    since = asking.now - timedelta(seconds=context.lease_s / 3)
+    since = taking.now - timedelta(seconds=context.lease_s / 3)
     others = needs.others(agent, known_agents.idle(connection, since))[: needs.nodes - 1]
-    token = _token()
-    job = storage.take(connection, (place,), _taking(asking, token)) if 1 + len(others) == needs.nodes else None
+    token = taking.token
+    job = storage.take(connection, (place,), taking) if 1 + len(others) == needs.nodes else None
     if job is None:
         return None
     parts = [
@@ -145,7 +130,7 @@ def _given_to_gang(
             token=token if known.name == agent.name else _token(),
             state="joined" if known.name == agent.name else "given",
             error=None,
-            expires_at=asking.expires_at,
+            expires_at=taking.expires_at,
             ended_at=None,
         )
         for rank, known in enumerate(sorted([agent, *others], key=lambda known: known.name))
@@ -156,7 +141,7 @@ def _given_to_gang(
     known_agents.given(connection, names, job.id)
     job = found("job", job.id, storage.get(connection, job.id))
     own = next(part.node_rank for part in parts if part.token == token)
-    events.record_job(connection, job, asking.now)
+    events.record_job(connection, job, taking.now)
     return Lease(job=job, token=token, expires_in_s=context.lease_s, gang=_gang(connection, parts, own))
 
 
@@ -164,13 +149,6 @@ def _gang(connection: Connection, parts: Sequence[Member], node_rank: int) -> Ga
     first = found("agent", parts[0].agent, known_agents.named(connection, parts[0].agent)).told
     names = tuple(part.agent for part in parts)
     return Gang(node_rank=node_rank, agents=names, address=first.address, port=first.port)
-
-
-def _taking(asking: _Asking, token: str) -> Taking:
-    request = asking.request
-    return Taking(
-        agent=request.agent, instance=request.instance, token=token, now=asking.now, expires_at=asking.expires_at
-    )
 
 
 def _token() -> str:

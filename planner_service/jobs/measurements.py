@@ -7,14 +7,7 @@ from sqlalchemy import Connection
 
 from pipeplan.protocol.jobs import Job, LinksResult, LinksTask, ProfileResult, ProfileTask
 from planner_service.agents.needs import Needs, factories_of
-from planner_service.documents.store import (
-    PackedCluster,
-    PackedProfile,
-    clusters,
-    packed_cluster,
-    packed_profile,
-    profiles,
-)
+from planner_service.documents.store import PackedDocument, clusters, packed_cluster, packed_profile, profiles
 from planner_service.jobs.kinds import JobKind
 from planner_service.platform.context import Context
 
@@ -23,17 +16,15 @@ from planner_service.platform.context import Context
 class ProfileKept:
     """A profile job's result, as it is stored."""
 
-    profile: PackedProfile
-    cluster: PackedCluster
+    profile: PackedDocument
+    cluster: PackedDocument
 
 
 def pack_profile(result: ProfileResult) -> ProfileKept:
-    """Packs a profile and the cluster that was measured with it."""
     return ProfileKept(profile=packed_profile(result.profile), cluster=packed_cluster(result.cluster))
 
 
-def pack_links(result: LinksResult) -> PackedCluster:
-    """Packs a cluster."""
+def pack_links(result: LinksResult) -> PackedDocument:
     return packed_cluster(result.cluster)
 
 
@@ -48,7 +39,7 @@ def _store_profile(context: Context, connection: Connection, _job: Job, kept: Pr
     return {"profile_id": kept.profile.id, "cluster_id": kept.cluster.id}
 
 
-def _store_links(context: Context, connection: Connection, _job: Job, cluster: PackedCluster) -> Mapping[str, str]:
+def _store_links(context: Context, connection: Connection, _job: Job, cluster: PackedDocument) -> Mapping[str, str]:
     clusters.add(connection, cluster, context.now())
     return {"cluster_id": cluster.id}
 

@@ -63,10 +63,7 @@ def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
 
 
 def _of_kinds(
-    connection: Connection,
-    made: Callable[[int], CompoundSelect[Any]],
-    kinds: Iterable[str],
-    values: Mapping[str, Any],
+    connection: Connection, made: Callable[[int], CompoundSelect[Any]], kinds: Iterable[str], values: Mapping[str, Any]
 ) -> list[QueuedJob]:
     """The statement's jobs of these kinds, at most `most` of them, the oldest first; none without kinds."""
     each = {f"kind_{index}": kind for index, kind in enumerate(dict.fromkeys(kinds))}

@@ -47,10 +47,7 @@ def enqueue_job(
 
 
 @router.get("", dependencies=[scope("read")])
-def list_jobs(
-    services: Services,
-    query: Annotated[JobQuery, Query()],
-) -> PageOf[Job]:
+def list_jobs(services: Services, query: Annotated[JobQuery, Query()]) -> PageOf[Job]:
     """The jobs: newest first, or in the order asked for; those that pass all filters."""
     return jobs.page(services, query)
 
@@ -62,10 +59,7 @@ def list_jobs(
     responses={204: {"description": "There is nothing to do"}, 404: described("There is no such agent")},
 )
 def lease_job(
-    services: Services,
-    caller: Caller,
-    request: Annotated[LeaseRequest, Depends(document(LeaseRequest))],
-    key: OnceKey,
+    services: Services, caller: Caller, request: Annotated[LeaseRequest, Depends(document(LeaseRequest))], key: OnceKey
 ) -> Response:
     """Gives an agent the oldest job of the kinds that it can do, under a token of its own."""
 

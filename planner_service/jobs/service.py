@@ -309,7 +309,6 @@ def _bring_back(context: Context, now: datetime) -> None:
 
 
 def _any_late(context: Context, connection: Connection, now: datetime) -> bool:
-    """Whether any lease has expired, and may expire now."""
     return not _in_grace(context, now) and storage.any_expired(connection, now)
 
 
@@ -323,7 +322,7 @@ def _settle(context: Context, connection: Connection, now: datetime) -> None:
     if _in_grace(context, now):
         return
     for job in storage.expired(connection, now):
-        context.metrics.count_lease_expiry(job.task.kind)
+        context.metrics.lease_expiries.labels(job.task.kind).inc()
         late = gangs.late(connection, job, now) or f"agent {job.agent}"
         heard = (job.lease_expires_at or now) - timedelta(seconds=context.lease_s)
         _again(context, connection, job, f"{late} was the last whose lease expired", now, since=heard)

@@ -11,16 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import (
-    Connection,
-    Row,
-    and_,
-    bindparam,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, select, update
 
 from pipeplan.errors import ConflictError
 from pipeplan.protocol.jobs import Job, JobQuery, JobState, Progress, Task, UnreadableTask
@@ -29,7 +20,7 @@ from planner_service.agents.needs import NO_NEEDS
 from planner_service.jobs.queue import due
 from planner_service.platform import listing
 from planner_service.platform.listing import Cut, Listing, created, cut_of, equal, newest, one_of
-from planner_service.platform.stored import read_stored, unreadable
+from planner_service.platform.stored import columns_of, read_stored, unreadable
 from planner_service.platform.tables import jobs, reports
 
 _TASK: TypeAdapter[Task] = TypeAdapter(Task)
@@ -44,7 +35,7 @@ class Claim:
     result_id: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Taking:
     """Who takes a job, under which token, and until when."""
 
@@ -54,6 +45,10 @@ class Taking:
     now: datetime
     expires_at: datetime
 
+
+_UNSET = ("token", "agent", "instance", "gang", "lease_expires_at", "not_before", "progress")
+_FREE: dict[str, Any] = {"state": "queued", **dict.fromkeys(_UNSET)}
+"""The columns of a job that nobody holds."""
 
 # The statements of every report, made once: building a statement takes longer than executing it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("asked_id"))
@@ -184,7 +179,6 @@ def needing(connection: Connection, needs_id: str, limit: int) -> list[Job]:
 
 
 def needs_of(connection: Connection, job_id: str) -> str | None:
-    """The text of what the job needs."""
     return connection.execute(select(jobs.c.needs).where(jobs.c.id == job_id)).scalar_one_or_none()
 
 
@@ -232,7 +226,6 @@ def expired(connection: Connection, now: datetime) -> list[Job]:
 
 
 def any_expired(connection: Connection, now: datetime) -> bool:
-    """Whether any lease has expired."""
     return connection.execute(_ANY_EXPIRED, {"moment": now}).one_or_none() is not None
 
 
@@ -251,39 +244,12 @@ def requeue(connection: Connection, job_id: str, now: datetime, *, not_before: d
 
 def hand_back(connection: Connection, job_id: str, now: datetime) -> None:
     """Puts the job back without its owner. The attempt does not count."""
-    _set(
-        connection,
-        job_id,
-        state="queued",
-        attempts=jobs.c.attempts - 1,
-        token=None,
-        agent=None,
-        instance=None,
-        gang=None,
-        lease_expires_at=None,
-        not_before=None,
-        progress=None,
-        updated_at=now,
-    )
+    _set(connection, job_id, **_FREE, attempts=jobs.c.attempts - 1, updated_at=now)
 
 
 def retry(connection: Connection, job_id: str, now: datetime) -> None:
     """Puts back a job that has ended without a result, as if it had never been tried."""
-    _set(
-        connection,
-        job_id,
-        state="queued",
-        attempts=0,
-        token=None,
-        agent=None,
-        instance=None,
-        gang=None,
-        error=None,
-        lease_expires_at=None,
-        not_before=None,
-        progress=None,
-        updated_at=now,
-    )
+    _set(connection, job_id, **_FREE, attempts=0, error=None, updated_at=now)
 
 
 def extend(connection: Connection, job_id: str, progress: Progress | None, expires_at: datetime, now: datetime) -> Job:
@@ -301,27 +267,13 @@ def go_on(connection: Connection, job_id: str, *, task: Task, beside: Mapping[st
 
 
 def succeed(
-    connection: Connection,
-    job_id: str,
-    *,
-    result_id: str,
-    now: datetime,
-    beside: Mapping[str, str | None],
+    connection: Connection, job_id: str, *, result_id: str, now: datetime, beside: Mapping[str, str | None]
 ) -> None:
     """Ends the job with its result; `beside` are columns that name what it produced, such as `profile_id`."""
-    _set(
-        connection,
-        job_id,
-        state="succeeded",
-        result_id=result_id,
-        **beside,
-        lease_expires_at=None,
-        updated_at=now,
-    )
+    _set(connection, job_id, state="succeeded", result_id=result_id, **beside, lease_expires_at=None, updated_at=now)
 
 
 def end(connection: Connection, job_id: str, *, state: JobState, error: str | None, now: datetime) -> None:
-    """Ends the job without a result."""
     _set(connection, job_id, state=state, error=error, lease_expires_at=None, updated_at=now)
 
 
@@ -353,34 +305,19 @@ def is_readable(text: str) -> bool:
 
 def _job(row: Row[Any]) -> Job:
     """The job of a row. Of one that another release wrote, and this one cannot read, only the columns."""
-    columns: dict[str, Any] = {
-        "id": row.id,
-        "state": row.state,
-        "attempts": row.attempts,
-        "agent": row.agent,
-        "fence": row.fence,
-        "lease_expires_at": row.lease_expires_at,
-        "not_before": row.not_before if row.state == "queued" else None,
-        "error": row.error,
-        "profile_id": row.profile_id,
-        "cluster_id": row.cluster_id,
-        "run_id": row.run_id,
-        "plan_id": row.plan_id,
-        "asked_by": row.asked_by,
-        "created_at": row.created_at,
-        "updated_at": row.updated_at,
-    }
+    columns = columns_of(row, Job)
+    columns["not_before"] = row.not_before if row.state == "queued" else None
     try:
         task = read_stored(_TASK, row.task)
         progress = None if row.progress is None else Progress.model_validate_json(row.progress)
         answer = {} if row.answer is None else json.loads(row.answer)
         agents = () if row.gang is None else tuple(json.loads(row.gang))
-        return Job(**columns, task=task, progress=progress, agents=agents, **answer)
+        return Job(**columns | {"task": task, "progress": progress}, agents=agents, **answer)
     except ConflictError as error:
         reason = str(error)
     except (ValueError, TypeError) as error:
         reason = str(unreadable(ValueError(error) if isinstance(error, TypeError) else error))
-    return Job(**columns, task=UnreadableTask(stored_kind=row.kind, reason=reason))
+    return Job(**columns | {"task": UnreadableTask(stored_kind=row.kind, reason=reason), "progress": None})
 
 
 _LISTING = Listing(table=jobs, query=select(jobs), item=_job, sorts={"created_at": jobs.c.sequence})

@@ -6,7 +6,8 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.protocol.plans import PlanSummary
 from pipeplan.protocol.runs import RunSummary
 from planner_service.documents.chart_files import Format, Row, csv_text, svg_text
-from planner_service.overview.drawings import FILE, Errors, History, errors, history, measured, played
+from planner_service.overview.drawings import Errors, History, errors, history, measured, played
+from planner_service.platform.axes import FILE
 
 HEIGHT = 240.0
 
@@ -14,32 +15,21 @@ HEIGHT = 240.0
 def throughput_rows(plans: Sequence[PlanSummary]) -> list[Row]:
     """A row a played plan, the oldest first."""
     heads: Row = ("plan_id", "created_at", "schedule", "devices", "batch_size", "samples_per_s")
-    return [
-        heads,
-        *(
-            (plan.id, plan.created_at.isoformat(), plan.schedule, plan.devices, plan.batch_size, rate)
-            for plan, rate in played(plans)
-        ),
-    ]
+    rows = (
+        (plan.id, plan.created_at.isoformat(), plan.schedule, plan.devices, plan.batch_size, rate)
+        for plan, rate in played(plans)
+    )
+    return [heads, *rows]
 
 
 def error_rows(runs: Sequence[RunSummary]) -> list[Row]:
     """A row a measured run, the oldest first; `error` is measured / predicted - 1."""
     heads: Row = ("run_id", "created_at", "model", "predicted_samples_per_s", "measured_samples_per_s", "error")
-    return [
-        heads,
-        *(
-            (
-                run.id,
-                run.created_at.isoformat(),
-                run.model,
-                run.predicted_samples_per_s,
-                run.measured_samples_per_s,
-                error,
-            )
-            for run, error in measured(runs)
-        ),
-    ]
+    rows = (
+        (it.id, it.created_at.isoformat(), it.model, it.predicted_samples_per_s, it.measured_samples_per_s, error)
+        for it, error in measured(runs)
+    )
+    return [heads, *rows]
 
 
 def throughput_file(kind: Format, model: str, plans: Sequence[PlanSummary]) -> str:

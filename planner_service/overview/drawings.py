@@ -9,24 +9,10 @@ from statistics import median
 from pipeplan.formats import change, minute, off, rate
 from pipeplan.protocol.plans import PlanSummary
 from pipeplan.protocol.runs import RunSummary
-from planner_service.platform.axes import Tick, ticks
+from planner_service.platform.axes import Frame, Tick
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """Where in a picture the dots of a chart lie."""
-
-    left: float
-    right: float
-    top: float
-    bottom: float
-
-
-CARD = Frame(left=6.0, right=314.0, top=6.0, bottom=78.0)
+CARD = Frame(6.0, 314.0, 6.0, 78.0)
 """A card of the first page, 320 x 84. Its scale stands below it as text."""
-
-FILE = Frame(left=92.0, right=1140.0, top=14.0, bottom=206.0)
-"""A file of a chart, 1160 x 240, with axes."""
 
 LEAST_SCALE = 0.05
 """A chart of errors reaches at least this far: small errors then look small."""
@@ -75,16 +61,12 @@ def history(plans: Sequence[PlanSummary], frame: Frame = CARD) -> History | None
     start, stop, most = known[0][0].created_at, known[-1][0].created_at, max(rate_ for _, rate_ in known)
     span_s = (stop - start).total_seconds()
 
-    def x(at: datetime) -> float:
-        share = (at - start).total_seconds() / span_s if span_s else 0.5
-        return frame.left + (frame.right - frame.left) * share
-
     def y(samples_per_s: float) -> float:
-        return frame.bottom - (frame.bottom - frame.top) * (samples_per_s / most if most else 0.0)
+        return frame.y(samples_per_s / most if most else 0.0)
 
     dots = tuple(
         Spot(
-            x=x(plan.created_at),
+            x=frame.x((plan.created_at - start).total_seconds() / span_s if span_s else 0.5),
             y=y(rate_),
             title=f"plan {plan.id[:10]}, {minute(plan.created_at)}: {rate(rate_)}",
         )
@@ -99,7 +81,7 @@ def history(plans: Sequence[PlanSummary], frame: Frame = CARD) -> History | None
         dots=dots,
         best=" ".join(f"{a:.1f},{b:.1f}" for a, b in stair),
         highest_samples_per_s=most,
-        ticks=ticks(0.0, most, start=frame.bottom, end=frame.top, most=5, label=lambda value: f"{value:g}"),
+        ticks=frame.rows(0.0, most, "{:g}".format),
         start=start,
         stop=stop,
     )
@@ -135,7 +117,7 @@ def errors(runs: Sequence[RunSummary], frame: Frame = CARD) -> Errors | None:
         dots=dots,
         zero_y=middle,
         scale=scale,
-        ticks=ticks(-scale, scale, start=frame.bottom, end=frame.top, most=5, label=change),
+        ticks=frame.rows(-scale, scale, change),
         median=median(sizes),
         worst=max((error for _, error in known), key=abs),
         start=known[0][0].created_at,

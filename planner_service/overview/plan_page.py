@@ -27,10 +27,7 @@ from planner_service.plans.charts import (
     memory_chart,
     search_map,
 )
-from planner_service.plans.drawings import (
-    StageDrawing,
-    stage_drawing,
-)
+from planner_service.plans.drawings import StageDrawing, stage_drawing
 from planner_service.plans.exports import Offer
 from planner_service.platform.context import Context
 from planner_service.platform.listing import Cut
@@ -156,7 +153,6 @@ def plan_view(
 
 
 def _names(model: str, data: str) -> str:
-    """The shell lines in which the user names the model and the data."""
     return f"model={quote(model)}\ndata={quote(data)}"
 
 

@@ -53,9 +53,7 @@ def get_readiness(services: Services) -> Readiness:
 
 
 @metrics_router.get(
-    "/metrics",
-    response_class=Response,
-    responses={200: {"description": "The metrics", "content": METRICS}},
+    "/metrics", response_class=Response, responses={200: {"description": "The metrics", "content": METRICS}}
 )
 def get_metrics(services: Services) -> Response:
     """Requests, solve times, the queue, leases, agents, how far predictions were off: in Prometheus' text form."""

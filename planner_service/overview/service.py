@@ -104,12 +104,12 @@ def watch(context: Context) -> None:
     metrics, engine = context.metrics, context.database.engine
 
     def failed(error: ExceptionContext) -> None:
-        metrics.count_database_error(type(error.sqlalchemy_exception or error.original_exception).__name__)
+        metrics.database_errors.labels(type(error.sqlalchemy_exception or error.original_exception).__name__).inc()
 
     event.listen(engine, "handle_error", failed)
     pool = engine.pool
     if isinstance(pool, QueuePool):
-        metrics.watch_pool(lambda: float(pool.checkedout()))
+        metrics.pool_in_use.set_function(lambda: float(pool.checkedout()))
     metrics.watch_stored(lambda: stored(context))
 
 

@@ -17,34 +17,17 @@ from functools import cache
 from types import NoneType
 from typing import Any, Literal, get_args, get_type_hints
 
-from pipeplan.documents.degrees import ANY_OFFLOAD, OFFLOADS
-from pipeplan.documents.engines import ENGINES, OUR_RUNTIME, SHARDINGS
+from pipeplan.documents.engines import OUR_RUNTIME
 from pipeplan.documents.identity import canonical_json
-from pipeplan.documents.plan import OPTIMIZERS, RECOMPUTE_UNITS
-from pipeplan.planners.problem import ACCOUNTINGS, CUTS, SEMANTICS, SYNCHRONISATIONS, Options
+from pipeplan.planners.problem import Options
 from pipeplan.protocol.estimates import ModelPlanRequest, parse_plan_request
-from pipeplan.protocol.plans import PlanRequest
-from pipeplan.schedules.registry import schedule_names
+from pipeplan.protocol.plans import CHOICES, PlanRequest
 from planner_service.plans import estimates
 from planner_service.plans import service as plans
 from planner_service.plans.questions import Posed
 from planner_service.platform.context import Context
 
 YES, NO = "true", "false"
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": tuple(schedule_names()),
-    "synchronisation": SYNCHRONISATIONS,
-    "memory": ACCOUNTINGS,
-    "optimizer": tuple(OPTIMIZERS),
-    "semantics": SEMANTICS,
-    "cuts": CUTS,
-    "engine": tuple(ENGINES),
-    "sharding": tuple(SHARDINGS),
-    "offload": (*OFFLOADS, ANY_OFFLOAD),
-    "recompute_unit": tuple(RECOMPUTE_UNITS),
-}
-"""The options that are one of a few names."""
 
 FIRST = ("microbatch_size", "schedule", "optimizer", "engine", "synchronous")
 """The most common options."""
@@ -130,12 +113,10 @@ class Option:
 
     @property
     def label(self) -> str:
-        """The name in words."""
         return LABELS.get(self.name) or self.name.replace("_", " ").capitalize()
 
     @property
     def hint(self) -> str:
-        """What the option is."""
         return HINTS[self.name]
 
 

@@ -1,6 +1,6 @@
 """Routes of a plan's charts, as files: CSV for spreadsheets, self-contained SVG."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -34,10 +34,7 @@ STAGES_HEIGHT, HEIGHT = 46.0, 240.0
 
 
 @router.get(
-    "/{plan_id}/charts/{chart}.{kind}",
-    dependencies=[scope("read")],
-    response_class=Response,
-    responses=ANSWERS,
+    "/{plan_id}/charts/{chart}.{kind}", dependencies=[scope("read")], response_class=Response, responses=ANSWERS
 )
 def get_plan_chart(
     services: Services,
@@ -56,47 +53,42 @@ def get_plan_chart(
     for field, degree in (("across", across), ("down", down)):  # of whichever chart: they are in its entity tag
         require(degree is None or degree in charts.DEGREES, field, rule, degree)
     plan = plans.get(services, plan_id)
-    made = _csv if kind == "csv" else _svg
     name = f"plan-{plan_id[:8]}-{chart}"
     varies = (across or "", down or "", batches, "played" if plan.simulated else "")
-    return chart_response(
-        request, plan_id, kind, name, lambda: made(services, plan_id, plan, chart, across, down, batches), *varies
-    )
+    make = partial(_file, services, plan_id, plan, chart, kind, across, down, batches)
+    return chart_response(request, plan_id, kind, name, make, *varies)
 
 
-def _csv(
-    context: Context, plan_id: str, plan: Plan, chart: Chart, across: str | None, down: str | None, batches: int
+def _file(
+    context: Context,
+    plan_id: str,
+    plan: Plan,
+    chart: Chart,
+    kind: Format,
+    across: str | None,
+    down: str | None,
+    batches: int,
 ) -> str:
-    rows: Sequence[Row]
+    svg = partial(svg_text, "plans/chart.svg", title=f"{chart} of plan {plan_id}", name=chart)
     if chart == "stages":
-        rows = stage_rows(plan)
-    elif chart == "schedule":
-        rows = event_rows(plans.timeline(context, plan_id, batches))
-    else:
-        rows = _drawn(context, plan, chart, across, down).rows
-    return csv_text(rows)
-
-
-def _svg(
-    context: Context, plan_id: str, plan: Plan, chart: Chart, across: str | None, down: str | None, batches: int
-) -> str:
-    drawn: object
-    height = HEIGHT
-    legend: Sequence[tuple[str, str]] = ()
-    if chart == "stages":
-        drawn, height = stage_drawing(plan), STAGES_HEIGHT
-        require(drawn is not None, "chart", "cannot be drawn: the plan has too many stages", chart)
-    elif chart == "schedule":
+        if kind == "csv":
+            return csv_text(stage_rows(plan))
+        stages = stage_drawing(plan)
+        require(stages is not None, "chart", "cannot be drawn: the plan has too many stages", chart)
+        return svg(height=STAGES_HEIGHT, chart=stages)
+    if chart == "schedule":
         timeline = plans.timeline(context, plan_id, batches)
-        window = last_batches(timeline, batches)
-        drawn = schedule = draw(timeline, window, title=f"The first {batches} batches", most_rows=len(timeline.lanes))
-        height, legend = schedule.height, schedule.legend
-    else:
-        drawn = found = _drawn(context, plan, chart, across, down)
-        height = found.height if isinstance(found, charts.SearchMap) else HEIGHT
-        legend = legend_of_parts(found.kinds) if isinstance(found, charts.MemoryChart) else ()
-    title = f"{chart} of plan {plan_id}"
-    return svg_text("plans/chart.svg", title=title, height=height, legend=legend, name=chart, chart=drawn)
+        if kind == "csv":
+            return csv_text(event_rows(timeline))
+        window, title = last_batches(timeline, batches), f"The first {batches} batches"
+        schedule = draw(timeline, window, title=title, most_rows=len(timeline.lanes))
+        return svg(height=schedule.height, legend=schedule.legend, chart=schedule)
+    found = _drawn(context, plan, chart, across, down)
+    if kind == "csv":
+        return csv_text(found.rows)
+    height = found.height if isinstance(found, charts.SearchMap) else HEIGHT
+    legend = legend_of_parts(found.kinds) if isinstance(found, charts.MemoryChart) else ()
+    return svg(height=height, legend=legend, chart=found)
 
 
 def _drawn(
@@ -120,16 +112,16 @@ def stage_rows(plan: Plan) -> list[Row]:
         *(
             (
                 index,
-                stage.start,
-                stage.stop,
-                stage.replicas,
-                stage.recomputes,
-                stage.time_s,
-                costs.forward_s,
-                costs.backward_s,
-                stage.memory_bytes,
+                it.start,
+                it.stop,
+                it.replicas,
+                it.recomputes,
+                it.time_s,
+                of.forward_s,
+                of.backward_s,
+                it.memory_bytes,
             )
-            for index, (stage, costs) in enumerate(zip(plan.stages, plan.costs, strict=True))
+            for index, (it, of) in enumerate(zip(plan.stages, plan.costs, strict=True))
         ),
     ]
 
@@ -143,12 +135,12 @@ def event_rows(timeline: Timeline) -> list[Row]:
                 lane.rank,
                 lane.stage,
                 lane.replica,
-                format_instruction(event.instruction),
-                event.start_s,
-                event.end_s,
-                event.memory_bytes,
+                format_instruction(it.instruction),
+                it.start_s,
+                it.end_s,
+                it.memory_bytes,
             )
             for lane in timeline.lanes
-            for event in lane.events()
+            for it in lane.events()
         ),
     ]

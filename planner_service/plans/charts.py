@@ -17,21 +17,12 @@ from pipeplan.errors import require
 from pipeplan.formats import four_digits, scheme, several, shape, size, spelled_out
 from planner_service.documents.chart_files import Row
 from planner_service.plans.drawings import items
-from planner_service.platform.axes import Tick, memory_ticks, ticks
+from planner_service.platform.axes import FILE, StackedPart, Tick, memory_ticks
 
-LEFT, RIGHT, TOP, BOTTOM = 92.0, 1140.0, 14.0, 206.0
+BOTTOM = FILE.bottom
 GAP = 0.15
 FAR = 20
 """A capacity beyond this multiple of what is held is written, not drawn: it would flatten everything else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnPart:
-    """A part of a column."""
-
-    kind: str
-    y: float
-    height: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +33,7 @@ class MemoryColumn:
     width: float
     label: str
     title: str
-    parts: tuple[ColumnPart, ...]
+    parts: tuple[StackedPart, ...]
     capacity_y: float | None
 
 
@@ -68,27 +59,25 @@ def memory_chart(plan: Plan, capacities: Sequence[int]) -> MemoryChart:
     most_held = max((sum(parts.values()) for _, parts, _ in held), default=0)
     drawn = [capacity for _, _, capacity in held if capacity <= FAR * most_held]
     top_bytes = 1.08 * max([most_held, *drawn, 1])
-    place = (RIGHT - LEFT) / len(held)
-
-    def y(part_bytes: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * part_bytes / top_bytes
+    place = (FILE.right - FILE.left) / len(held)
 
     columns = []
     for index, (stages, parts, capacity) in enumerate(held):
         below, stacked = 0, []
         for kind, part_bytes in parts.items():
-            stacked.append(ColumnPart(kind=kind, y=y(below + part_bytes), height=y(below) - y(below + part_bytes)))
+            y = FILE.y(below + part_bytes, top_bytes)
+            stacked.append(StackedPart(kind=kind, y=y, height=FILE.y(below, top_bytes) - y))
             below += part_bytes
         of = f"Stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
         by_kind = ", ".join(f"{kind.replace('-', ' ')} {size(part_bytes)}" for kind, part_bytes in parts.items())
         columns.append(
             MemoryColumn(
-                x=LEFT + place * (index + GAP / 2),
+                x=FILE.left + place * (index + GAP / 2),
                 width=place * (1 - GAP),
                 label=str(stages[0]) if index % -(-len(held) // 32) == 0 else "",
                 title=f"{of}: {size(below)} of {size(capacity)} ({by_kind})",
                 parts=tuple(stacked),
-                capacity_y=y(capacity) if capacity <= FAR * most_held else None,
+                capacity_y=FILE.y(capacity, top_bytes) if capacity <= FAR * most_held else None,
             )
         )
     kinds = tuple(dict.fromkeys(kind for _, parts, _ in held for kind in parts))
@@ -99,7 +88,7 @@ def memory_chart(plan: Plan, capacities: Sequence[int]) -> MemoryChart:
     has = sorted({capacity for _, _, capacity in held})
     return MemoryChart(
         columns=tuple(columns),
-        ticks=memory_ticks(top_bytes, start=BOTTOM, end=TOP, most=5),
+        ticks=memory_ticks(top_bytes, start=BOTTOM, end=FILE.top, most=5),
         kinds=kinds,
         capacity=" or ".join(map(size, has)) + (", far above what is held" if not drawn else ""),
         rows=(
@@ -109,27 +98,21 @@ def memory_chart(plan: Plan, capacities: Sequence[int]) -> MemoryChart:
     )
 
 
+_SAME = (
+    *("schedule", "depth", "width", "microbatch_size", "microbatches", "recompute", "throughput_samples_per_s", "form"),
+    *("sharding", "chunks", "offload", "replicate", "a2a_overlap", "offload_share"),
+)
+"""What a plan and an alternative have under one name."""
+
+
 def considered(plan: Plan) -> tuple[Alternative, ...]:
     """The answer, then every configuration that it was chosen over, each once."""
     answer = Alternative(
-        schedule=plan.schedule,
-        depth=plan.depth,
-        width=plan.width,
-        microbatch_size=plan.microbatch_size,
-        microbatches=plan.microbatches,
-        recompute=plan.recompute,
-        throughput_samples_per_s=plan.throughput_samples_per_s,
         memory_bytes=max(rank_bytes(plan)),
         reason="the answer",
         closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s,
-        form=plan.form,
-        sharding=plan.sharding,
-        chunks=plan.chunks,
-        offload=plan.offload,
-        replicate=plan.replicate,
         graphs=bool(plan.graphs),
-        a2a_overlap=plan.a2a_overlap,
-        offload_share=plan.offload_share,
+        **{name: getattr(plan, name) for name in _SAME},
     )
     found = {_shape(each): each for each in reversed((answer, *plan.pareto, *plan.alternatives)) if each.depth}
     return (answer, *(each for key, each in reversed(found.items()) if key != _shape(answer)))
@@ -219,9 +202,15 @@ def front_chart(plan: Plan) -> FrontChart | None:
         unknown=len(every) - len(known),
         dots=tuple(reversed(dots)),  # the answer and the front are drawn over what they beat
         points=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in line),
-        memory=memory_ticks(most_bytes, start=LEFT, end=RIGHT, most=8),
-        rates=ticks(0.0, most_rate, start=BOTTOM, end=TOP, most=5, label=lambda value: f"{value:g}"),
-        rows=_front_rows(known, front, price),
+        memory=memory_ticks(most_bytes, start=FILE.left, end=FILE.right, most=8),
+        rates=FILE.rows(0.0, most_rate, "{:g}".format),
+        rows=(
+            (*DEGREES, "memory_bytes", "samples_per_s", "price", "on_front", "reason"),
+            *(
+                (*(of(each) for of in DEGREES.values()), held, rate, price, str(index in front).lower(), each.reason)
+                for index, (each, held, rate) in enumerate(known)
+            ),
+        ),
     )
 
 
@@ -231,10 +220,10 @@ def _dots(known: Sequence[Known], front: set[int], price: str, most_bytes: float
     boxes: list[tuple[float, float, float]] = []
     for index in sorted(range(len(known)), key=lambda index: (index not in front, known[index][1], index)):
         each, held, rate = known[index]
-        x, y = LEFT + (RIGHT - LEFT) * held / most_bytes, BOTTOM - (BOTTOM - TOP) * rate / most_rate
+        x, y = FILE.x(held, most_bytes), FILE.y(rate, most_rate)
         labelled = index == 0 or (index in front and len(boxes) < MOST_LABELS)
         text = f"{each.schedule} {shape(each.depth, each.width)}, {each.microbatch_size}" if labelled else ""
-        start = x - LETTER_WIDTH * len(text) if x > (LEFT + RIGHT) / 2 else x
+        start = x - LETTER_WIDTH * len(text) if x > (FILE.left + FILE.right) / 2 else x
         label_y = _label_y(y, start, start + LETTER_WIDTH * len(text), boxes)
         if text:
             boxes.append((start, start + LETTER_WIDTH * len(text), label_y))
@@ -259,18 +248,8 @@ def _dots(known: Sequence[Known], front: set[int], price: str, most_bytes: float
 def _label_y(y: float, start: float, end: float, boxes: Sequence[tuple[float, float, float]]) -> float:
     """Where a label of this width stands above or below its dot, over none of those that stand already."""
     beside = [at for low, high, at in boxes if low < end and start < high]
-    inside = (y + by for by in OFFSETS if TOP <= y + by <= BOTTOM - 4)
+    inside = (y + by for by in OFFSETS if FILE.top <= y + by <= BOTTOM - 4)
     return next((at for at in inside if all(abs(other - at) >= 13 for other in beside)), y + OFFSETS[0])
-
-
-def _front_rows(known: Sequence[Known], front: set[int], price: str) -> tuple[Row, ...]:
-    return (
-        (*DEGREES, "memory_bytes", "samples_per_s", "price", "on_front", "reason"),
-        *(
-            (*(of(each) for of in DEGREES.values()), held, rate, price, str(index in front).lower(), each.reason)
-            for index, (each, held, rate) in enumerate(known)
-        ),
-    )
 
 
 def _front(known: Sequence[Known]) -> set[int]:
@@ -356,7 +335,7 @@ def search_map(plan: Plan, across: str | None = None, down: str | None = None) -
     hidden = max(len(wide) - MOST_VALUES, 0) + max(len(high) - MOST_VALUES, 0)
     wide, high = wide[:MOST_VALUES], high[:MOST_VALUES]
     fastest = max((rate_of(each, price) or 0.0 for each in every), default=0.0)
-    place = (RIGHT - MAP_LEFT) / len(wide)
+    place = (FILE.right - MAP_LEFT) / len(wide)
     cells, rows = [], []
     for line, column in ((line, column) for line in range(len(high)) for column in range(len(wide))):
         pair = (wide[column], high[line])

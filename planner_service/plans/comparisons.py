@@ -34,6 +34,23 @@ _WHAT = {
 }
 """The factors of a speed, in words."""
 
+_SAME = (
+    *(
+        "planner",
+        "profile_id",
+        "cluster_id",
+        "schedule",
+        "split_backward",
+        "depth",
+        "replicas",
+        "workers",
+        "batch_size",
+    ),
+    *("microbatch_size", "microbatches", "dtype", "autocast", "precision", "optimizer", "memory_accounting"),
+    *("estimated", "bubble_fraction", "stages"),
+)
+"""The facts that are a plan's attributes."""
+
 _NOT_COMPARED = ("id", "stages", "simulated_samples_per_s", "simulated_bubble_fraction")
 
 
@@ -110,11 +127,7 @@ def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
 
     (its, texts), (others, against) = _shares(plan, rate), _shares(first, first_rate)
     factors = (
-        Factor(
-            name=name,
-            ratio=its[name] / others[name],
-            text=f"{_WHAT[name]}: {texts[name]} against {against[name]}",
-        )
+        Factor(name=name, ratio=its[name] / others[name], text=f"{_WHAT[name]}: {texts[name]} against {against[name]}")
         for name in its
     )
     kept = tuple(factor for factor in factors if abs(factor.ratio - 1.0) > 1e-9)
@@ -182,32 +195,15 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
     form, played = plan.closed_form, plan.throughput_samples_per_s
     rate = form.throughput_samples_per_s if played is None else played
     return PlanFacts(
+        **{name: getattr(plan, name) for name in _SAME},
         id=plan_id,
-        planner=plan.planner,
         model=plan.model.name,
-        profile_id=plan.profile_id,
-        cluster_id=plan.cluster_id,
-        schedule=plan.schedule,
-        split_backward=plan.split_backward,
-        depth=plan.depth,
-        replicas=plan.replicas,
-        workers=plan.workers,
-        batch_size=plan.batch_size,
-        microbatch_size=plan.microbatch_size,
-        microbatches=plan.microbatches,
-        dtype=plan.dtype,
-        autocast=plan.autocast,
-        precision=plan.precision,
-        optimizer=plan.optimizer,
-        memory_accounting=plan.memory_accounting,
-        estimated=plan.estimated,
         synchronous=synchronous(plan),
         cuts=tuple(stage.start for stage in plan.stages[1:]),
         recomputing_stages=tuple(index for index, stage in enumerate(plan.stages) if stage.recompute),
         throughput_samples_per_s=played,
         simulated_samples_per_s=played,
         closed_form_samples_per_s=form.throughput_samples_per_s,
-        bubble_fraction=plan.bubble_fraction,
         simulated_bubble_fraction=plan.bubble_fraction,
         closed_form_bubble_fraction=form.bubble_fraction,
         slowest_stage=ranks[slowest][0],
@@ -218,5 +214,4 @@ def _facts(plan_id: str, plan: Plan) -> PlanFacts:
         compute_s_per_sample=compute_s,
         device_s_per_sample=device_s,
         busy_fraction=rate * device_s / plan.workers,
-        stages=plan.stages,
     )

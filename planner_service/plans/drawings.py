@@ -129,7 +129,6 @@ def stage_drawing(
 
 
 def _fitting(text: str, width: float) -> str:
-    """The text, or none if it is wider than its piece."""
     return text if LETTER_WIDTH * len(text) + 4 <= width else ""
 
 
@@ -204,7 +203,6 @@ class DrawnWindow:
         return LABEL_WIDTH + min(max(share, 0.0), 1.0) * (WIDTH - LABEL_WIDTH)
 
     def shows(self, event: TimelineEvent) -> bool:
-        """Whether any part of the event is inside."""
         return event.end_s > self.start_s and event.start_s < self.start_s + self.span_s
 
 

@@ -21,7 +21,7 @@ from pipeplan.protocol.estimates import (
 )
 from pipeplan.protocol.jobs import Job, PlanTask
 from planner_service.agents.needs import Needs, factories_of
-from planner_service.documents.store import PackedProfile, packed_profile, profiles
+from planner_service.documents.store import PackedDocument, packed_profile, profiles
 from planner_service.jobs import service as jobs
 from planner_service.jobs.kinds import JobKind
 from planner_service.plans import service as plans
@@ -69,12 +69,11 @@ def needs(_connection: Connection, task: EstimateTask) -> Needs:
     return Needs(factories=factories_of(task))
 
 
-def pack(result: EstimateResult) -> PackedProfile:
-    """Packs the profile."""
+def pack(result: EstimateResult) -> PackedDocument:
     return packed_profile(result.profile)
 
 
-def store(context: Context, connection: Connection, _job: Job, profile: PackedProfile) -> Mapping[str, str]:
+def store(context: Context, connection: Connection, _job: Job, profile: PackedDocument) -> Mapping[str, str]:
     """Stores the profile."""
     profiles.add(connection, profile, context.now())
     return {"profile_id": profile.id}

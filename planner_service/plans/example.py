@@ -33,9 +33,5 @@ def store_example(context: Context) -> PlanRequest:
     stored, _ = profiles.create(context, profile)
     cluster, _ = clusters.create(context, CLUSTER)
     return PlanRequest(
-        profile_id=stored.id,
-        cluster_id=cluster.id,
-        planner="auto",
-        batch_size=BATCH_SIZE,
-        options=Options(stages=4),
+        profile_id=stored.id, cluster_id=cluster.id, planner="auto", batch_size=BATCH_SIZE, options=Options(stages=4)
     )

@@ -72,7 +72,6 @@ def take(context: Context, service: str) -> Lease | None:
 
 
 def posed(context: Context, lease: Lease) -> Posed:
-    """The question of a leased job."""
     return plans.posed(context, _request(lease.job), longest_s=context.longest_search_s)
 
 

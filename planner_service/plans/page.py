@@ -97,7 +97,7 @@ class ComparisonView:
     caveats: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Quantity:
     """A row before it is filled in: the value to show, and the value to rank by, the smallest first.
 
@@ -112,65 +112,55 @@ class _Quantity:
 
 _QUANTITIES = (
     _Quantity(
-        label="Throughput",
-        shown=lambda plan, facts: price(plan.throughput_samples_per_s),
+        "Throughput",
+        lambda plan, facts: price(plan.throughput_samples_per_s),
         rank=lambda plan, facts: -(plan.throughput_samples_per_s or 0.0),
     ),
+    _Quantity("Throughput in closed form", lambda plan, facts: rate(plan.closed_form.throughput_samples_per_s)),
     _Quantity(
-        label="Throughput in closed form", shown=lambda plan, facts: rate(plan.closed_form.throughput_samples_per_s)
-    ),
-    _Quantity(
-        label="Bubble",
-        shown=lambda plan, facts: percent(plan.bubble_fraction),
+        "Bubble",
+        lambda plan, facts: percent(plan.bubble_fraction),
         rank=lambda plan, facts: inf if plan.bubble_fraction is None else plan.bubble_fraction,
     ),
-    _Quantity(label="Bubble in closed form", shown=lambda plan, facts: percent(plan.closed_form.bubble_fraction)),
+    _Quantity("Bubble in closed form", lambda plan, facts: percent(plan.closed_form.bubble_fraction)),
     _Quantity(
-        label="Share of time computing",
-        shown=lambda plan, facts: f"{percent(facts.busy_fraction)}{'' if plan.simulated else ' in closed form'}",
+        "Share of time computing",
+        lambda plan, facts: f"{percent(facts.busy_fraction)}{'' if plan.simulated else ' in closed form'}",
         rank=lambda plan, facts: -facts.busy_fraction if plan.simulated else inf,
     ),
+    _Quantity("Compute a sample", rank=lambda plan, facts: facts.compute_s_per_sample, in_one_unit=all_seconds),
     _Quantity(
-        label="Compute a sample",
-        rank=lambda plan, facts: facts.compute_s_per_sample,
-        in_one_unit=all_seconds,
-    ),
-    _Quantity(
-        label="Slowest stage a sample, its replicas together",
+        "Slowest stage a sample, its replicas together",
         rank=lambda plan, facts: facts.slowest_s_per_sample,
         in_one_unit=all_seconds,
     ),
     _Quantity(
-        label="Its exchange and update a sample",
+        "Its exchange and update a sample",
         rank=lambda plan, facts: facts.exchange_s_per_sample,
         in_one_unit=all_seconds,
     ),
-    _Quantity(
-        label="Memory of the fullest device",
-        rank=lambda plan, facts: max(rank_bytes(plan)),
-        in_one_unit=all_sizes,
-    ),
-    _Quantity(label="Workers", shown=lambda plan, facts: count(plan.workers), rank=lambda plan, facts: plan.workers),
-    _Quantity(label="Stages × replicas", shown=lambda plan, facts: shape(plan.depth, plan.width)),
-    _Quantity(label="Schedule", shown=lambda plan, facts: plan.schedule),
-    _Quantity(label="Training", shown=lambda plan, facts: training(plan)),
-    _Quantity(label="Batch", shown=lambda plan, facts: count(plan.batch_size)),
-    _Quantity(label="Microbatch size", shown=lambda plan, facts: count(plan.microbatch_size)),
-    _Quantity(label="Microbatches a batch", shown=lambda plan, facts: count(plan.microbatches)),
-    _Quantity(label="In flight at best", shown=lambda plan, facts: count(plan.optimal_in_flight)),
-    _Quantity(label="Recomputes", shown=lambda plan, facts: plan.recomputes),
-    _Quantity(label="Stages that share weights", shown=lambda plan, facts: shared_weights(plan)),
-    _Quantity(label="Backward split (2BP)", shown=lambda plan, facts: "yes" if plan.split_backward else "no"),
-    _Quantity(label="Planner", shown=lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
-    _Quantity(label="Cost model", shown=lambda plan, facts: plan.cost_model),
-    _Quantity(label="Optimizer", shown=lambda plan, facts: plan.optimizer),
-    _Quantity(label="Numbers", shown=lambda plan, facts: numbers(plan.dtype, plan.autocast, plan.precision)),
-    _Quantity(label="Memory accounted as", shown=lambda plan, facts: plan.memory_accounting),
-    _Quantity(label="Profile", shown=lambda plan, facts: plan.profile_id[:10]),
-    _Quantity(label="Cluster", shown=lambda plan, facts: plan.cluster_id[:10]),
-    _Quantity(label="Calibration", shown=lambda plan, facts: (plan.calibration_id or NONE)[:10]),
-    _Quantity(label="Costs", shown=lambda plan, facts: "estimated" if plan.estimated else "measured"),
-    _Quantity(label="Model", shown=lambda plan, facts: plan.model.name),
+    _Quantity("Memory of the fullest device", rank=lambda plan, facts: max(rank_bytes(plan)), in_one_unit=all_sizes),
+    _Quantity("Workers", lambda plan, facts: count(plan.workers), rank=lambda plan, facts: plan.workers),
+    _Quantity("Stages × replicas", lambda plan, facts: shape(plan.depth, plan.width)),
+    _Quantity("Schedule", lambda plan, facts: plan.schedule),
+    _Quantity("Training", lambda plan, facts: training(plan)),
+    _Quantity("Batch", lambda plan, facts: count(plan.batch_size)),
+    _Quantity("Microbatch size", lambda plan, facts: count(plan.microbatch_size)),
+    _Quantity("Microbatches a batch", lambda plan, facts: count(plan.microbatches)),
+    _Quantity("In flight at best", lambda plan, facts: count(plan.optimal_in_flight)),
+    _Quantity("Recomputes", lambda plan, facts: plan.recomputes),
+    _Quantity("Stages that share weights", lambda plan, facts: shared_weights(plan)),
+    _Quantity("Backward split (2BP)", lambda plan, facts: "yes" if plan.split_backward else "no"),
+    _Quantity("Planner", lambda plan, facts: f"{plan.planner} {plan.planner_version}"),
+    _Quantity("Cost model", lambda plan, facts: plan.cost_model),
+    _Quantity("Optimizer", lambda plan, facts: plan.optimizer),
+    _Quantity("Numbers", lambda plan, facts: numbers(plan.dtype, plan.autocast, plan.precision)),
+    _Quantity("Memory accounted as", lambda plan, facts: plan.memory_accounting),
+    _Quantity("Profile", lambda plan, facts: plan.profile_id[:10]),
+    _Quantity("Cluster", lambda plan, facts: plan.cluster_id[:10]),
+    _Quantity("Calibration", lambda plan, facts: (plan.calibration_id or NONE)[:10]),
+    _Quantity("Costs", lambda plan, facts: "estimated" if plan.estimated else "measured"),
+    _Quantity("Model", lambda plan, facts: plan.model.name),
 )
 
 

@@ -29,7 +29,6 @@ class Posed:
 
     @property
     def size(self) -> int:
-        """The number of characters to read."""
         return len(self.profile) + len(self.cluster) + sum(map(len, self.other_profiles))
 
     def problem(self) -> PlanningProblem:

@@ -77,7 +77,6 @@ class Preference:
 
     @property
     def applied(self) -> str:
-        """The answer's header Preference-Applied."""
         return f"respond-async, wait={self.wait_s:g}" if self.wait_s else "respond-async"
 
 
@@ -156,7 +155,12 @@ async def plan_answer(
 async def _answer_of(request: Request, ticket: SolverTicket, planner: str, deadline_s: float) -> Answered:
     """The planner's answer. Raises ClientDisconnect if the client is gone, DeadlineError if it takes too long."""
     future = asyncio.wrap_future(ticket.future)
-    gone = asyncio.create_task(_disconnection(request))
+
+    async def disconnection() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.create_task(disconnection())
     try:
         waited: set[asyncio.Future[Any]] = {future, gone}
         await asyncio.wait(waited, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
@@ -173,11 +177,6 @@ async def _answer_of(request: Request, ticket: SolverTicket, planner: str, deadl
         f"the planner {planner} has not answered within {deadline_s:g} s; ask again with the header "
         "`Prefer: respond-async`: the answer is then 202 and a job that goes on, to be followed at its Location"
     )
-
-
-async def _disconnection(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _keep(context: Context, asked: PlanRequest, answered: Answered, key: Key | None, asked_by: str) -> Reply:
@@ -279,21 +278,15 @@ def get_plan_request(services: Services, plan_id: str) -> PlanRequest:
 @router.get("/{plan_id}/streams", dependencies=[scope("read")], response_model=Streams, responses=UNCHANGED)
 def get_plan_streams(services: Services, request: Request, plan_id: str, batches: Batches = 1) -> Response:
     """The instructions of every worker, in order, in text form."""
-
-    def load() -> str:
-        return plans.streams(services, plan_id, batches).model_dump_json()
-
-    return _derived(services, request, plan_id, load, "streams", batches)
+    made = partial(plans.streams, services, plan_id, batches)
+    return _derived(services, request, plan_id, lambda: made().model_dump_json(), "streams", batches)
 
 
 @router.get("/{plan_id}/alternatives", dependencies=[scope("read")], response_model=Alternatives, responses=UNCHANGED)
 def get_plan_alternatives(services: Services, request: Request, plan_id: str) -> Response:
     """The configurations that the plan was chosen over, with the reason that each lost."""
-
-    def load() -> str:
-        return comparisons.alternatives(services, plan_id).model_dump_json()
-
-    return _derived(services, request, plan_id, load, "alternatives")
+    made = partial(comparisons.alternatives, services, plan_id)
+    return _derived(services, request, plan_id, lambda: made().model_dump_json(), "alternatives")
 
 
 @router.get(
@@ -322,18 +315,12 @@ def export_plan(
 @router.get("/{plan_id}/timeline", dependencies=[scope("read")], response_model=TimelineDocument, responses=UNCHANGED)
 def get_plan_timeline(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline: the plan's streams, played with its costs."""
-
-    def load() -> str:
-        return canonical_json(timeline_document(plans.timeline(services, plan_id, batches)))
-
-    return _derived(services, request, plan_id, load, "timeline", batches)
+    made = partial(plans.timeline, services, plan_id, batches)
+    return _derived(services, request, plan_id, lambda: canonical_json(timeline_document(made())), "timeline", batches)
 
 
 @router.get(
-    "/{plan_id}/timeline/columns",
-    dependencies=[scope("read")],
-    response_model=TimelineColumns,
-    responses=UNCHANGED,
+    "/{plan_id}/timeline/columns", dependencies=[scope("read")], response_model=TimelineColumns, responses=UNCHANGED
 )
 def get_plan_timeline_columns(services: Services, request: Request, plan_id: str, batches: Batches = 2) -> Response:
     """The predicted timeline as columns of small numbers, for drawing; compressed if the caller takes gzip."""

@@ -223,7 +223,6 @@ def timeline_packed(context: Context, plan_id: str, batches: int) -> bytes:
 
 
 def trace(context: Context, plan_id: str, batches: int) -> str:
-    """The predicted timeline as a Chrome trace."""
     return chrome_trace({"predicted": timeline(context, plan_id, batches)})
 
 

@@ -38,7 +38,6 @@ def solver_process(
 
 
 def solver_pool(start: Callable[[], Solver], *, solvers: int, queue: int, idle_s: float = IDLE_S) -> SolverPool:
-    """Solvers, at most so many at a time, and a queue before them."""
     return Pool(start, WORDS, workers=solvers, queue=queue, idle_s=idle_s)
 
 
@@ -60,9 +59,7 @@ class FunctionSolver:
         """Takes no further questions."""
         self.alive = False
 
-    def close(self) -> None:
-        """Takes no further questions."""
-        self.alive = False
+    close = kill
 
 
 def solve_here(planner: str, problem: PlanningProblem) -> Answer:

@@ -22,12 +22,18 @@ from planner_service.documents.store import device_types_text
 from planner_service.plans.questions import Price
 from planner_service.platform import listing
 from planner_service.platform.listing import Filter, Listing, at_least, equal, has_name, insert_once
-from planner_service.platform.stored import note_use, read_stored
+from planner_service.platform.stored import columns_of, note_use, read_stored
 from planner_service.platform.tables import clusters, plans
 
 _COLUMNS = {"model": plans.c.model_name, "device": plans.c.device_name}
 _SUMMARY = [(_COLUMNS[name] if name in _COLUMNS else plans.c[name]).label(name) for name in PlanSummary.model_fields]
 """The columns of lists, by the names and in the order of a summary's fields."""
+
+_COPIED = (
+    *("planner", "planner_version", "estimated", "schedule", "depth", "width", "workers", "batch_size"),
+    *("microbatch_size", "microbatches", "throughput_samples_per_s", "bubble_fraction"),
+)
+"""The columns that are a plan's attributes."""
 
 _REQUEST = TypeAdapter(PlanRequest)
 _CONTENT = select(plans.c.content).where(plans.c.id == bindparam("asked_id"))
@@ -57,35 +63,21 @@ def add(
         content=canonical_json(plan_document(plan)),
         request=request.model_dump_json(),
         solve_time_s=solve_time_s,
-        planner=plan.planner,
         model_name=plan.model.name,
         profile_id=request.profile_id,
         cluster_id=request.cluster_id,
-        schedule=plan.schedule,
-        depth=plan.depth,
-        width=plan.width,
-        workers=plan.workers,
-        batch_size=plan.batch_size,
-        microbatch_size=plan.microbatch_size,
-        microbatches=plan.microbatches,
-        throughput_samples_per_s=plan.throughput_samples_per_s,
-        bubble_fraction=plan.bubble_fraction,
         closed_form_samples_per_s=plan.closed_form.throughput_samples_per_s,
         closed_form_bubble_fraction=plan.closed_form.bubble_fraction,
         created_at=now,
-        estimated=plan.estimated,
         memory_bytes=max(rank_bytes(plan)),
-        device_name=cluster.device_name,
-        device_types=cluster.device_types,
-        devices=cluster.devices,
         asked_by=asked_by,
-        planner_version=plan.planner_version,
+        **{name: getattr(plan, name) for name in _COPIED},
+        **cluster._mapping,
     )
     return insert_once(connection, row)
 
 
 def content(connection: Connection, plan_id: str) -> str | None:
-    """The plan's document."""
     return connection.execute(_CONTENT, {"asked_id": plan_id}).scalar_one_or_none()
 
 
@@ -102,12 +94,10 @@ def summary(connection: Connection, plan_id: str) -> PlanSummary | None:
 
 
 def page(connection: Connection, query: PlanQuery) -> Page[PlanSummary]:
-    """The plans that the query asks for."""
     return listing.page(connection, _SUMMARIES, listing.cut_of(query), _filters(query))
 
 
 def summaries(connection: Connection, plan_ids: Sequence[str]) -> list[PlanSummary]:
-    """Those of the plans that are stored, as lists show them."""
     return [_summary(row) for row in connection.execute(_SUMMARIES_OF, {"asked_ids": plan_ids})]
 
 
@@ -120,7 +110,6 @@ def page_of_keys(connection: Connection, query: PlanQuery) -> Page[str]:
 
 
 def page_of_ids(connection: Connection, query: PlanQuery) -> Page[str]:
-    """The ids of the plans that the query asks for."""
     return listing.page(connection, _IDS, listing.cut_of(query), _filters(query))
 
 
@@ -186,8 +175,8 @@ def _filters(query: PlanQuery) -> list[Filter]:
 
 
 def _summary(row: Row[Any]) -> PlanSummary:
-    fields = dict(zip(PlanSummary.model_fields, row, strict=False))  # a page adds columns
-    return PlanSummary.model_validate(fields | {"device_types": device_types_text(row.device_types)})
+    types = device_types_text(row.device_types)
+    return PlanSummary.model_validate(columns_of(row, PlanSummary) | {"device_types": types})
 
 
 def _key(row: Row[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Axes: round numbers at even distances."""
+"""Axes: what all charts share: the frame that they lie in, round numbers at even distances, parts of stacked bars."""
 
 import sys
 from collections.abc import Callable
@@ -14,6 +14,38 @@ class Tick:
 
     position: float
     label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackedPart:
+    """A part of a stacked bar."""
+
+    kind: str
+    y: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where in a picture a chart lies. `x` and `y` place a value of 0 to `most`, `rows` its axis."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+    def x(self, value: float, most: float = 1.0) -> float:
+        return self.left + (self.right - self.left) * value / most
+
+    def y(self, value: float, most: float = 1.0) -> float:
+        return self.bottom - (self.bottom - self.top) * value / most
+
+    def rows(self, low: float, high: float, label: Callable[[float], str]) -> "tuple[Tick, ...]":
+        return ticks(low, high, start=self.bottom, end=self.top, most=5, label=label)
+
+
+FILE = Frame(92.0, 1140.0, 14.0, 206.0)
+"""A file of a chart, 1160 x 240, with axes."""
 
 
 def round_values(low: float, high: float, most: int) -> list[float]:

@@ -28,7 +28,6 @@ class BasePath:
         self._base = base
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on under the path without the base."""
         if scope["type"] != "http" or not self._base:
             await self._app(scope, receive, send)
             return

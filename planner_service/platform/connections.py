@@ -19,9 +19,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from pipeplan.protocol.problems import Problem
 from planner_service.platform.middleware import ALWAYS, MAX_HEADERS, NO_STORE
-from planner_service.platform.problems import problem_response
+from planner_service.platform.problems import plain
 
 HEAD_BYTES = 64 * 1024
 HEAD_S = 15.0
@@ -88,7 +87,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether no request of the connection is being answered, and it is not refused."""
         return not self._discards and (self.cycle is None or self.cycle.response_complete)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -212,7 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def _answer(status: HTTPStatus, detail: str, default_headers: list[tuple[bytes, bytes]]) -> bytes:
     """A problem as it is sent, with the headers of every answer."""
-    response = problem_response(Problem(title=status.phrase, status=status, detail=detail))
+    response = plain(status, detail)
     headers = [*default_headers, *ALWAYS, NO_STORE, *response.raw_headers, (b"connection", b"close")]
     if status is HTTPStatus.SERVICE_UNAVAILABLE:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))

@@ -28,7 +28,6 @@ Solve = Callable[[str, PlanningProblem], Answer]
 
 
 def utc_now() -> datetime:
-    """The present moment."""
     return datetime.now(UTC)
 
 
@@ -47,7 +46,6 @@ class Absence:
     _seen: tuple[float, datetime] | None = None
 
     def back(self, now: datetime, lease_s: float) -> None:
-        """Gives the owners of leases a lease's length from now on."""
         self.until = max(self.until, now + timedelta(seconds=lease_s))
 
     def lasts(self, now: datetime) -> bool:

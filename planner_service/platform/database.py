@@ -110,7 +110,6 @@ def reporting(database: str, secret: str | None) -> Iterator[None]:
 
 
 def _constraint(error: IntegrityError) -> str | int | None:
-    """PostgreSQL's or SQLite's code for the constraint that is broken."""
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
 
 

@@ -21,7 +21,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, Literal, TypeVar
 
 from sqlalchemy import (
@@ -74,7 +74,7 @@ class Cut:
     sort: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Filter:
     """The condition of `column` for a row to pass.
 
@@ -87,24 +87,12 @@ class Filter:
     compare: Comparison = "equal"
 
 
-def equal(name: str, column: Column[Any], value: object) -> Filter:
-    """The column holds the value."""
-    return Filter(name=name, column=column, value=value)
-
-
-def at_least(name: str, column: Column[Any], value: object) -> Filter:
-    """The column holds the value or more."""
-    return Filter(name=name, column=column, value=value, compare="at_least")
-
-
-def below(name: str, column: Column[Any], value: object) -> Filter:
-    """The column holds less than the value."""
-    return Filter(name=name, column=column, value=value, compare="below")
+equal, at_least, below = Filter, partial(Filter, compare="at_least"), partial(Filter, compare="below")
+"""The column holds the value; the value or more; less than the value."""
 
 
 def one_of(name: str, column: Column[Any], values: Sequence[object]) -> Filter:
-    """The column holds one of the values."""
-    return Filter(name=name, column=column, value=tuple(values), compare="one_of")
+    return Filter(name, column, tuple(values), "one_of")
 
 
 def pairs_json(numbers: Mapping[str, int]) -> str:
@@ -118,7 +106,7 @@ def has_name(name: str, column: Column[Any], value: str | None) -> Filter:
     Inside a name a quotation mark has a backslash, so only a pair begins with this text.
     """
     start = None if value is None else f"[{json.dumps(value, ensure_ascii=False)},"
-    return Filter(name=name, column=column, value=start, compare="holds")
+    return Filter(name, column, start, "holds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,24 +167,7 @@ class _Order:
         return condition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Position:
-    """The last row of the page before, by its column's value (None where it has none) and its sequence."""
-
-    value: Any
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Statements:
-    """The statement of a page's items; `end` finds the last row of the scan if there is one, else it is None."""
-
-    items: Select[Any]
-    end: Select[Any] | None
-
-
 def cut_of(query: ListQuery) -> Cut:
-    """The page that the query asks for, in its `sort` if it has one."""
     return Cut(limit=query.limit, cursor=query.cursor, sort=getattr(query, "sort", None))
 
 
@@ -214,21 +185,21 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
     values = {f"filter_{one.name}": one.value for one in given}
     values |= {"scan_limit": MAX_SCANNED, "scan_end": MAX_SCANNED - 1}
     if start is not None:
-        values |= {"start_value": start.value, "start_sequence": start.sequence}
+        values |= {"start_value": start[0], "start_sequence": start[1]}
 
     rows: list[Row[Any]] = []
     last: Row[Any] | None = None
     for empty in (False, True) if order.column.nullable else (False,):
         if empty < order.empty:
             continue  # the page before has ended among the empty ones
-        statements = _statements(listing, order.name, shapes, start is not None and empty == order.empty, empty)
+        items, end = _statements(listing, order.name, shapes, start is not None and empty == order.empty, empty)
         # One more row than the page has shows whether another page follows.
         values["page_limit"] = cut.limit + 1 - len(rows)
-        rows += connection.execute(statements.items, values).all()
+        rows += connection.execute(items, values).all()
         if len(rows) > cut.limit:
             last = rows[cut.limit - 1]
-        elif statements.end is not None:
-            last = connection.execute(statements.end, values).one_or_none()
+        elif end is not None:
+            last = connection.execute(end, values).one_or_none()
         if last is not None:
             break
 
@@ -266,8 +237,11 @@ def insert_once(connection: Connection, statement: Insert) -> bool:
 @lru_cache(maxsize=1024)
 def _statements(
     listing: Listing[Any], sort: str, shapes: tuple[_Shape, ...], following: bool, empty: bool
-) -> _Statements:
-    """The statements of each kind of request, made once: building a statement takes longer than executing it."""
+) -> tuple[Select[Any], Select[Any] | None]:
+    """The statement of a page's items, and the one that finds the last row of the scan, if there is a scan.
+
+    Both are made once for each kind of request: building a statement takes longer than executing it.
+    """
     order = replace(_order(listing, sort), empty=empty)
 
     # An index in this order answers `near`; `far` are the filters for which rows are scanned.
@@ -280,7 +254,7 @@ def _statements(
     keys = (order.column.label("page_key"), order.sequence.label("page_sequence"))
     items = listing.query.add_columns(*keys).order_by(*order.by()).limit(bindparam("page_limit", type_=Integer))
     if not far:
-        return _Statements(items=items.where(*conditions), end=None)
+        return items.where(*conditions), None
 
     rows = listing.table if listing.rows is None else listing.rows
 
@@ -293,7 +267,7 @@ def _statements(
     passing = [_condition(shape, scanned.c[f"filter_{shape[0]}"]) for shape in far]
     chosen = select(scanned.c.sequence).where(*passing).limit(bindparam("page_limit", type_=Integer))
     end = scan(*keys).offset(bindparam("scan_end", type_=Integer)).limit(1)
-    return _Statements(items=items.where(order.sequence.in_(chosen)), end=end)
+    return items.where(order.sequence.in_(chosen)), end
 
 
 def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> ColumnElement[bool]:
@@ -313,8 +287,9 @@ def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> Colu
             return func.replace(tested, value, "") != tested
 
 
-def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, _Position | None]:
-    """The order, and the row after which the page starts: what `page` wrote into the cursor.
+def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, tuple[Any, int] | None]:
+    """The order, and the row after which the page starts, by its column's value and its sequence: what `page` wrote
+    into the cursor.
 
     Anybody can make a cursor by hand. A cursor of another list, or with a value that the column cannot have, is
     refused.
@@ -334,7 +309,7 @@ def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[
     require(same and name.removeprefix("-") in listing.sorts, "cursor", _CURSOR_RULE, cut.cursor)
     order = _order(listing, name)
     if value is None and order.column.nullable:
-        return replace(order, empty=True), _Position(value=None, sequence=sequence)
+        return replace(order, empty=True), (None, sequence)
     try:
         if isinstance(order.column.type, UtcTime):
             key: Any = datetime.fromisoformat(value)
@@ -345,7 +320,7 @@ def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidInputError("cursor", _CURSOR_RULE, cut.cursor) from error
     require(fits, "cursor", _CURSOR_RULE, cut.cursor)
-    return order, _Position(value=key, sequence=sequence)
+    return order, (key, sequence)
 
 
 def _order(listing: Listing[Any], name: str) -> _Order:

@@ -45,7 +45,6 @@ def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) ->
 
 
 def is_json(form: LogFormat, stream: TextIO | None = None) -> bool:
-    """Whether lines of this form are JSON on this stream (standard error unless given)."""
     return not (sys.stderr if stream is None else stream).isatty() if form == "auto" else form == "json"
 
 

@@ -43,41 +43,32 @@ class Stored:
 
 
 class Metrics:
-    """The metrics of one application."""
+    """The metrics of one application. Those without a method here are counted directly, by their labels."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self._requests = counter("pipeplan_http_requests", "Requests answered.", ("route", "method", "status"))
+        help_text = "From the request's head to the end of the answer."
         self._request_s = histogram(
-            "pipeplan_http_request_duration_seconds",
-            "From the request's head to the end of the answer.",
-            ("route", "method"),
-            buckets=REQUEST_BUCKETS_S,
+            "pipeplan_http_request_duration_seconds", help_text, ("route", "method"), buckets=REQUEST_BUCKETS_S
         )
-        self._solve_s = histogram(
-            "pipeplan_solve_duration_seconds",
-            "The time that planners took to answer.",
-            ("planner",),
-            buckets=SOLVE_BUCKETS_S,
-        )
-        self._prediction_error = histogram(
-            "pipeplan_prediction_error_ratio",
-            "|predicted - measured| / measured throughput of runs that have ended.",
-            buckets=ERROR_BUCKETS,
-        )
-        self._lease_expiries = counter(
+        help_text = "The time that planners took to answer."
+        self._solve_s = histogram("pipeplan_solve_duration_seconds", help_text, ("planner",), buckets=SOLVE_BUCKETS_S)
+        help_text = "|predicted - measured| / measured throughput of runs that have ended."
+        self._prediction_error = histogram("pipeplan_prediction_error_ratio", help_text, buckets=ERROR_BUCKETS)
+        self.lease_expiries = counter(
             "pipeplan_lease_expiries", "Leases that expired, by the process that found them.", ("kind",)
         )
-        self._database_errors = counter("pipeplan_database_errors", "Statements that the database refused.", ("error",))
-        self._removed = counter("pipeplan_retention_removed", "Rows that retention removed.", ("noun",))
+        self.database_errors = counter("pipeplan_database_errors", "Statements that the database refused.", ("error",))
+        self.removed = counter("pipeplan_retention_removed", "Rows that retention removed.", ("noun",))
         self._chores = counter("pipeplan_chores", "Turns of upkeep, by how they ended.", ("chore", "outcome"))
         self._chore_done = gauge(
             "pipeplan_chore_done_timestamp_seconds", "When this process last completed it.", ("chore",)
         )
-        self._unaudited = counter("pipeplan_audit_left_out", "Attempts without effect that are not in the audit log.")
-        self._pool_in_use = gauge("pipeplan_database_connections_in_use", "Connections of the pool that are in use.")
+        self.unaudited = counter("pipeplan_audit_left_out", "Attempts without effect that are not in the audit log.")
+        self.pool_in_use = gauge("pipeplan_database_connections_in_use", "Connections of the pool that are in use.")
         build = Info("pipeplan_build", "What is running.", registry=registry)
         build.info({"version": version("pipeplan"), "python": platform.python_version()})
         ProcessCollector(registry=registry)
@@ -89,7 +80,6 @@ class Metrics:
         self._request_s.labels(route, known).observe(duration_s)
 
     def observe_solve(self, planner: str, duration_s: float) -> None:
-        """Records a planner's answer."""
         self._solve_s.labels(planner).observe(duration_s)
 
     def observe_prediction(self, *, predicted: float, measured: float) -> None:
@@ -97,38 +87,17 @@ class Metrics:
         if measured > 0:
             self._prediction_error.observe(abs(predicted - measured) / measured)
 
-    def count_lease_expiry(self, kind: str) -> None:
-        """Counts an expired lease on a job of this kind."""
-        self._lease_expiries.labels(kind).inc()
-
-    def count_removed(self, noun: str, rows: int) -> None:
-        """Counts rows of this noun that retention removed."""
-        self._removed.labels(noun).inc(rows)
-
     def count_chore(self, chore: str, outcome: str) -> None:
         """Counts a turn of upkeep that was done, stopped (it continues later) or failed."""
         self._chores.labels(chore, outcome).inc()
         if outcome == "done":
             self._chore_done.labels(chore).set_to_current_time()
 
-    def count_unaudited(self) -> None:
-        """Counts an attempt that was refused or failed, and is not in the audit log: too many, or no database."""
-        self._unaudited.inc()
-
-    def count_database_error(self, error: str) -> None:
-        """Counts a statement that failed, by the class of its error."""
-        self._database_errors.labels(error).inc()
-
-    def watch_pool(self, in_use: Callable[[], float]) -> None:
-        """Registers the function that counts connections in use."""
-        self._pool_in_use.set_function(in_use)
-
     def watch_stored(self, read: Callable[[], Stored | None], now_s: Callable[[], float] = time.monotonic) -> None:
         """Registers the function that reads the database's counts; it returns None if the database cannot be read."""
         self.registry.register(_StoredCollector(read, now_s))
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text form, of MEDIA_TYPE."""
         return generate_latest(self.registry)
 
 

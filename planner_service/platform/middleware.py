@@ -17,8 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeplan.documents.names import on_one_line
 from pipeplan.errors import InvalidInputError, NotFoundError, PipeplanError, TooManyRequestsError
-from pipeplan.protocol.problems import Problem
-from planner_service.platform.problems import problem_response, send_error
+from planner_service.platform.problems import plain, send_error
 
 POLICY = b"default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """An answer of the API is not a page: it loads nothing and cannot be framed. Pages have their own policy."""
@@ -120,9 +119,7 @@ class RequestLimits:
             return
         refusal = _too_large(scope)
         if refusal is not None:
-            status, detail = refusal
-            problem = Problem(title=status.phrase, status=status, detail=detail)
-            await problem_response(problem)(scope, receive, send)
+            await plain(*refusal)(scope, receive, send)
             return
         refused = _not_text(scope)
         if refused is not None:

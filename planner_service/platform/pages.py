@@ -59,11 +59,7 @@ PAGES = (
 Query = TypeVar("Query", bound=ListQuery)
 
 templates = Environment(
-    loader=FileSystemLoader(TEMPLATES),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+    loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 templates.filters.update(formats.FILTERS, document=dump)
 
@@ -120,7 +116,6 @@ def address_of(request: Request) -> Address:
 
 
 def origin_of(request: Request) -> str:
-    """The service's address as the request's sender knows it, without a slash at its end."""
     return str(request.base_url).rstrip("/") + base_of(request.scope)
 
 
@@ -136,7 +131,6 @@ def query_of(kind: type[Query], request: Request) -> Query:
 
 
 def _repeats(kind: type[ListQuery], name: str) -> bool:
-    """Whether a parameter may come several times."""
     return name in kind.model_fields and get_origin(kind.model_fields[name].annotation) is list
 
 

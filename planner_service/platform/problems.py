@@ -123,6 +123,11 @@ def problem_response(problem: Problem) -> Response:
     return JSONResponse(document, problem.status, media_type=MEDIA_TYPE)
 
 
+def plain(status: HTTPStatus, detail: str) -> Response:
+    """A problem that is none of our errors, as it goes over the wire."""
+    return problem_response(_problem(status, detail))
+
+
 async def send_error(error: PipeplanError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers an error outside of any route: a person whom the door let in sees a page, as in a route."""
     problem = problem_for(scope, error)

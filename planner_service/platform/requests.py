@@ -62,7 +62,6 @@ def may(scope: AsgiScope, scopes: tuple[Scope, ...]) -> bool:
 
 
 async def context(request: Request) -> Context:
-    """What the services need."""
     return _context(request)
 
 
@@ -73,7 +72,6 @@ class BodySize:
         self.most_bytes = most_bytes
 
     async def __call__(self, request: Request) -> None:
-        """Passes the limit on to the code that reads the body."""
         request.scope[_SIZE] = self
 
 
@@ -135,7 +133,6 @@ def _context(request: Request) -> Context:
 
 
 async def cut(limit: Annotated[int, Query(ge=1, le=200)] = 50, cursor: str | None = None) -> Cut:
-    """Which page of a listing is asked for."""
     return Cut(limit=limit, cursor=cursor)
 
 
@@ -156,7 +153,6 @@ def sent(read: Callable[[bytes], T]) -> Callable[..., Awaitable[T]]:
 
 
 def document(kind: type[T]) -> Callable[..., Awaitable[T]]:
-    """The dependency that gives a route the body as a document of this kind."""
     return sent(partial(parse_sent, kind))
 
 
@@ -179,7 +175,6 @@ def limit_of(app: FastAPI, size: BodySize) -> int:
 
 
 def reads_body(route: RouteContext) -> bool:
-    """Whether the route or one of its dependencies reads a body."""
     return any(one.call in (body, form) for one in _dependencies(route))
 
 

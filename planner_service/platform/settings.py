@@ -71,7 +71,9 @@ def _for_sqlite(value: Path | None, given: ValidationInfo) -> Path | None:
 class Settings(BaseSettings):
     """The settings. Every name is a key of the file and, with PIPEPLAN_ before it, an environment variable."""
 
-    model_config = SettingsConfigDict(env_prefix="PIPEPLAN_", frozen=True, extra="forbid", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix="PIPEPLAN_", frozen=True, extra="forbid", env_ignore_empty=True, allow_inf_nan=False
+    )
 
     database_url: str = Field(
         default_factory=default_database_url, description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
@@ -80,17 +82,11 @@ class Settings(BaseSettings):
         default=16, ge=1, le=1000, description="connections that a process keeps to its database"
     )
     database_pool_timeout_s: float = Field(
-        default=2.0,
-        ge=0,
-        le=60,
-        allow_inf_nan=False,
-        description="how long a request waits for a connection before the answer is a 503",
+        default=2.0, ge=0, le=60, description="how long a request waits for a connection before the answer is a 503"
     )
     host: str = Field(default="127.0.0.1", description="the address to listen on")
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535, description="the port to listen on; 0 takes a free one")
-    lease_s: float = Field(
-        default=30.0, gt=0, le=86_400, allow_inf_nan=False, description="how long an agent may be silent"
-    )
+    lease_s: float = Field(default=30.0, gt=0, le=86_400, description="how long an agent may be silent")
     max_attempts: int = Field(
         default=3, ge=1, le=100, description="how often a job is given to an agent before it is given up"
     )
@@ -108,14 +104,10 @@ class Settings(BaseSettings):
         description="the memory that the search for one plan, or its play, may take",
     )
     solve_deadline_s: float = Field(
-        default=50.0,
-        gt=0,
-        le=3600,
-        allow_inf_nan=False,
-        description="how long a request waits for its plan before the answer is a 504",
+        default=50.0, gt=0, le=3600, description="how long a request waits for its plan before the answer is a 504"
     )
     plan_job_deadline_s: float = Field(
-        default=3600.0, gt=0, le=864_000, allow_inf_nan=False, description="how long a plan that is a job may take"
+        default=3600.0, gt=0, le=864_000, description="how long a plan that is a job may take"
     )
     price_instructions: int = Field(
         default=10_000_000,
@@ -134,11 +126,7 @@ class Settings(BaseSettings):
         default=2 * 2**30, ge=2**28, le=2**50, description="the memory that reading one document may take"
     )
     parser_cpu_s: float = Field(
-        default=30.0,
-        gt=0,
-        le=3600,
-        allow_inf_nan=False,
-        description="the processor time that reading one document may take",
+        default=30.0, gt=0, le=3600, description="the processor time that reading one document may take"
     )
     event_streams: int = Field(
         default=500, ge=1, le=100_000, description="event streams that are open at the same time"
@@ -168,46 +156,30 @@ class Settings(BaseSettings):
         default=0.0,
         ge=0,
         le=1e6,
-        allow_inf_nan=False,
         description="how often one token, or an address without one, may ask each process; 0: no limit",
     )
     failed_tokens_per_min: float = Field(
-        default=20.0,
-        gt=0,
-        le=1e6,
-        allow_inf_nan=False,
-        description="how often an address may send a token that is not valid",
+        default=20.0, gt=0, le=1e6, description="how often an address may send a token that is not valid"
     )
     body_timeout_s: float = Field(
-        default=60.0, gt=0, le=3600, allow_inf_nan=False, description="how long a request's body may take to arrive"
+        default=60.0, gt=0, le=3600, description="how long a request's body may take to arrive"
     )
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024, description="larger bodies are refused with 413")
     retention: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_rules)] = Field(
-        default=(),
-        description="what is removed by age or number, such as runs=90d,jobs=10000; default: nothing",
+        default=(), description="what is removed by age or number, such as runs=90d,jobs=10000; default: nothing"
     )
     retention_interval_s: float = Field(
-        default=3600.0,
-        ge=1,
-        le=31_536_000,
-        allow_inf_nan=False,
-        description="how often retention looks for something to remove",
+        default=3600.0, ge=1, le=31_536_000, description="how often retention looks for something to remove"
     )
     backup_folder: Annotated[Path | None, AfterValidator(_for_sqlite)] = Field(
         default=None, description="where backups of a SQLite database are written; default: none are made"
     )
-    backup_interval_s: float = Field(
-        default=86_400.0, ge=1, le=31_536_000, allow_inf_nan=False, description="how often a backup is written"
-    )
+    backup_interval_s: float = Field(default=86_400.0, ge=1, le=31_536_000, description="how often a backup is written")
     backups_kept: int = Field(default=7, ge=1, le=10_000, description="how many of these backups are kept")
     log_level: LogLevel = Field(default="info", description="debug, info (each request), warning or error")
     log_format: LogFormat = Field(default="auto", description="json, human, or auto: human on a terminal")
     shutdown_s: float = Field(
-        default=10.0,
-        gt=0,
-        le=3600,
-        allow_inf_nan=False,
-        description="how long requests may go on after SIGTERM before they are cut off",
+        default=10.0, gt=0, le=3600, description="how long requests may go on after SIGTERM before they are cut off"
     )
 
     @property
@@ -232,5 +204,4 @@ def load_settings(*, config: Path | None = None, **chosen: Any) -> Settings:
 
 
 def resolve_settings(*, config: Path | None = None, **chosen: Any) -> Resolved[Settings]:
-    """The same, with the source of each."""
     return resolve(Settings, chosen, config)

@@ -6,10 +6,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection, Table, func, update
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from sqlalchemy import Connection, Row, Table, func, update
 
 from pipeplan.documents.files import invalid_input
 from pipeplan.documents.names import on_one_line
@@ -79,6 +79,13 @@ def unreadable(error: ValueError) -> ConflictError:
     return ConflictError(f"another release stored it, and this one cannot read it: {found}")
 
 
+def columns_of(row: Row[Any], kind: type[Any]) -> dict[str, Any]:
+    """The columns of a row that are fields of a model or a dataclass, by name."""
+    fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+    known = row._asdict()  # looking names up in the row itself takes five times as long
+    return {name: known[name] for name in fields if name in known}
+
+
 def note_use(connection: Connection, table: Table, identity: str, now: datetime) -> None:
     """Records that an existing document was stored or asked for again: retention counts its age from now."""
     stale = func.coalesce(table.c.used_at, table.c.created_at) <= now - USE_NOTED
@@ -93,11 +100,7 @@ class DocumentCache:
     """
 
     def __init__(
-        self,
-        *,
-        max_bytes: int = MAX_BYTES,
-        max_age_s: float = MAX_AGE_S,
-        now_s: Callable[[], float] = time.monotonic,
+        self, *, max_bytes: int = MAX_BYTES, max_age_s: float = MAX_AGE_S, now_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s

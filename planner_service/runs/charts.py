@@ -10,10 +10,10 @@ from pipeplan.simulation.overlay import pairs
 from pipeplan.simulation.report import RunReport
 from planner_service.documents.chart_files import Row, svg_text
 from planner_service.plans.drawings import Drawing, DrawnWindow, draw
-from planner_service.platform.axes import Tick, ticks
+from planner_service.platform.axes import Frame, Tick, ticks
 from planner_service.runs.service import Overlay
 
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 1140.0, 12.0, 208.0
+FRAME = Frame(64.0, 1140.0, 12.0, 208.0)
 HEIGHT = 240.0
 HEADING = 24.0
 """The height of the text above each drawing of a file."""
@@ -43,16 +43,11 @@ def loss_chart(report: RunReport) -> LossChart | None:
     low, high = low - margin, high + margin
     first, last = values[0][0], values[-1][0]
 
-    def x(step: int) -> float:
-        return LEFT + (RIGHT - LEFT) * (step - first) / (last - first)
-
-    def y(loss: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * (loss - low) / (high - low)
-
+    span, scale, most = last - first, high - low, min(10, last - first)
     return LossChart(
-        points=" ".join(f"{x(step):.1f},{y(loss):.1f}" for step, loss in values),
-        steps=ticks(first, last, start=LEFT, end=RIGHT, most=min(10, last - first), label=lambda step: f"{step:g}"),
-        losses=ticks(low, high, start=BOTTOM, end=TOP, most=5, label=lambda loss: f"{loss:.4g}"),
+        points=" ".join(f"{FRAME.x(step - first, span):.1f},{FRAME.y(loss - low, scale):.1f}" for step, loss in values),
+        steps=ticks(first, last, start=FRAME.left, end=FRAME.right, most=most, label="{:g}".format),
+        losses=FRAME.rows(low, high, "{:.4g}".format),
         first=known[0],
         last=known[-1],
     )
@@ -79,17 +74,10 @@ def pair_rows(shown: Overlay) -> Iterator[Row]:
     yield ("rank", "stage", "replica", "instruction", *moments, "longer_s")
     for pair in pairs(shown.predicted or shown.measured, shown.measured):
         known = shown.predicted is not None
-        yield (
-            pair.rank,
-            pair.stage,
-            pair.replica,
-            format_instruction(pair.instruction),
-            pair.predicted_start_s if known else None,
-            pair.predicted_end_s if known else None,
-            pair.measured_start_s,
-            pair.measured_end_s,
-            pair.measured_s - pair.predicted_s if known else None,
-        )
+        predicted = (pair.predicted_start_s, pair.predicted_end_s) if known else (None, None)
+        longer_s = pair.measured_s - pair.predicted_s if known else None
+        about = (pair.rank, pair.stage, pair.replica, format_instruction(pair.instruction))
+        yield (*about, *predicted, pair.measured_start_s, pair.measured_end_s, longer_s)
 
 
 def overlay_svg(run_id: str, shown: Overlay) -> str:

@@ -62,7 +62,6 @@ class RunView:
 
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
-        """The stages of every rank of a pipeline."""
         return stages_by_rank(self.plan)
 
 

@@ -169,7 +169,6 @@ def overlay_packed(context: Context, run_id: str, batches: int) -> bytes:
 
 
 def trace(context: Context, run_id: str) -> str:
-    """Both timelines as one Chrome trace, side by side."""
     return chrome_trace(timelines(context, run_id), most_bytes=MOST_BYTES)
 
 

@@ -15,38 +15,19 @@ from pipeplan.protocol.listing import Page
 from pipeplan.protocol.runs import Run, RunQuery, RunSummary
 from pipeplan.simulation.report import Compared, RunReport
 from planner_service.platform import listing
-from planner_service.platform.stored import read_stored
+from planner_service.platform.stored import columns_of, read_stored
 from planner_service.platform.tables import jobs, plans, runs
 from planner_service.runs import timelines
 from planner_service.runs.timelines import Chunk
 
 _JOINED = runs.join(jobs, jobs.c.id == runs.c.job_id).join(plans, plans.c.id == runs.c.plan_id)
 _SUMMARY: Select[Any] = select(
-    runs.c.sequence,
-    runs.c.id,
-    runs.c.job_id,
-    runs.c.plan_id,
-    runs.c.predicted_samples_per_s,
-    runs.c.measured_samples_per_s,
-    runs.c.created_at,
-    plans.c.model_name,
-    plans.c.schedule,
-    jobs.c.state,
-    jobs.c.updated_at,
+    *(runs.c[name] for name in ("sequence", *RunSummary.model_fields) if name in runs.c),
+    *(plans.c.model_name.label("model"), plans.c.schedule, jobs.c.state, jobs.c.updated_at),
 ).select_from(_JOINED)
-_RUN: Select[Any] = select(
-    runs.c.id,
-    runs.c.job_id,
-    runs.c.plan_id,
-    runs.c.report,
-    runs.c.created_at,
-    jobs.c.task,
-    jobs.c.state,
-    jobs.c.agent,
-    jobs.c.progress,
-    jobs.c.error,
-    jobs.c.updated_at,
-).join_from(runs, jobs, jobs.c.id == runs.c.job_id)
+_RUN: Select[Any] = select(*((runs if name in runs.c else jobs).c[name] for name in Run.model_fields)).join_from(
+    runs, jobs, jobs.c.id == runs.c.job_id
+)
 
 
 _TASK, _PROGRESS, _REPORT = TypeAdapter(RunTask), TypeAdapter(Progress), TypeAdapter(RunReport)
@@ -63,7 +44,6 @@ class PackedRun:
 
 
 def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: datetime) -> None:
-    """Stores a run that has not started yet."""
     connection.execute(insert(runs).values(id=run_id, job_id=job_id, plan_id=plan_id, created_at=now))
 
 
@@ -111,19 +91,9 @@ def get(connection: Connection, run_id: str) -> Run | None:
             losses=timelines.read_losses(connection, run_id),
             earlier_losses=timelines.read_losses(connection, run_id, series=timelines.EARLIER_LOSSES),
         )
-    return Run(
-        id=row.id,
-        job_id=row.job_id,
-        plan_id=row.plan_id,
-        task=read_stored(_TASK, row.task),
-        state=row.state,
-        agent=row.agent,
-        progress=None if row.progress is None else read_stored(_PROGRESS, row.progress),
-        error=row.error,
-        report=report,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+    progress = None if row.progress is None else read_stored(_PROGRESS, row.progress)
+    texts = {"task": read_stored(_TASK, row.task), "progress": progress, "report": report}
+    return Run(**columns_of(row, Run) | texts)
 
 
 def timeline_head(connection: Connection, run_id: str) -> tuple[JobState, str | None] | None:
@@ -145,8 +115,7 @@ def page(connection: Connection, query: RunQuery) -> Page[RunSummary]:
 
 
 def _summary(row: Row[Any]) -> RunSummary:
-    values = {name: getattr(row, name) for name in RunSummary.model_fields if name != "model"}
-    return RunSummary(model=row.model_name, **values)
+    return RunSummary(**columns_of(row, RunSummary))
 
 
 _LISTING = listing.Listing(

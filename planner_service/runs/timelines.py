@@ -259,7 +259,6 @@ def nanoseconds(moments_s: Floats) -> Integers:
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Numbers as a chunk, to the last bit."""
     return _framed(_packed(np.array(values, dtype=np.float64).view(np.int64)))
 
 

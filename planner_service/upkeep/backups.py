@@ -65,7 +65,6 @@ def take_turn(context: Context, plan: BackupPlan) -> Path | None:
 
 
 def name_at(moment: datetime) -> str:
-    """The name of a backup that is made at this moment."""
     return f"pipeplan-{moment.astimezone(UTC):%Y%m%dT%H%M%SZ}.sqlite3"
 
 

@@ -75,11 +75,9 @@ class Turn:
     rows: int = FIRST_ROWS
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """A transaction that reads."""
         return nullcontext(self.trial) if self.trial is not None else self.context.database.read()
 
     def writing(self) -> AbstractContextManager[Connection]:
-        """A transaction that removes."""
         return nullcontext(self.trial) if self.trial is not None else self.context.database.write()
 
     def require_time(self) -> None:
@@ -153,7 +151,7 @@ def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop:
         LOG.info("retention continues later: %s", error)
     finally:
         for noun, count in removed.items():
-            context.metrics.count_removed(noun, count)
+            context.metrics.removed.labels(noun).inc(count)
         wait_s = every_s if done else min(every_s, NEXT_TURN_S)
         chores.end(context, claim, context.now() + timedelta(seconds=wait_s))
     context.metrics.count_chore(CHORE, "done" if done else "stopped")
@@ -185,11 +183,9 @@ def _sweep_noun(turn: Turn, noun: str, rule: Rule, removed: dict[str, int]) -> N
     while following is not None:
         turn.require_time()
         with turn.reading() as connection:
-            found = storage.look(connection, kept, bounds, following)
-            if found.places and kept.named is not None and named is None:
+            places, following = storage.look(connection, kept, bounds, following)
+            if places and kept.named is not None and named is None:
                 named = _Named(kept, connection, context)
-        following = found.following
-        places = found.places
         while places:
             turn.require_time()
             some, places = places[: turn.rows], places[turn.rows :]
@@ -207,7 +203,6 @@ class _Named:
         self._known = self._find(connection, 0, None)
 
     def present(self, connection: Connection) -> set[str]:
-        """The ids that are named now."""
         return self._known | self._find(connection, self._after, self._changed)
 
 

@@ -46,16 +46,6 @@ class OldRows:
     up_to: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """What a look found: the places of rows that may be removed, and where the next slice begins; None at the table's
-    end.
-    """
-
-    places: tuple[int, ...]
-    following: int | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Retained:
     """A noun of the rules. `about` are its rows, `since` counts their age, `free` are those nobody needs.
@@ -79,14 +69,13 @@ def last_to_go(connection: Connection, kept: Retained, most: int, now: datetime)
     return connection.execute(query).scalar_one_or_none()
 
 
-def look(connection: Connection, kept: Retained, bounds: OldRows, after: int) -> Slice:
-    """The rows of the next slice that may be removed."""
+def look(connection: Connection, kept: Retained, bounds: OldRows, after: int) -> tuple[tuple[int, ...], int | None]:
+    """The places of the next rows that may be removed, and where the slice after them begins; None at the end."""
     place = kept.table.c.sequence
     scanned = select(place).where(place > after).order_by(place).limit(SLICE).subquery()
     count, last = connection.execute(select(func.count(), func.max(scanned.c.sequence))).one()
     query = select(place).where(place > after, place <= (last or after), _may_go(kept, bounds)).order_by(place)
-    places = tuple(connection.execute(query).scalars())
-    return Slice(places=places, following=last if count == SLICE else None)
+    return tuple(connection.execute(query).scalars()), last if count == SLICE else None
 
 
 def newest_plan(connection: Connection) -> int:
@@ -124,10 +113,6 @@ def _runs_in(*states: str) -> Retained:
     return Retained(table=jobs, about=about, since=jobs.c.updated_at, first=(runs.c.job_id,))
 
 
-def _other_jobs(_now: datetime) -> ColumnElement[bool]:
-    return and_(jobs.c.state.in_(ENDED), ~_has_run())
-
-
 def _not_the_newest(_before: datetime | None) -> ColumnElement[bool]:
     """Events that are not their subject's newest, from which its numbers continue."""
     later = events.alias()
@@ -163,14 +148,6 @@ def _used(table: Table) -> ColumnElement[datetime]:
     return since
 
 
-def _over(now: datetime) -> ColumnElement[bool]:
-    return or_(tokens.c.revoked_at.is_not(None), tokens.c.expires_at <= now)
-
-
-def _idle(_before: datetime | None) -> ColumnElement[bool]:
-    return agents.c.job_id.is_(None)
-
-
 def _profiles_named(connection: Connection, after: int, changed: datetime | None) -> set[str]:
     """The profiles of jobs that have not ended, and of kept plans that were asked for with several profiles."""
     several = plans.c.request.like('%"other\\_profile\\_ids":["%', escape="\\")
@@ -196,7 +173,9 @@ def _waiting_tasks(connection: Connection, changed: datetime | None) -> Iterable
 NOUNS: dict[str, Retained] = {
     "runs": _runs_in("succeeded"),
     "abandoned-runs": _runs_in(*ABANDONED),
-    "jobs": Retained(table=jobs, about=_other_jobs, since=jobs.c.updated_at),
+    "jobs": Retained(
+        table=jobs, about=lambda _now: and_(jobs.c.state.in_(ENDED), ~_has_run()), since=jobs.c.updated_at
+    ),
     "plans": Retained(table=plans, since=_used(plans), free=_unneeded_plans),
     "profiles": Retained(
         table=profiles, since=_used(profiles), free=_unneeded(profiles, "profile_id"), named=_profiles_named
@@ -204,12 +183,12 @@ NOUNS: dict[str, Retained] = {
     "clusters": Retained(
         table=clusters, since=_used(clusters), free=_unneeded(clusters, "cluster_id"), named=_clusters_named
     ),
-    "agents": Retained(table=agents, since=agents.c.last_seen_at, free=_idle),
+    "agents": Retained(table=agents, since=agents.c.last_seen_at, free=lambda _before: agents.c.job_id.is_(None)),
     "events": Retained(table=events, since=events.c.created_at, free=_not_the_newest),
     "audit": Retained(table=audit, since=audit.c.created_at),
     "tokens": Retained(
         table=tokens,
-        about=_over,
+        about=lambda now: or_(tokens.c.revoked_at.is_not(None), tokens.c.expires_at <= now),
         since=func.coalesce(tokens.c.revoked_at, tokens.c.expires_at, type_=UtcTime()),
         first=(sessions.c.token_id,),
     ),

@@ -89,12 +89,10 @@ class WorkerProcess(Generic[Q, N, A]):
 
     @property
     def pid(self) -> int:
-        """The process's number."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     def ask(self, question: Q, observe: Callable[[N], None]) -> A:
@@ -121,7 +119,6 @@ class WorkerProcess(Generic[Q, N, A]):
                 assert_never(message)
 
     def kill(self) -> None:
-        """Ends the process, whatever it is doing."""
         self._process.kill()
 
     def close(self) -> None:
@@ -180,7 +177,6 @@ class Ticket(Generic[Q, N, A]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was cancelled."""
         return self._cancelled
 
     def hold(self, worker: PoolWorker[Q, N, A]) -> bool:
@@ -243,7 +239,12 @@ class Pool(Generic[Q, N, A]):
             self._require_room()
             self._tickets.add(ticket)
             ticket.future = self._threads.submit(self._work, ticket)
-        ticket.future.add_done_callback(lambda _: self._forget(ticket))
+
+        def forget(_: object) -> None:
+            with self._lock:
+                self._tickets.discard(ticket)
+
+        ticket.future.add_done_callback(forget)
         return ticket
 
     def require_room(self) -> None:
@@ -321,7 +322,3 @@ class Pool(Generic[Q, N, A]):
             self._watch_idle()
         for worker in retired:
             worker.close()
-
-    def _forget(self, ticket: Ticket[Q, N, A]) -> None:
-        with self._lock:
-            self._tickets.discard(ticket)
