@@ -10,11 +10,12 @@ PIP_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Compiled once, the tests' modules load in half the time, and so does each process that they start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test laws test-all test-releases lint bench fuzz bench-service bench-mlflow gpu-check clean
+.PHONY: help setup demo quick test laws test-all test-releases lint bench fuzz bench-service bench-mlflow gpu-check clean
 
 help:
 	@echo "make demo    profile a model, plan, run the plan and compare, on this machine"
 	@echo "make test    linters, types, layering, and every law and one case of each feature"
+	@echo "make quick   the library without processes: costs, schedules, plays, planners; up to a minute"
 	@echo "make test-all   the rest: campaigns, every case, the other database, browsers, environments of their own"
 	@echo "make test-releases   the split backward on the oldest and the newest torch, which it installs apart: 7 GB each"
 	@echo "make fuzz    ten thousand generated requests against the API's description"
@@ -48,6 +49,11 @@ test: $(STAMP)
 
 laws: $(STAMP)
 	$(PYTEST) -m "not campaign" $(ARGS)
+
+QUICK := costs documents programs schedules simulation planners/two_bw planners/pipedream
+
+quick: $(STAMP)
+	$(PYTEST) -m "not campaign" --hypothesis-profile few $(QUICK:%=tests/pipeplan/%) $(ARGS)
 
 test-all: $(STAMP)
 	$(PYTEST) -m campaign $(ARGS)

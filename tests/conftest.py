@@ -12,8 +12,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has Hypothesis try a quarter of the examples where the campaigns are left out; the tests are imported later."""
-    settings.load_profile(QUARTER if config.option.markexpr == "not campaign" else ALL)
+    """Has Hypothesis try a quarter of the examples where the campaigns are left out, unless another profile is named;
+    the tests are imported later.
+    """
+    own = QUARTER if config.option.markexpr == "not campaign" else ALL
+    settings.load_profile(config.getoption("--hypothesis-profile") or own)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,12 +1,16 @@
-"""Properties: how many examples Hypothesis makes of one. `make test` tries a quarter of what `make test-all` tries."""
+"""Properties: how many examples Hypothesis makes of one.
+
+`make test` tries a quarter of what `make test-all` tries, `make quick` (`--hypothesis-profile few`) a few.
+"""
 
 from hypothesis import settings
 
-ALL, QUARTER = "all", "quarter"
+ALL, QUARTER, FEW = "all", "quarter", "few"
 
 # A profile's number is that of properties without one of their own, and the share in percent of the others' numbers.
 settings.register_profile(ALL, deadline=None, max_examples=100)  # a busy machine is no failure
 settings.register_profile(QUARTER, settings.get_profile(ALL), max_examples=25)
+settings.register_profile(FEW, settings.get_profile(ALL), max_examples=4)
 
 
 def examples(number: int) -> settings:
