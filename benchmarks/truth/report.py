@@ -60,8 +60,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _kind_of(row: Row) -> str:
     gpu = "Blackwell" if row.gpu.startswith(("b", "gb")) else row.gpu[:4].upper()
-    experts = "mixtures" if "moe" in row.spec or "oss" in row.spec or "experts" in row.spec else "dense"
-    return f"{gpu}, {experts}"
+    return f"{gpu}, {'mixtures' if _is_mixture(row) else 'dense'}"
+
+
+def _is_mixture(row: Row) -> bool:
+    return any(word in row.spec for word in ("moe", "oss", "experts"))
 
 
 GROUPINGS: tuple[tuple[str, Callable[[Row], object]], ...] = (
@@ -95,15 +98,16 @@ def _predicted(each: Prediction) -> dict[str, object]:
 
 
 def iteration_errors(found: Found) -> list[IterationErrors]:
-    """Of clean rows, by generation of GPUs and engine, as answers name them."""
-    groups: dict[tuple[str, str], list[float]] = {}
+    """Of clean rows, by generation of GPUs, engine, and dense models or mixtures, as answers name them."""
+    groups: dict[tuple[str, str, bool], list[float]] = {}
     for row, each in found:
         if isinstance(each, Prediction) and each.error is not None:
             generation = next(part for part in re.split(r"[^a-z0-9]+", row.gpu.lower()) if part)
-            groups.setdefault((generation.upper(), row.program.engine), []).append(abs(each.error))
+            key = generation.upper(), row.program.engine, _is_mixture(row)
+            groups.setdefault(key, []).append(abs(each.error))
     return [
-        IterationErrors(generation=generation, engine=engine, rows=len(errors), error=round(mean(errors), 3))
-        for (generation, engine), errors in sorted(groups.items())
+        IterationErrors(generation=gpu, engine=engine, mixture=mixture, rows=len(errors), error=round(mean(errors), 3))
+        for (gpu, engine, mixture), errors in sorted(groups.items())
     ]
 
 

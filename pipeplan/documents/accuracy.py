@@ -28,10 +28,13 @@ class KernelErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationErrors:
-    """The mean error of the seconds of measured iterations, of a generation of GPUs and an engine."""
+    """The mean error of the seconds of measured iterations, of a generation of GPUs and an engine: of mixtures of
+    experts, or of dense models.
+    """
 
     generation: str
     engine: str
+    mixture: bool
     rows: int
     error: float
 
@@ -55,18 +58,23 @@ KERNELS: Mapping[str, KernelErrors] = {
 """By the datasheets that have kernels of their own. An A800 and an H800 compute as an A100 and an H100."""
 
 ITERATIONS = (
-    IterationErrors(generation="A100", engine="deepspeed", rows=126, error=0.124),
-    IterationErrors(generation="A100", engine="fsdp", rows=100, error=0.098),
-    IterationErrors(generation="A100", engine="megatron", rows=9, error=0.049),
-    IterationErrors(generation="B200", engine="megatron", rows=5, error=0.263),
-    IterationErrors(generation="B300", engine="megatron", rows=4, error=0.345),
-    IterationErrors(generation="GB200", engine="fsdp", rows=1, error=0.339),
-    IterationErrors(generation="GB200", engine="megatron", rows=12, error=0.097),
-    IterationErrors(generation="GB300", engine="fsdp", rows=1, error=0.248),
-    IterationErrors(generation="GB300", engine="megatron", rows=7, error=0.258),
-    IterationErrors(generation="H100", engine="fsdp", rows=70, error=0.234),
-    IterationErrors(generation="H100", engine="megatron", rows=23, error=0.101),
-    IterationErrors(generation="H200", engine="megatron", rows=2, error=0.002),
+    IterationErrors(generation="A100", engine="deepspeed", mixture=False, rows=126, error=0.124),
+    IterationErrors(generation="A100", engine="fsdp", mixture=False, rows=100, error=0.098),
+    IterationErrors(generation="A100", engine="megatron", mixture=False, rows=9, error=0.049),
+    IterationErrors(generation="B200", engine="megatron", mixture=False, rows=1, error=0.059),
+    IterationErrors(generation="B200", engine="megatron", mixture=True, rows=4, error=0.315),
+    IterationErrors(generation="B300", engine="megatron", mixture=True, rows=4, error=0.345),
+    IterationErrors(generation="GB200", engine="fsdp", mixture=False, rows=1, error=0.339),
+    IterationErrors(generation="GB200", engine="megatron", mixture=False, rows=9, error=0.048),
+    IterationErrors(generation="GB200", engine="megatron", mixture=True, rows=3, error=0.244),
+    IterationErrors(generation="GB300", engine="fsdp", mixture=False, rows=1, error=0.248),
+    IterationErrors(generation="GB300", engine="megatron", mixture=False, rows=4, error=0.284),
+    IterationErrors(generation="GB300", engine="megatron", mixture=True, rows=3, error=0.224),
+    IterationErrors(generation="H100", engine="fsdp", mixture=False, rows=66, error=0.238),
+    IterationErrors(generation="H100", engine="fsdp", mixture=True, rows=4, error=0.174),
+    IterationErrors(generation="H100", engine="megatron", mixture=False, rows=20, error=0.062),
+    IterationErrors(generation="H100", engine="megatron", mixture=True, rows=3, error=0.362),
+    IterationErrors(generation="H200", engine="megatron", mixture=False, rows=2, error=0.002),
 )
 
 
@@ -89,10 +97,13 @@ def _sentence(profile: Profile, engine: str) -> str:
         parts += [f"{kind} not measured" for kind, error in known if error is None]
         what = f"kernels measured on this GPU ({errors.generation}: {', '.join(parts)})"
     generation = None if errors is None else errors.generation
-    rows = next((each for each in ITERATIONS if (each.generation, each.engine) == (generation, engine)), None)
+    mixture = any(kind.expert_parameters > 0 for form in profile.forms for kind in form.kinds)
+    models = "mixtures" if mixture else "dense models"
+    wanted = generation, engine, mixture
+    rows = next((each for each in ITERATIONS if (each.generation, each.engine, each.mixture) == wanted), None)
     if rows is None:
-        return f"estimated from {what}; no measured iteration of this GPU with {engine} was predicted yet"
+        return f"estimated from {what}; no measured iteration of {models} on this GPU with {engine} was predicted yet"
     return (
         f"estimated from {what}; such predictions were {rows.error:.0%} off on average over {rows.rows} measured "
-        f"iteration{'s' * (rows.rows > 1)} ({rows.generation}, {engine})"
+        f"iteration{'s' * (rows.rows > 1)} ({models}, {rows.generation}, {engine})"
     )

@@ -11,11 +11,17 @@ from pipeplan.documents.profile import Profile
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cluster, profile
+from tests.pipeplan.model_forms import transformer
 from worker_agent.profiler.datasheets import DATASHEETS
 
 
-def estimate(device: str, *, dtype: str = "bfloat16", precision: str | None = None) -> Profile:
+def estimate(device: str, *, dtype: str = "bfloat16", precision: str | None = None, experts: int = 0) -> Profile:
     made = profile([Cell(weight_bytes=4, output_bytes=2, activation_bytes=1)] * 2)
+    if experts:
+        held = transformer(layers=1, hidden=64, heads=4, sequence=16)
+        form = held.forms[0]
+        kinds = [replace(form.kinds[0], expert_parameters=experts), *form.kinds[1:]]
+        made = replace(held, forms=(replace(form, kinds=tuple(kinds)),))
     known = replace(made.device, name=device)
     return replace(made, device=known, dtype=dtype, precision=precision, estimated=True)
 
@@ -27,31 +33,39 @@ def estimate(device: str, *, dtype: str = "bfloat16", precision: str | None = No
             [estimate("A100-SXM4-80GB")],
             "megatron",
             "estimated from kernels measured on this GPU (A100: 16-bit products 7%, attention 4% off on average); such "
-            "predictions were 5% off on average over 9 measured iterations (A100, megatron)",
+            "predictions were 5% off on average over 9 measured iterations (dense models, A100, megatron)",
         ),
         (
             [estimate("GB200-186GB", precision="nvfp4")],
             "megatron",
             "estimated from kernels measured on this GPU (GB200: 4-bit products 12% off on average, attention not "
-            "measured); such predictions were 10% off on average over 12 measured iterations (GB200, megatron)",
+            "measured); such predictions were 5% off on average over 9 measured iterations (dense models, GB200, "
+            "megatron)",
         ),
         (
             [estimate("H100-SXM5-80GB", dtype="float32")],
             "pipeplan",
             "estimated from kernels measured on this GPU (H100: attention 6% off on average, 32-bit products not "
-            "measured); no measured iteration of this GPU with pipeplan was predicted yet",
+            "measured); no measured iteration of dense models on this GPU with pipeplan was predicted yet",
         ),
         (
             [estimate("MI300X-192GB")],
             "megatron",
             "estimated from the vendor's peaks in the datasheet of MI300X-192GB, of which no kernels were measured; no "
-            "measured iteration of this GPU with megatron was predicted yet",
+            "measured iteration of dense models on this GPU with megatron was predicted yet",
         ),
         (
             [estimate("GB200-186GB")],
             "fsdp",
             "estimated from kernels measured on this GPU (GB200: 16-bit products 9% off on average, attention not "
-            "measured); such predictions were 34% off on average over 1 measured iteration (GB200, fsdp)",
+            "measured); such predictions were 34% off on average over 1 measured iteration (dense models, GB200, "
+            "fsdp)",
+        ),
+        (
+            [estimate("H100-SXM5-80GB", experts=1)],
+            "megatron",
+            "estimated from kernels measured on this GPU (H100: 16-bit products 6%, attention 6% off on average); such "
+            "predictions were 36% off on average over 3 measured iterations (mixtures, H100, megatron)",
         ),
         ([replace(estimate("A100-SXM4-80GB"), estimated=False)], "megatron", None),
     ],
