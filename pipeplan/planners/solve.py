@@ -42,7 +42,7 @@ PLANNERS: dict[str, Planner] = {
 """The planners by their closed forms. All of them plan graphs: pipedream over all cuts, the others over the cuts of one
 order of the blocks (`on_chain`).
 """
-PLANNERS["auto"] = partial(auto, planners=dict(PLANNERS))
+PLANNERS["auto"] = partial(auto, planners={**PLANNERS, "exact": partial(by_play, "exact", exact)})
 
 PLAYED = "played"
 """The default of `Options.semantics`: plans are compared by their plays."""
