@@ -56,7 +56,7 @@ class ChunkMemory:
         return shape.batch_size / (shape.microbatches * low) * (1 + _ROUNDING) if low > 0 else inf
 
     def _computed(self, step_s: float) -> float:
-        """The share of the blocks' least seconds that all ranks together compute in `step_s` seconds a microbatch."""
+        """The part of the blocks' least seconds that all ranks together compute in `step_s` seconds a microbatch."""
         plain, again = self._shares
         plain_s, again_s = self._fitting_s
         by_rank = np.maximum(np.minimum(step_s * plain, plain_s), min(step_s * again, again_s))

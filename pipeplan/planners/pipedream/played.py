@@ -159,7 +159,7 @@ class PlayedPartitions:
 def _found(
     model: CutModel, levels: Sequence[LevelLinks], *, own: bool = False, beside: bool = True
 ) -> Iterator[PlayedPartition]:
-    """The partitions of a model on these levels (2); with `own` also the cluster's (1), with `beside` also 3."""
+    """The partitions of a model on levels of divided bandwidth (2); `own` adds 1 on these levels, `beside` adds 3."""
     problem, wanted = model.problem, search(model.problem, model.states, levels=levels)
     even_s = float(wanted.space.compute_s[-1]) / wanted.devices
     finders: list[Callable[[], Partition | None]] = [lambda: partition(wanted)] if own else []

@@ -62,7 +62,7 @@ def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
     whole_s = level.stage_s(*everything)
     evenly_s = float(level.space.compute_s[stop] - level.space.compute_s[start]) / (level.units * level.devices)
     if not level.fewer and whole_s <= evenly_s * (1 + 2 * ROUNDING):
-        return (everything,)  # nothing is faster than compute that is shared evenly
+        return (everything,)  # no stages are faster than evenly shared compute
     cost_s = level.optimum_s(start, stop)
     limit_s = cost_s * (1 + 2 * ROUNDING)
     if not level.fewer and whole_s <= limit_s:
