@@ -81,7 +81,7 @@ class BatchTimes:
             # 2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the earlier blocks, and the last one comes
             #    back through them; then the first rank exchanges and updates (e). h is a hop in both directions.
             left_s -= step_s[start] + rank * self._hop_s + self._first_end_s
-        # 3. S(0, i) + s h + m R / k + e, with R = S(i, n) + (p - 1 - s) h and k = min(p - s, m) in flight (Little 1961)
+        # 3. S(0, i) + s h + m R / k + e, R = S(i, n) + (p - 1 - s) h, k = min(p - s, m) in flight (Little 1961)
         round_s = m * (step_s[-1] - step_s[start] + (p - 1 - rank) * self._hop_s) / min(p - rank, m)
         if round_s > left_s:
             return start - 1

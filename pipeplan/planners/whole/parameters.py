@@ -1,4 +1,4 @@
-"""Parameters: the bytes that an engine keeps and exchanges of every block's parameters on a device, trained or frozen."""
+"""Parameters: the bytes that an engine keeps and exchanges of every block's trained and frozen parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
