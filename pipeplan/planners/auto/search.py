@@ -33,28 +33,28 @@ MOST_IN_VAIN = 60
 """Upper bound on the configurations split if no plan can be played: all are too long, or none fits."""
 
 MOVED = 8
-"""How many of the fastest plans have their cuts moved."""
+"""The number of fastest plans whose cuts are moved."""
 
 MOVES = 16
-"""How many of a plan's moves are made into plans: those with the highest bounds."""
+"""Upper bound on a plan's moves that are made into plans: those with the highest bounds."""
 
 SLOW = 24
-"""How many splits that were too slow to be played also have their cuts moved."""
+"""The number of splits that were too slow to be played, but have their cuts moved."""
 
 SLOW_MOVES = 72
 """Upper bound on the plans made of these moves, for short models: some fifty milliseconds."""
 
 MOST_FURTHER = 2
-"""How often the fastest plans may lead to further spaces."""
+"""Upper bound on the times that the fastest plans lead to further spaces."""
 
 LEADING = 2
 """The number of fastest plans that may lead there."""
 
 NEAR = 24
-"""How many moves are considered of a plan that no configuration describes."""
+"""Upper bound on the moves considered of a plan that no configuration describes."""
 
 SHOWN_UNPLAYED = 12
-"""How many configurations are shown that were not played."""
+"""The number of configurations shown that were not played."""
 
 ROUNDING = PROVEN_GAP
 """Rates that differ by no more are equal: bounds are slightly above the exact values."""

@@ -24,7 +24,7 @@ _UNITS = 1e6
 _ROUNDING = 1e-12
 
 _EACH_TABLE = 10
-"""How many times longer it takes to compute an entry than to read it."""
+"""The ratio of the time for computing an entry to that for reading it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

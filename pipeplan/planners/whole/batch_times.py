@@ -70,7 +70,7 @@ class BatchTimes:
         return least_s
 
     def stop(self, rank: int, start: int, batch_s: float) -> int:
-        """The last place where a stage from `start` may end in a batch of `batch_s`; before `start` if there is none."""
+        # 3. S(0, i) + s h + m R / k + e with R = S(i, n) + (p - 1 - s) h, k = min(p - s, m) in flight (Little 1961)
         m, p, step_s = self.degrees.microbatches, self.degrees.pipeline, self._step_s
         # 1. m S(i, j) + E(i, j): the stage computes all microbatches (S), exchanges and updates (E).
         found = bisect_right(self._alone_s, self._alone_s[start] + batch_s) - 1

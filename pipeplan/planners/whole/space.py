@@ -70,7 +70,7 @@ class PlacedDegrees:
         return self.space.most_of(self.degrees, stops, inside=self.inside)
 
     def most_of_any(self) -> float:
-        """Samples a second that no play exceeds, whatever its stages are."""
+        """Upper bound on samples a second with any stages."""
         return min(self.most, self.space.most_of_any(self.degrees))
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
