@@ -103,7 +103,7 @@ class TooManyRequestsError(PipeplanError):
 
 
 class InFlightError(ConflictError):
-    """A request under the same Idempotency-Key is being worked on; it can be asked for again in so many seconds."""
+    """A request under the same Idempotency-Key is in progress; `retry_after_s` says when to repeat it."""
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         self.retry_after_s = retry_after_s

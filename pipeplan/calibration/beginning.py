@@ -12,7 +12,7 @@ from pipeplan.programs.timeline import Timeline
 FIRST_S = 1.0
 
 LEAST_BATCHES = 3
-"""The fewest batches. The first one warms up."""
+"""Lower bound on the batches. The first one warms up."""
 
 
 def beginning(timeline: Timeline, *, seconds: float = FIRST_S) -> Timeline | None:

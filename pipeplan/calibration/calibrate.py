@@ -24,7 +24,7 @@ from pipeplan.programs.timeline import Timeline, throughput_samples_per_s
 
 
 def calibrate(profile: Profile, cluster: Cluster, runs: Sequence[MeasuredRun]) -> Calibration:
-    """The cost terms that the runs show. Pure; the order of the runs does not matter. Linear in their instructions.
+    """The cost terms that the runs show. Pure, independent of the runs' order, linear in their instructions.
 
     Raises InvalidInputError for a run of another model, dtype or profile, and if there are no runs.
     """

@@ -166,7 +166,7 @@ def _lost_by_stage(seen: MeasuredRun, others_took: Sequence[float | None]) -> di
 
 
 def _compute(expected: MeasuredRun, seen: MeasuredRun, lost: dict[int, float]) -> tuple[Differences, Differences]:
-    """By how much compute took longer than predicted: with the time that other programs took, and without it.
+    """The excess of compute over the prediction: with the time that other programs took, and without it.
 
     A stage's own work is never more than the median: if other programs delayed only a few instructions, the median does
     not show it.
@@ -191,7 +191,7 @@ def _compute(expected: MeasuredRun, seen: MeasuredRun, lost: dict[int, float]) -
 
 
 def _link(expected: MeasuredRun, seen: MeasuredRun) -> Differences:
-    """By how much transfers between stages and exchanges took longer than predicted."""
+    """The excess of transfers between stages, and of exchanges, over the prediction."""
     found: Differences = {}
     known, delays = transfer_samples(expected).delays_s, transfer_samples(seen).delays_s
     for boundary in known.keys() & delays.keys():

@@ -61,7 +61,7 @@ def levels(seen: Sequence[Observed], cluster: Cluster, found: Calibration, profi
 
 
 def exchange_factor(seen: Sequence[Observed], profile: Profile, cluster: Cluster) -> Term | None:
-    """How many times longer an exchange takes than its bytes over the corrected link.
+    """The ratio of an exchange's time to that of its bytes over the corrected link.
 
     A run shows only the part of an exchange for which its workers wait. The factor is the one with which they wait as
     long in the simulated run. It is unknown if they hardly wait, because a shorter exchange would look the same.

@@ -1,4 +1,4 @@
-"""Observed: a run beside the prediction of the profile and the cluster. All terms are computed from this pair."""
+"""Observed: a run with the prediction of the profile and the cluster. All terms are computed from this pair."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class Observed:
         return [(stage, found) for (stage, its), found in self.stages.items() if its == kind]
 
     def is_hot(self, stage: int) -> bool:
-        """Whether its backwards come right after their forwards."""
+        """Whether the stage's backwards come right after their forwards."""
         recompute, last = self.plan.stages[stage].recompute, stage == self.plan.depth - 1
         return backward_follows_forward(schedule_named(self.plan.schedule), recompute=recompute, last=last)
 
@@ -108,7 +108,7 @@ def overhead_s(found: Calibration, profile: Profile) -> float:
 
 
 def receive_s(found: Calibration, profile: Profile, own: StageCosts) -> float:
-    """What a receive from the next stage takes the rank itself, as far as it is known; `own` are its costs by the
+    """The rank's own seconds for a receive from the next stage, as far as they are known; `own` are its costs by the
     profile.
     """
     factor = 1.0

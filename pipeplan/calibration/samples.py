@@ -199,7 +199,7 @@ class TransferSamples:
 
     @property
     def own_s(self) -> tuple[Mapping[int, Sequence[float]], Mapping[int, Sequence[float]]]:
-        """What messages take a rank itself: sends and receives that need not wait."""
+        """A rank's own seconds for messages: of sends, and of receives that need not wait."""
         return self.send_s, self.found_s
 
 
@@ -244,8 +244,8 @@ def _message(end: SendActivation | RecvActivation | SendGradient | RecvGradient,
 def _delays_s(matched: Iterable[tuple[_Message, SampledStep, float]]) -> Mapping[int, Sample]:
     """By boundary the lower quartile of the delays of those receives that began before their tensor was sent.
 
-    The clocks of two ranks start a little apart. The two directions of a boundary carry equal bytes: the mean of their
-    delays is free of that difference. A boundary is left out where only one direction was seen.
+    The clocks of two ranks have a small offset. The two directions of a boundary carry equal bytes: the mean of their
+    delays is free of the offset. A boundary is left out where only one direction was observed.
     """
     delays_s: dict[tuple[int, bool], list[float]] = defaultdict(list)
     for (boundary, gradients, _), step, end_s in matched:

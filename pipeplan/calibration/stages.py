@@ -17,7 +17,7 @@ Seconds = Callable[[Measurement], float]
 
 
 def overheads(seen: Sequence[Observed], profile: Profile) -> tuple[Term | None, Term | None]:
-    """The time of every instruction besides its work, and what sends and receives take for each byte.
+    """The time of every instruction besides its work, and the seconds a byte of sends and receives.
 
     Both are those of sends, and of receives that need not wait. If the profile has no time for a byte, there is no
     second term, and the first has all of it. Without messages it is the time between two instructions, if there is any.

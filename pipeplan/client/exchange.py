@@ -64,7 +64,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """A pause of so many seconds."""
+    """A pause of `duration_s` seconds."""
 
     duration_s: float
 

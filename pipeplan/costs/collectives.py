@@ -1,4 +1,4 @@
-"""The exchange term: what the replicas of a stage send for one update, and how long this outlasts the backward."""
+"""The exchange term: the bytes that a stage's replicas send for one update, and the time beyond the backward."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ EXCHANGES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "parameter-server": parameter_server,
     "all-reduce": all_reduce,
 }
-"""Weights moved a worker and update, as a share of the stage's, by the name of `Options.synchronisation`."""
+"""Bytes moved by a worker for an update, as a share of the weights, by the name of `Options.synchronisation`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class AllReduce:
     """An all-reduce among devices, level by level from the inside out (Cho et al. 2019, BlueConnect, section 3).
 
     The devices of a unit reduce and scatter first. Each then exchanges its part with the devices that hold the same
-    part in the other units. A unit's port thus carries the bytes once, however many of its devices take part, and the
-    devices use their own links to the port at the same time. Each level has a ring or a tree of its own.
+    part in the other units. A unit's port thus carries the bytes once, for any number of its devices, and the devices
+    use their own links to the port at the same time. Each level has its own ring or tree.
     """
 
     rings: tuple[LevelRing, ...]
@@ -99,7 +99,7 @@ class AllReduce:
 
 
 def all_reduce_among(cluster: Cluster, devices: Sequence[int]) -> AllReduce:
-    """The all-reduce among these devices. If their units hold different numbers of them, the least number counts."""
+    """The all-reduce among these devices. If their units hold different numbers of them, the smallest counts."""
     rings = []
     inside, unit = sorted(set(devices)), 1
     beside = 1  # devices with a part each, in every unit of the level
@@ -120,9 +120,7 @@ def all_reduce_among(cluster: Cluster, devices: Sequence[int]) -> AllReduce:
 
 
 def all_reduces_among(cluster: Cluster, ranks: IntArray) -> list[AllReduce]:
-    """The all-reduces among the devices of each row. Rows that whole units of the outermost level lie between are
-    alike.
-    """
+    """The all-reduces among the devices of each row. Rows that differ by a shift of whole outermost units share one."""
     unit = prod(level.size for level in cluster.levels[:-1])
     rows = (ranks - ranks.min(axis=1, keepdims=True) // unit * unit).tolist()
     known = {row: all_reduce_among(cluster, row) for row in set(map(tuple, rows))}
@@ -131,7 +129,7 @@ def all_reduces_among(cluster: Cluster, ranks: IntArray) -> list[AllReduce]:
 
 @dataclass(frozen=True, slots=True)
 class ParameterServer:
-    """An exchange through servers that stand beside the replicas, each with an equal share of the weights.
+    """An exchange through servers on the replicas' devices, each with an equal share of the weights.
 
     A worker sends gradients to the others' servers and gets weights back (PipeDream 2018, section 3.2), over two hops.
     All levels carry at once. `s_per_byte` is that of the slowest, whose `port` is passed.
@@ -146,7 +144,7 @@ class ParameterServer:
         return self.hops_s + self.port_s(size_bytes)
 
     def latency_s(self, size_bytes: float) -> float:
-        """Both hops, however many bytes there are."""
+        """Both hops, for any number of bytes."""
         return self.hops_s
 
     def port_s(self, size_bytes: float) -> float:
@@ -155,11 +153,11 @@ class ParameterServer:
 
 
 def parameter_server_among(cluster: Cluster, devices: Sequence[int]) -> ParameterServer:
-    """The exchange through servers on these devices, of m in all.
+    """The exchange through servers on these m devices.
 
-    Nothing is added up inside a unit. The port of a unit with k of the devices carries 2 k (m - k) / m of the bytes in
-    each direction: gradients of its workers and weights of its servers go out, and as much comes in. Of equally slow
-    levels the outermost counts. If units hold different numbers of devices, the time is that of the least number.
+    Units do not reduce inside. The port of a unit with k of the devices carries 2 k (m - k) / m of the bytes in each
+    direction: gradients of its workers and weights of its servers go out, and as much comes in. Of equally slow levels
+    the outermost counts. If units hold different numbers of devices, the time is that of the smallest number.
     """
     members, unit = set(devices), 1
     s_per_byte, hops_s, port = 0.0, 0.0, SharedPort()
@@ -191,7 +189,7 @@ DistributedDataParallel. The first is small to let the exchange begin early.
 
 
 def outlasting_s(blocks: Iterable[tuple[float, float]], seconds_per_byte: float) -> float:
-    """How long an exchange continues after the end of the backward that it overlaps with.
+    """Seconds for which an exchange continues after the end of the backward that it overlaps.
 
     `blocks` are a stage's (backward seconds, bytes of weights), from the first to the last. The backward goes through
     them from the last to the first. A bucket leaves when it is complete and the buckets before it have left: wait-free

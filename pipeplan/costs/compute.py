@@ -24,7 +24,7 @@ def interval_maxima(values: Sequence[float]) -> FloatArray:
 
 
 def no_stage(blocks: int) -> FloatArray:
-    """Infinity below the diagonal, 0 elsewhere: added to a table of costs it leaves true stages only."""
+    """Infinity below the diagonal, 0 elsewhere: a mask to add to a table of costs."""
     return np.where(np.tri(blocks, k=-1, dtype=bool), np.inf, 0.0)
 
 

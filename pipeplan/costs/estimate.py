@@ -96,15 +96,15 @@ class _Exchange:
     factor: float
 
     def seconds(self, weight_bytes: float) -> float:
-        """How long it takes if nothing else is in transit."""
+        """Seconds of the exchange without other traffic."""
         return self.among.seconds(weight_bytes * self.factor)
 
     def inside_s(self, weight_bytes: float) -> float:
-        """The seconds of it that use no port: the hops, and the levels of an all-reduce other than the slowest."""
+        """The seconds that use no port: the hops, and the levels of an all-reduce other than the slowest."""
         return self.seconds(weight_bytes) - self.among.port_s(weight_bytes * self.factor)
 
     def tail_s(self, completed: Sequence[tuple[float, float]], weight_bytes: float) -> float:
-        """How long it continues after a backward that takes these seconds to complete the blocks' gradients."""
+        """Seconds after a backward that completes the blocks' gradients as in `completed`."""
         if weight_bytes == 0:
             return self.seconds(weight_bytes)
         latency_s = self.among.latency_s(weight_bytes * self.factor)

@@ -1,11 +1,11 @@
-"""Graph: a model whose blocks read each other's outputs in any pattern, where it can be cut, and what crosses a cut.
+"""Graph: a model whose blocks read each other's outputs in any pattern, with its cuts and the bytes across them.
 
 A cut is the set of the blocks before it. The set holds every block that its members read: it is a down-set, or ideal.
 (The antichains of PipeDream's optimizer, SOSP 2019, are the maximal blocks of such sets.) Sets are whole numbers, bit v
 for block v.
 
-In a chain one tensor crosses a stage's end. In a graph all tensors that cross the cut do: a stage passes on what it
-does not read.
+In a chain one tensor crosses a stage's end. In a graph all tensors that cross the cut do: a stage forwards what it does
+not read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ class Graph:
 
 
 def graph_of(blocks: int, edges: Edges) -> Graph:
-    """The graph of so many blocks; a repeated edge counts once."""
+    """The graph of `blocks` blocks; a repeated edge counts once."""
     reads: list[list[int]] = [[] for _ in range(blocks)]
     read_by: list[list[int]] = [[] for _ in range(blocks)]
     for source, reader in dict.fromkeys(edges):
@@ -63,9 +63,9 @@ def depths(graph: Graph) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """All blocks in one order, every block after what it reads, and the places that only one tensor crosses.
+    """All blocks in one topological order, and the places that only one tensor crosses.
 
-    Place p stands before the p-th block of the order; both ends are places, and nothing crosses them.
+    Place p is before the p-th block of the order; both ends are places, and no tensor crosses them.
     """
 
     order: tuple[int, ...]
@@ -100,7 +100,7 @@ def line_of(graph: Graph, output_bytes: Sequence[float]) -> Line:
         order += [block, *loose]
         ends.append(len(order))
 
-    # By main block: how many outputs are read beyond it, and the sum of these outputs' block numbers. For a single
+    # By main block: the number of outputs read beyond it, and the sum of these outputs' block numbers. For a single
     # output, the sum is its block.
     crossing, sum_of_blocks = [0] * (len(main) + 1), [0] * (len(main) + 1)
     for block, readers in enumerate(graph.read_by):
@@ -213,11 +213,11 @@ def closures(graph: Graph) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends on.
+    """Bytes that a stage keeps as its input, that it receives from the stage before, and that it sends to the next.
 
-    `kept_output_bytes` is the part of what it sends on that is among its activations.
-    A stage that recomputes by block keeps the inputs of all its blocks, but what one only passes on only once.
-    The first stage receives nothing and the last one sends nothing; nobody reads their values.
+    `kept_output_bytes` is the part of the sent bytes among the stage's activations.
+    A stage that recomputes by block keeps the inputs of all its blocks, but a forwarded tensor only once.
+    The first stage receives nothing and the last one sends nothing; their values are unused.
     """
 
     input_bytes: int

@@ -1,11 +1,11 @@
 """Graph order: a graph's blocks in one line that may be cut at every place, with as few bytes crossing as possible.
 
 A line of n blocks has n + 1 cuts. The graph may have many more, and the line's order decides which of them are lost.
-The order here minimises the sum of the bytes that cross all places. A branch, once begun, is finished before the next.
-The branch with the smallest output comes first. A block from the side comes as late as possible.
+This order minimises the sum of the bytes that cross all places. A branch, once begun, is finished before the next. The
+branch with the smallest output comes first. A side input comes as late as possible.
 
-        a -+- b (4 bytes) - c (1 byte) -+- f        a b c d e f: after c and after e little crosses
-           +- d (4 bytes) - e (1 byte) -+           a b d c e f: after d 8 bytes
+        a -+- b (4 bytes) - c (1 byte) -+- f        a b c d e f: few bytes cross after c and after e
+           +- d (4 bytes) - e (1 byte) -+           a b d c e f: 8 bytes cross after d
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,18 @@ from itertools import pairwise
 from pipeplan.costs.graph import Graph, Line, crossing_bytes
 
 STEPS = 1_000_000
-"""Blocks that are examined for all cuts of a graph together: hundredths of a second, two seconds at most."""
+"""Upper bound on the blocks examined for all cuts of a graph: hundredths of a second, two seconds at most."""
 
 SEARCHED_AT_MOST = 500
-"""The most blocks between two places that one tensor crosses; if there are more, they keep the known order."""
+"""Upper bound on the blocks between two places that one tensor crosses; if there are more, they keep their order."""
 
 
 def least_order(graph: Graph, output_bytes: Sequence[int], line: Line) -> tuple[int, ...]:
     """The order with the fewest bytes crossing, summed over its places, that keeps the line's single-tensor places.
 
-    Of equal orders the one with the smaller block numbers first is taken. The result is the least while the cuts
-    between two of these places are few (`STEPS`). If there are more, the search follows the cuts from which the rest of
-    the line is the cheapest. The result is never worse than the line's order, nor than the graph's own between these
-    places.
+    Ties prefer smaller block numbers first. The result is optimal while the cuts between two of these places are few
+    (`STEPS`). If there are more, the search follows the cuts from which the rest of the line is the cheapest. The
+    result is never worse than the line's order, nor than the graph's own between these places.
     """
     parts = [line.order[start:stop] for start, stop in pairwise(line.single_tensor)]
     own = tuple(block for part in parts for block in sorted(part))

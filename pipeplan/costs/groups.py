@@ -1,8 +1,8 @@
 """Groups: devices that share the blocks of a stage, seen as one device of a smaller cluster; and their collectives.
 
 A form's axes are laid out from the inside: the devices of a tensor group are neighbours, and those of a context group
-are one tensor group apart. The devices of a form together hold one copy of a stage. To everything else they are one
-device. Its messages are as large as those of its members together, and pass the members' links side by side.
+have the stride of a tensor group. The devices of a form together hold one copy of a stage. To all other code they are
+one device. Its messages are as large as those of its members together, and use the members' links in parallel.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from pipeplan.errors import InvalidInputError
 
 
 def grouped(cluster: Cluster, devices: int) -> Cluster:
-    """The cluster whose devices are groups of so many neighbours; a group's memory is that of one of its devices.
+    """The cluster whose devices are groups of `devices` neighbours; a group's memory is that of one of its devices.
 
     Raises InvalidInputError for groups that neither fill whole units of a level nor share one evenly.
     """
@@ -69,7 +69,7 @@ class DeviceGroupLinks:
     hops: tuple[_Hop, ...]
 
     def seconds(self, kind: str, size_bytes: float, sent_once: Routing | None = None) -> float:
-        """How long a collective takes (`documents.forms.Collective`); 0 for a single device.
+        """Seconds of a collective (`documents.forms.Collective`); 0 for a single device.
 
         Reductions and gathers go level by level from the inside out, in rings: (n - 1) / n of the bytes pass a device
         (Thakur, Rabenseifner and Gropp 2005, section 4); an all-reduce may go by trees (`LevelRing`). In an all-to-all,
@@ -102,9 +102,9 @@ class DeviceGroupLinks:
 
 @lru_cache(maxsize=4096)
 def links_among(cluster: Cluster, count: int, stride: int) -> DeviceGroupLinks:
-    """The links among `count` devices, `stride` apart, from the cluster's first device on.
+    """The links among `count` devices at distances of `stride`, from the cluster's first device on.
 
-    All such groups count as if placed alike. If units hold different numbers of a group's devices, the least counts.
+    All such groups count as equally placed. If units hold different numbers of a group's devices, the smallest counts.
     """
     members, unit, beside = [stride * place for place in range(count)], 1, 1
     hops = []

@@ -38,12 +38,12 @@ GATHERED_BLOCKS = 2
 
 
 def sums_in_float32(dtype: str, sharding: str) -> bool:
-    """Whether DeepSpeed sums gradients apart, where the optimizer is on the devices."""
+    """Whether DeepSpeed sums gradients in separate float32 buffers, where the optimizer is on the devices."""
     return dtype == "bfloat16" and sharding == "optimizer"
 
 
 def keeps_narrow_alone(sharding: str, offload: str) -> bool:
-    """Whether Megatron-LM keeps weights in a narrow precision alone: with its distributed optimizer on the devices
+    """Whether Megatron-LM keeps weights only in a narrow precision: with its distributed optimizer on the devices
     (`--fp8-param-gather`, `arguments.py` of core 0.15).
     """
     return sharding == "optimizer" and not offloads_optimizer(offload)
@@ -75,7 +75,7 @@ class Ledger:
 
     @property
     def kept(self) -> float:
-        """All bytes that stay from start to end."""
+        """All bytes that stay for the whole run."""
         return self.weights + self.gradients + self.master_weights + self.optimizer_states
 
 

@@ -31,7 +31,7 @@ MASTER_BYTES = 4
 """A master weight is a float32, and so are the gradient that it takes and the states that belong to it."""
 
 ON_EDGE = RECEIVES_AHEAD + 1
-"""Messages for which a worker may have memory on an edge beside those of its microbatches: posted ahead, and free."""
+"""Messages for which a worker may have memory on an edge, without those of its microbatches: posted ahead, and free."""
 
 ROUNDS = 4
 """If ranks hold several stages, a batch of this many microbatches a rank keeps as much at a time as any longer one."""
@@ -40,19 +40,19 @@ ROUNDS = 4
 def kept_bytes(blocks: Sequence[Measurement]) -> int:
     """The bytes that one microbatch keeps from forward to backward on a stage of these consecutive blocks.
 
-    The first block keeps all that it keeps as a stage of its own, including its input. Every other block adds what is
-    not there already. Planners compute the same from sums over blocks (`kept_sums`).
+    The first block keeps the same as in a stage of its own, including its input. Every other block adds the tensors
+    that the stage does not have yet. Planners compute the same from sums over blocks (`kept_sums`).
     """
     return blocks[0].activation_bytes + sum(block.added_bytes for block in blocks[1:])
 
 
 def passed_inputs(blocks: Sequence[Measurement]) -> list[int]:
-    """By block, what of its input the block before it has only passed on: a stage that has both keeps it once."""
+    """By block, the part of its input that the block before only forwards: a stage that has both keeps it once."""
     return [0, *(min(before.passed_bytes, block.input_bytes) for before, block in pairwise(blocks))]
 
 
 def replacing_bytes(gradients: int, weight_bytes: FloatArray, added_bytes: FloatArray) -> FloatArray:
-    """By block, what so many copies of its weights, its gradients, take beyond a microbatch's activations of it.
+    """By block, the bytes of `gradients` gradients (in copies of its weights) beyond its activations of a microbatch.
 
     The first backward after an update makes a block's gradients when it frees the block's activations. While it runs, a
     stage holds at most the larger of both for each of its blocks.
@@ -64,7 +64,7 @@ def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[F
     """`kept_bytes` of each stage [start, stop) of a chain: the first array's entry at stop, less the second's at start.
 
     Both have an entry before each block and one after the last. Differences within the first array alone are a lower
-    bound: they leave out what a stage's first block shares with the block before it.
+    bound: they leave out the bytes that a stage's first block shares with the block before it.
     """
     until = np.append(0.0, np.cumsum(activation_bytes - shared_bytes))
     return until, until - np.append(shared_bytes, 0.0)
@@ -72,7 +72,7 @@ def kept_sums(activation_bytes: FloatArray, shared_bytes: FloatArray) -> tuple[F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """How often a stage's quantities are held: its weights, and what it keeps of a microbatch."""
+    """The copies held of a stage's weights and of a microbatch's tensors."""
 
     versions: int
     """Weight versions."""
@@ -81,7 +81,7 @@ class Copies:
     """Gradients, in copies of the weights."""
 
     late_gradients: int = 0
-    """The same where gradients come when a microbatch's activations go: `replacing_bytes` counts."""
+    """The same where gradients replace a microbatch's activations: `replacing_bytes` counts."""
 
     master_weights: int = 0
     """Master weights, in copies of the weights."""
@@ -99,26 +99,26 @@ class Copies:
     """The largest workspace of a block."""
 
     input_buffers: int = 0
-    """Messages under way that are as large as the stage's input."""
+    """Messages in transit of the stage's input size."""
 
     output_buffers: int = 0
-    """Messages under way that are as large as the stage's output."""
+    """Messages in transit of the stage's output size."""
 
     kept_outputs: int = 0
-    """Those of them that are outputs of microbatches kept whole, whose activations have a part of the output anyway."""
+    """The part of them that are outputs of microbatches kept whole, whose activations include a part of the output."""
 
     block_inputs: int = 0
-    """The inputs of all blocks of the stage together, without what blocks only pass on (`passed_inputs`)."""
+    """The inputs of all blocks of the stage, without forwarded tensors (`passed_inputs`)."""
 
     blocks_again: int = 0
-    """What the largest block holds when it has run again: `Measurement.again_bytes`."""
+    """The largest block's bytes when it has run again: `Measurement.again_bytes`."""
 
     casts: float = 0.0
     """The 16-bit copies that autocast makes of the versions, if it makes one of every weight."""
 
     @property
     def stored(self) -> float:
-        """The versions, with the copies that autocast makes of them."""
+        """The versions, with autocast's copies of them."""
         return self.versions + self.casts
 
     @property
@@ -128,7 +128,7 @@ class Copies:
 
     @property
     def in_transit(self) -> InTransit:
-        """All buffers beside what microbatches keep."""
+        """All buffers except those that microbatches keep."""
         return InTransit(inputs=self.input_buffers, outputs=self.output_buffers, kept_outputs=self.kept_outputs)
 
     def buffer_bytes(self, input_bytes: Size, output_bytes: Size, kept_output_bytes: Size) -> Size:
@@ -144,8 +144,8 @@ def keeps_master_weights(dtype: str, asked: bool | None) -> bool:
 def fixed_copies(dtype: str, optimizer: str, *, master_weights: bool) -> tuple[int, int, int]:
     """Gradients, master weights and optimizer states, in copies of the weights.
 
-    With mixed-precision Adam that is 4 + 4 + 8 bytes a parameter beside 2 for every version: gradients of many
-    microbatches add up in float32 (Micikevicius et al. 2018, section 3.3), and are exchanged as the weights are.
+    With mixed-precision Adam that is 4 + 4 + 8 bytes a parameter in addition to 2 for every version: gradients of many
+    microbatches add up in float32 (Micikevicius et al. 2018, section 3.3), and are exchanged in the weights' dtype.
     """
     size = MASTER_BYTES // DTYPE_BYTES[dtype] if master_weights else 1
     return size, size if master_weights else 0, OPTIMIZER_COPIES[optimizer] * size
@@ -193,10 +193,10 @@ def cast_copies(dtype: str, autocast: str | None) -> float:
 
 
 def exchanged_sets(schedule: Schedule, replicas: int) -> int:
-    """Sets of gradients that are exchanged beside the stage's own: under ASP those of all other replicas.
+    """Sets of gradients that are exchanged in addition to the stage's own: under ASP those of all other replicas.
 
     ASP is asynchronous data parallelism: every replica updates by itself. 2BW exchanges a batch's gradients while those
-    of the next batch gather, yet needs no further set: meanwhile only one of its two weight versions is held.
+    of the next batch accumulate, yet needs no further set: during this time only one of its two versions is held.
     """
     return replicas - 1 if schedule.update == "replica" else 0
 
@@ -213,12 +213,12 @@ def paper_copies(schedule: Schedule, *, recompute: bool, depth: int, microbatche
 
 
 def minibatches_in_flight(replicas: Sequence[int]) -> list[int]:
-    """Minibatches in flight on each of PipeDream's stages with so many replicas, first to last (2018, section 3.3)."""
+    """Minibatches in flight on each of PipeDream's stages, by their `replicas` (2018, section 3.3)."""
     return [-(-sum(replicas[stage:]) // count) for stage, count in enumerate(replicas)]
 
 
 def edges_to(replicas: int, others: int) -> int:
-    """How many of the other workers of a neighbouring stage each of so many replicas exchanges messages with.
+    """The number of a neighbouring stage's `others` workers with which each of `replicas` workers exchanges messages.
 
     Microbatch k is that of replica k modulo replicas on every stage (`programs.instructions`).
     """
@@ -246,20 +246,20 @@ def training_copies(
     """The copies that training holds, and those that `held` microbatches in flight keep.
 
     A stage that recomputes keeps their inputs, and one microbatch's activations while its backward runs. Where its unit
-    is a block it keeps the inputs of every block, and what one block makes (Chen et al. 2016, section 4.1).
+    is a block it keeps the inputs of every block, and one block's activations (Chen et al. 2016, section 4.1).
 
-    `microbatches` are those of a batch, if known. They decide whether a stage that keeps microbatches whole ever has
-    gradients beside as many as `held` (`Schedule.gathers_beside`). Else the gradients of the first backward replace the
+    `microbatches` are those of a batch, if known. They decide whether a stage that keeps `held` microbatches whole has
+    gradients at the same time (`Schedule.gathers_beside`). Else the gradients of the first backward replace the
     activations of its microbatch.
 
     `held_before` are the microbatches that a worker of the stage before has in flight for this one; None on the first
-    stage. `sends_on` says that a stage follows. A worker has edges to so many workers of the stages before and after
-    (`edges_to`). Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many
-    later messages as the edge's earlier worker has microbatches in flight for it, and an output no longer than until
-    its gradient comes. Buffers also hold receives that are posted ahead on every edge, a message's memory on every
-    other edge, and a received gradient while its backward runs. A received input counts as one of the stage's own
-    inputs. Where gradients replace activations, two more are there when the backward has ended: the input's memory,
-    which the next message takes, and the gradient to be sent next.
+    stage. `sends_on` says that a stage follows. A worker has `edges_before` and `edges_after` edges (`edges_to`).
+    Buffers hold a sent message until it is certain to have arrived: until its edge has carried as many later messages
+    as the edge's earlier worker has microbatches in flight for it, and an output no longer than until its gradient
+    comes. Buffers also hold receives that are posted ahead on every edge, a message's memory on every other edge, and a
+    received gradient while its backward runs. A received input counts as one of the stage's own inputs. Where gradients
+    replace activations, two more exist when the backward has ended: the input's memory, which the next message takes,
+    and the gradient to be sent next.
     """
     gradients, masters, states = fixed_copies(dtype, optimizer, master_weights=master_weights)
     by_block = recompute and unit == "block"
@@ -310,10 +310,10 @@ def rank_host_bytes(plan: Plan) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldByRank:
-    """The microbatches that a rank keeps, at the moments at which it may hold the most.
+    """The microbatches that a rank keeps, at the moments of its possible peaks.
 
     A row of `moments` has, by chunk, the microbatches that are kept whole, then those of which only the inputs are
-    kept. `most`: the microbatches that each chunk has in flight at most.
+    kept. `most`: by chunk, the upper bound on microbatches in flight.
     """
 
     moments: IntArray
@@ -329,7 +329,7 @@ def held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: in
 
 
 def as_few(microbatches: int, ranks: int) -> int:
-    """The microbatches of the shortest batch in which ranks keep as many as in a batch of so many."""
+    """The length of the shortest batch in which ranks keep as many microbatches as in one of `microbatches`."""
     return microbatches if microbatches < ROUNDS * ranks else ROUNDS * ranks + microbatches % ranks
 
 
@@ -357,7 +357,7 @@ def _held_by(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: i
     every = np.asarray(sorted(seen, reverse=True), dtype=np.int64)
     exceeded = (every[None, :, :] >= every[:, None, :]).all(axis=2).sum(axis=1) > 1
     every = every[~exceeded]
-    # A moment half-way between two others is never the only one that holds the most.
+    # A moment half-way between two others is never the only peak.
     between = np.zeros(len(every), dtype=bool)
     between[1:-1] = (2 * every[1:-1] == every[:-2] + every[2:]).all(axis=1)
     return HeldByRank(moments=every[~between], most=tuple(most))

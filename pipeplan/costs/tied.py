@@ -27,7 +27,7 @@ def copied_bytes(every: Sequence[TiedWeights], start: int, stop: int) -> list[in
 
 
 def untrained_bytes(profile: Profile, start: int, stop: int) -> int:
-    """What a stage with blocks [start, stop) holds once: their frozen weights and buffers, and copies of other blocks'
+    """The bytes of frozen weights and buffers of a stage with blocks [start, stop), and of its copies of other blocks'
     frozen weights.
     """
     own_bytes = sum(block.untrained_bytes for block in profile.blocks[start:stop])
@@ -35,7 +35,7 @@ def untrained_bytes(profile: Profile, start: int, stop: int) -> int:
 
 
 def copies_apart(every: Sequence[TiedWeights], blocks: int, depth: int) -> tuple[int, ...]:
-    """By block, the bytes of the copies that its stage has for it, wherever `depth` stages of so many blocks begin.
+    """By block, the bytes of the copies that its stage has for it in any split of `blocks` blocks into `depth` stages.
 
     Two blocks are on different stages if all stages but one have a block, and the rest does not reach from one to the
     other. Stages may have further copies.
@@ -83,14 +83,14 @@ def tied_stages(
 
 
 def sum_s(cluster: Cluster, ranks: Sequence[Sequence[int]], size_bytes: int) -> float:
-    """The seconds in which stages sum the gradients of so many bytes of shared weights: the all-reduce of the replica
+    """The seconds in which stages sum the gradients of `size_bytes` of shared weights: the all-reduce of the replica
     with the farthest devices. `ranks` has each stage's devices, by replica.
     """
     replicas = np.arange(max(map(len, ranks)))
     devices = np.sort([np.asarray(of_stage)[replicas % len(of_stage)] for of_stage in ranks], axis=0)
     farthest = int(Bandwidths(cluster).levels(devices[0], devices[-1]).argmax())
     among = all_reduce_among(cluster, devices[:, farthest].tolist())
-    ports = devices // (among.port.devices or cluster.devices)  # without a port nothing is shared
+    ports = devices // (among.port.devices or cluster.devices)  # without a port no link is shared
     first = np.vstack([np.ones((1, len(replicas)), dtype=bool), ports[1:] != ports[:-1]])
     together = np.bincount(ports[first])[ports[:, farthest]].max()
     crowded = max(float(together) * among.port.device_share, 1.0)

@@ -57,9 +57,9 @@ def ranks_by_stage(placement: Sequence[Worker]) -> tuple[tuple[int, ...], ...]:
 
 
 def ranks_of_stages(placement: Sequence[Worker], depth: int, *, in_v: bool) -> tuple[tuple[int, ...], ...]:
-    """By each of `depth` stages its ranks, by replica, where the placement lists the first stages of the ranks alone.
+    """By each of `depth` stages its ranks, by replica, where the placement lists only the first stages of the ranks.
 
-    Further stages go from the first rank on again, or in a V back from the last one.
+    Further stages start from the first rank again, or in a V go back from the last one.
     """
     ranks = ranks_by_stage(placement)
     span = len(ranks)
@@ -68,7 +68,7 @@ def ranks_of_stages(placement: Sequence[Worker], depth: int, *, in_v: bool) -> t
 
 @dataclass(frozen=True, slots=True)
 class SharedPort:
-    """A port: how many devices share it (0: there is no port), and one device's share of its bandwidth."""
+    """A port: the number of devices that share it (0: there is no port), and one device's share of its bandwidth."""
 
     devices: int = 0
     device_share: float = 1.0
@@ -77,7 +77,7 @@ class SharedPort:
 def shared_port(cluster: Cluster, ranks: Sequence[int]) -> SharedPort:
     """The port at which a transfer among these ranks is slowest.
 
-    A level's bandwidth is what one unit of the level inside it, a server or a device, sends or receives at a time.
+    A level's bandwidth is that at which one unit of the level inside it, a server or a device, sends or receives.
     Among equally slow levels the port is the outermost level's, which the most devices share.
     """
     unit, found, slowest = 1, SharedPort(), inf

@@ -1,4 +1,4 @@
-"""Accuracy: what estimated seconds rest on, and how far such predictions were off.
+"""Accuracy: the basis of estimated seconds, and the errors of such predictions.
 
 KERNELS are the mean errors that `python -m benchmarks.kernels` prints, ITERATIONS those of `python -m
 benchmarks.truth`.
@@ -11,7 +11,7 @@ from pipeplan.documents.cluster import known_types
 from pipeplan.documents.profile import DTYPE_BYTES, Profile
 
 _BITS = {"fp8": 8, "mxfp8": 8, "nvfp4": 4}
-"""What products compute in, by the precision."""
+"""The bits in which products compute, by precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ ITERATIONS = (
 
 
 def basis_of(profiles: Sequence[Profile], engine: str) -> str | None:
-    """One sentence on what the seconds of a plan for this engine rest on; None where profiles were measured."""
+    """A sentence on the basis of a plan's seconds for this engine; None where profiles were measured."""
     found = [_sentence(each, engine) for each in profiles if each.estimated]
     return "; ".join(dict.fromkeys(found)) or None
 

@@ -1,4 +1,4 @@
-"""Alike: blocks in a row that are equal, as one row of a table."""
+"""Alike: runs of equal consecutive blocks, each as one row of a table."""
 
 import re
 from collections.abc import Hashable, Iterator, Sequence
@@ -9,7 +9,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)", re.DOTALL)
 def alike(names: Sequence[str], contents: Sequence[Hashable]) -> Iterator[tuple[int, int, str]]:
     """The start, stop and name of each run of equal blocks: `layer.0-79` for layer.0 to layer.79.
 
-    Blocks belong together if their contents are equal and their names differ by consecutive numbers at the end.
+    The blocks of a run have equal contents, and names that end with consecutive numbers.
     """
     start = 0
     for stop in range(1, len(names) + 1):

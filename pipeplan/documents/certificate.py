@@ -34,17 +34,17 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """How far the plan may be from the optimum, as a share: from that of the stages that were compared."""
+        """Upper bound on the distance from the optimum, as a share, over the stages that were compared."""
         return self._gap_to(self.bound)
 
     @property
     def gap_of_all(self) -> float:
-        """How far the plan may be from the optimum, as a share, whatever the stages are."""
+        """Upper bound on the distance from the optimum, as a share, over any stages."""
         return self._gap_to(self.bound if self.bound_of_all is None else self.bound_of_all)
 
     @property
     def proven(self) -> bool:
-        """Whether no plan of the searched kind is better, whatever its stages are."""
+        """Whether no plan of the searched kind is better, with any stages."""
         return self.gap_of_all <= PROVEN_GAP
 
     @property

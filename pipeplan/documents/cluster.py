@@ -24,7 +24,7 @@ from pipeplan.errors import InvalidInputError, require, require_amount, require_
 MAX_DEVICES = 2**17
 
 SHOWN_LEVELS = 64
-"""How many of a cluster's levels are multiplied in the error about too many devices."""
+"""Upper bound on the levels that are multiplied in the error about too many devices."""
 
 _MODELS = frozenset(
     {
@@ -59,7 +59,7 @@ _MORE_WORDS = {
     "rtx-3090": ("24gb",),
     "rtx-4090": ("24gb",),
 }
-"""Words that names of a type may have beside those of its key and its name, as the vendor's driver has them."""
+"""Words of a type's names in addition to those of its key and its name, as in the vendor's driver."""
 
 _BRANDS = frozenset({"nvidia", "amd", "instinct", "corporation", "tesla", "geforce", "gpu"})
 _MARKETING = re.compile(r"\btensor[\W_]+core\b")
@@ -202,8 +202,8 @@ class Cluster:
         own = self.levels[0].device_bandwidth_bytes_per_s
         rule = "is for levels whose units hold several devices: on the first one a device is a unit"
         require(own is None, "levels.0.device_bandwidth_bytes_per_s", rule, own)
-        # The product of many large sizes takes time by the square of their number: it is multiplied no further than
-        # needed. The error shows that of the first levels, which in any cluster that there is are all of them.
+        # The product of many large sizes takes time quadratic in their number: it is multiplied no further than needed.
+        # The error shows the product of the first levels, which are all levels of any real cluster.
         devices = 1
         for level in self.levels:
             devices *= level.size
@@ -228,7 +228,7 @@ class Cluster:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many devices of each type it has, by the types' names, in the order of the devices."""
+        """The number of devices of each type, by the types' names, in the order of the devices."""
         if not self.groups:
             return {self.device.name: self.devices}
         counts = dict.fromkeys((device.name for device in self.types), 0)
@@ -251,8 +251,8 @@ class Cluster:
     def link(self, ranks: Iterable[int]) -> Level:
         """The path of a transfer among these devices: its slowest bandwidth, its longest latency.
 
-        Devices [0, size of level 0) share level 0, and so on outwards. A single device crosses nothing: the innermost
-        level is returned, which costs nothing because nothing is sent.
+        Devices [0, size of level 0) share level 0, and so on outwards. A single device crosses no level: the innermost
+        level is returned, at no cost because nothing is sent.
         """
         members = list(ranks)
         low, high = min(members), max(members)

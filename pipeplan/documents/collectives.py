@@ -1,7 +1,7 @@
-"""Collectives: what they take among the devices of a node, as it was measured.
+"""Collectives: their measured seconds among the devices of a node.
 
 The numbers of each type are fitted to NCCL's collectives among 2, 4 and 8 of its devices (ai-dynamo/aiconfigurator,
-NVIDIA, Apache-2.0) by `python -m benchmarks.kernels`, which prints how far they are off.
+NVIDIA, Apache-2.0) by `python -m benchmarks.kernels`, which prints their errors.
 """
 
 from dataclasses import dataclass

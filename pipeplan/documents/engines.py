@@ -35,7 +35,7 @@ SHARDINGS = ("none", "optimizer", "gradients", "weights")
 OUR_RUNTIME = "pipeplan"
 
 HOST_S = 5e-5
-"""What a host needs for an operation of a PyTorch program."""
+"""A host's seconds for an operation of a PyTorch program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,7 +149,7 @@ def write_document(path: Path, text: str, *, field: str = "output") -> None:
 
 
 def require_place(path: Path | None, *, field: str = "output") -> None:
-    """Raises InvalidInputError if a document cannot be written there: called before the work, not after it."""
+    """Raises InvalidInputError if a document cannot be written to the path; called before the work, not after it."""
     if path is not None:
         rule = "must be a file that can be written"
         require(not path.is_dir(), field, f"{rule}: this is a folder", str(path))
@@ -278,15 +278,15 @@ def _require_plain_keys(text: str | bytes, most: int | None, *, repeated: bool) 
     except InvalidInputError:
         raise
     except (ValueError, RecursionError):
-        return  # the parser says what is wrong with it
+        return  # the parser reports the error
 
 
 _UNITS = ("_s", "_bytes", "_flops")
-"""How the names of quantities end."""
+"""The suffixes of the names of quantities."""
 
 
 def _invalid_input(findings: Sequence[ErrorDetails]) -> InvalidInputError:
-    """The first finding, and how many more there are. An unknown key has precedence over a missing one."""
+    """The first finding, and the number of others. An unknown key has precedence over a missing one."""
     items = {one["loc"][:-1] for one in findings}  # a list of wrong items is too short as well, once they are left out
     findings = [one for one in findings if one["type"] != "too_short" or one["loc"] not in items]
     unknown = [one for one in findings if one["type"] in _UNKNOWN and _meant(one, findings)]

@@ -109,7 +109,7 @@ def known_id(document: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Same:
-    """A document by its identity: comparing large ones takes longer than what they are compared for."""
+    """A document by its identity: comparing large documents by value is too slow."""
 
     content: Any
 

@@ -29,7 +29,7 @@ RDMA_LATENCY_S = 14e-6
 TCP_LATENCY_S = 30e-6
 
 USUAL_DEVICES = 8
-"""How many devices a server holds if no named server has the type."""
+"""The number of devices of a server if no named server has the type."""
 
 _SEPARATORS = re.compile(r"[\s_]+")
 _NODES = re.compile(r"[0-9]{1,9}")
@@ -214,7 +214,7 @@ def is_named(text: str) -> bool:
 
 
 def most_devices(name: str) -> int:
-    """How many devices of this name a server holds at most."""
+    """The maximum number of devices of this name in a server."""
     types = known_types(name)
     return max((server.devices for server in _ALL if server.type in types), default=USUAL_DEVICES)
 

@@ -224,7 +224,7 @@ def hub_model(name: str) -> str:
 
 
 def _near(text: str, field: str) -> str:
-    """What a text that is no SPEC most likely means, as a rule's end."""
+    """The likely meaning of a text that is no SPEC, as a rule's end."""
     target, mark, query = text.partition("?")
     if "://" in target:
         parts = target.split("/")[3:5]

@@ -99,7 +99,7 @@ _PLACE = attrgetter("stage", "replica")
 
 @lru_cache(maxsize=8)
 def _places(replicas: tuple[int, ...]) -> frozenset[tuple[int, int]]:
-    """Every replica of stages with so many: clusters have thousands, and a search makes many plans."""
+    """Every (stage, replica) of stages with these replicas: clusters have thousands, and a search makes many plans."""
     return frozenset((stage, replica) for stage, count in enumerate(replicas) for replica in range(count))
 
 

@@ -104,13 +104,13 @@ class StageCosts:
         return self.reduce_s - hidden_s
 
     def held_bytes(self, counts: Sequence[int], *, split: bool) -> int:
-        """Bytes of what is always held, and of so many of `each_held_bytes`."""
+        """`always_bytes`, and each of `each_held_bytes` times its count."""
         held = zip(counts, self.each_held_bytes(split=split), strict=True)
         return self.always_bytes + sum(count * each_bytes for count, each_bytes in held)
 
     @property
     def always_bytes(self) -> int:
-        """Bytes of what is there from start to end."""
+        """The bytes held for the whole run."""
         return self.fixed_bytes - self.own_gradient_bytes
 
     def each_held_bytes(self, *, split: bool) -> tuple[int, ...]:

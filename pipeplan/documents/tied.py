@@ -38,7 +38,7 @@ class TiedWeights:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedStages:
     """Stages that share weights. Before every update, each replica's gradients of their copies are summed, which takes
-    so many seconds once all of the stages are there.
+    `seconds` once all of the stages have arrived.
     """
 
     stages: tuple[int, ...]

@@ -28,10 +28,11 @@ from pipeplan.simulation.split_backward import split_backward
 from pipeplan.simulation.total import Total, total
 
 EQUAL = 1e-8
-"""Batches whose times differ by no more than this share are alike: sums round differently."""
+"""Batches whose times differ by no more than this share count as equal: sums round differently."""
 
 MANY, ALIKE = 192, 1e-3
-"""Times that do not repeat in so many microbatches are steady if no event's mean differs by more than this share."""
+"""Times that do not repeat in `MANY` microbatches are steady if no event's mean differs by more than the share `ALIKE`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,10 @@ def _period(events_s: FloatArray, behind: int) -> int:
 
 
 def played_batches(plan: Plan, batches: int) -> Total:
-    """The totals of so many batches.
+    """The totals of `batches` batches.
 
-    If every rank is idle when the first one ends a batch, the next batch is the same: one is played, and counts as
-    often as is asked for.
+    If every rank is idle when the first one ends a batch, the next batch is the same: one is played, and counts
+    `batches` times.
     """
     if batches > 1 and first_rank_ends_last(plan):
         once = _total(plan, 1)
@@ -99,9 +100,9 @@ def played_batches(plan: Plan, batches: int) -> Total:
 
 
 def first_rank_ends_last(plan: Plan) -> bool:
-    """Whether it probably does, for an engine that exchanges after the backward of a batch.
+    """Whether the first rank probably ends last, for an engine that exchanges after the backward of a batch.
 
-    The others end their backward earlier, by what a gradient takes from them to the first rank.
+    The others end their backward earlier, by a gradient's transfer time from them to the first rank.
     """
     if not schedule_named(plan.schedule).flushes or engine_named(plan.engine).overlaps or plan.width is None:
         return False
@@ -113,7 +114,7 @@ def first_rank_ends_last(plan: Plan) -> bool:
 
 def _total(plan: Plan, batches: int) -> Total:
     """The totals of batches that are all played."""
-    # 2BP looks at the whole streams, and others' schedules are checked on them.
+    # 2BP reads the whole streams, and other engines' schedules are checked on them.
     implied = plan.schedule in BUILT_IN and not plan.split_backward
     return total(_program(plan, batches, implied=implied), plan.costs, _devices(plan), implied=implied)
 

@@ -1,37 +1,12 @@
 """Bound: a lower bound on a batch's seconds in any play of a plan, from its costs and its placement alone.
 
 Stage s computes a microbatch in c_s seconds, and a batch has m microbatches. A round trip from stage s to a later stage
-t is a microbatch's forwards from s to t and its backwards from t to s, with the transfers between them. Each bound
-is a time below which no batch falls; docs/cost-model.md explains 7 to 9.
+t is a microbatch's forwards from s to t and its backwards from t to s, with the transfers between them. No batch is
+shorter than any of the bounds 1 to 11, which stand beside the code; docs/cost-model.md explains 7 to 9.
 
-1. Compute: a stage computes all microbatches of a batch in m c_s, then finishes its exchanges and its update.
-2. In flight: the schedule allows stage s at most k_s microbatches in flight. Each stays in flight for R_s, the round
-   trip from stage s to the last one. So a batch takes m R_s / k_s (Little 1961).
-3. Fill and drain: with a flush, the first microbatch passes the earlier stages before it reaches stage s, and the last
-   one passes them after it has left stage s. Both are added to 1 and 2. With a split backward, only the input
-   gradients count after stage s.
-4. One at a time: without pipelining, each microbatch makes a round trip through all stages before the next one begins.
-5. Ranks of several stages: a rank computes all of its stages. The time to the first of them and from there back to the
-   first stage is added, as in 3.
-6. Ports: a port carries all transfers of a batch that pass it. With a flush, no exchange begins before the last
-   backward.
-7. First backward to last forward: with a flush, on a rank of several stages, a microbatch passes forward through all
-   stages before the rank's first backward, and one passes backward through all of them after its last forward. The
-   rank's compute between the two is added (`_through_all_s`).
-8. Turns: under 1F1B with a flush, stages s to t wait for each other. Forward n on s leads to forward n on t, to the
-   next backward on t, to that backward on s, and to the next forward on s: n + t - s + 1. So t - s + 1 microbatches
-   take at least one round trip from s to t (`turns_s`). Of two neighbouring stages, each microbatch takes half of it.
-9. Turns of ranks of several stages: in the interleaved schedule, 2 (t - s) + 1 forwards of rank s take at least one
-   round trip from rank s to rank t (`interleaved_turns_s`).
-10. Shared weights: before every update, stages that share weights wait for each other. Without a flush, the last of
-    them computes a batch between two such meetings, but for the forwards that it does ahead, and the batch's last
-    microbatch then goes back to the first of them (`_between_meetings_s`).
-11. Turns of PipeDream's stages of unequal replicas: each of r replicas has k microbatches in flight. As in 8,
-    k_s r_s - (k_t - 1) r_t microbatches take at least one round trip from stage s to stage t (`pipedream_turns_s`).
-
-With a flush, all batches after the first are mostly alike; if a rank with several stages is much busier than the first
-rank, two or three are shorter. Without a flush, long and short batches may alternate. A rate is the mean over a window,
-which may hold one more short batch than long ones. So a price is capped at the bound (`complete`).
+With a flush, all batches after the first mostly take equally long; if a rank with several stages is much busier than
+the first rank, two or three are shorter. Without a flush, long and short batches may alternate. A rate is the mean over
+a window, which may hold one more short batch than long ones. So a price is capped at the bound (`complete`).
 """
 
 from collections import defaultdict
@@ -95,6 +70,7 @@ def least_batch_s(plan: Plan) -> float:
     laws, costs, m = schedule_named(plan.schedule), plan.costs, plan.microbatches
     times = _stage_times(plan)
     if not laws.pipelined:
+        # 4. One at a time: each microbatch makes a round trip through all stages before the next one begins.
         alone_s = sum(max(each.there_and_back_s, each.compute_s) for each in times)
         if plan.depth > 1:
             return (1 - _ROUNDING) * m * sum(each.there_and_back_s for each in times)
@@ -107,13 +83,18 @@ def least_batch_s(plan: Plan) -> float:
     before_s = [0.0, *accumulate(each.there_and_back_s for each in times)]
     least_s = 0.0
     for rank, stages in enumerate(by_rank):
+        # 2. In flight: stage s has at most k_s microbatches in flight, each for R_s, its round trip to the last stage.
+        #    So a batch takes m R_s / k_s (Little 1961).
         rounds_s = [m * (before_s[-1] - before_s[stage]) / held for stage, held in _held(plan, rank, stages)]
+        # 1. Compute: a rank computes all microbatches of a batch in m c_s, then finishes its exchanges and its update.
         computed_s = m * sum(times[stage].compute_s for stage in stages) + ends_s[rank]
         least_s = max(least_s, computed_s, *rounds_s)
         if laws.flushes:
-            # The first of a rank's stages is reached first, and is the last to send a gradient back.
+            # 5. Ranks of several stages: the first stage is reached first, and is the last to send a gradient back.
             window_s = m * sum(times[stage].between_s for stage in stages)
             least_s = max(least_s, before_s[rank] + window_s + (last_s if rank else 0.0))
+            # 3. Fill and drain: the first microbatch passes the earlier stages before stage s, the last one after it.
+            #    Both are added to 1 and 2. With a split backward, only input gradients count after stage s.
             for stage, round_s in zip(stages, rounds_s, strict=True):
                 window_s = max(m * times[stage].between_s, round_s)
                 least_s = max(least_s, before_s[stage] + window_s + (last_s if stage else 0.0))
@@ -129,16 +110,19 @@ def least_batch_s(plan: Plan) -> float:
 
 
 def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, microbatches: int) -> float:
-    """Bound 8: seconds from the first forward of a 1F1B batch to its last backward, both on the first stage; 0 if every
-    stage holds all microbatches.
+    """Bound 8, turns: seconds from the first forward of a 1F1B batch to its last backward, both on the first stage; 0
+    if every stage holds all microbatches.
 
-    within_s[s, t] is the least that stages s to t together compute for a microbatch, first_s[p] the least time of a
-    stage's forward. reached_s[p] is the transfer time to each stage and back.
+    Forward n on stage s leads to forward n on t, to the next backward on t, to that backward on s, and to forward
+    n + q on s, where q is t - s + 1. So q microbatches take at least one round trip from s to t.
 
-    Of m microbatches, stage t has k = p - t in flight; q is t - s + 1. On stage s, k - 1 forwards precede forward
-    k - 1. Then follow (m - k) // q round trips from s to t, the remaining (m - k) % q microbatches, and the last one's
-    round trip from s to the end. With the first one's forwards before s and the last one's backwards to the first
-    stage, the latter is a round trip through all stages.
+    within_s[s, t] is a lower bound on what stages s to t together compute for a microbatch, first_s[p] on a stage's
+    forward. reached_s[p] is the transfer time to each stage and back.
+
+    Of m microbatches, stage t has k = p - t in flight. On stage s, k - 1 forwards precede forward k - 1. Then follow
+    (m - k) // q round trips from s to t, the remaining (m - k) % q microbatches, and the last one's round trip from s
+    to the end. With the first one's forwards before s and the last one's backwards to the first stage, the latter is a
+    round trip through all stages.
     """
     p = len(within_s)
     s, t = _pairs(p)
@@ -152,8 +136,10 @@ def turns_s(within_s: FloatArray, first_s: FloatArray, reached_s: FloatArray, mi
 
 
 def interleaved_turns_s(round_trip_s: FloatArray, around_s: FloatArray, microbatches: int, chunks: int) -> float:
-    """Bound 9: seconds from the first forward of an interleaved batch to its last backward, both on the first stage; 0
-    if every rank begins with all forwards.
+    """Bound 9, turns of ranks of several stages: seconds from the first forward of an interleaved batch to its last
+    backward, both on the first stage; 0 if every rank begins with all forwards.
+
+    In the interleaved schedule, 2 (t - s) + 1 forwards of rank s take at least one round trip from rank s to rank t.
 
     A round trip from rank s to rank t takes at least round_trip_s[s, t], whichever chunks it passes. A turn is from one
     forward of rank s to its next. Before the first turn, the first microbatch goes forward through all stages and
@@ -205,8 +191,9 @@ def played_turns_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
 def pipedream_turns_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
     """Bound 11: seconds of a microbatch, in the long run, of stages that take turns under PipeDream.
 
-    Forward n on stage s leads to forward n on stage t, to the next backward there, of microbatch n - (k_t - 1) r_t, to
-    that backward on s, and to the next forward of its replica: k_s r_s microbatches further on.
+    Each of stage s's r_s replicas has k_s microbatches in flight. Forward n on stage s leads to forward n on stage t,
+    to the next backward there, of microbatch n - (k_t - 1) r_t, to that backward on s, and to the next forward of its
+    replica: k_s r_s microbatches later. So k_s r_s - (k_t - 1) r_t microbatches take at least one round trip.
     """
     replicas = np.asarray(plan.replicas)
     onwards = np.cumsum(replicas[::-1])[::-1]
@@ -224,13 +211,17 @@ _pairs = lru_cache(maxsize=256)(np.triu_indices)
 
 
 def within_s(step_s: FloatArray) -> FloatArray:
-    """[..., s, t]: the sum of what the stages s to t take."""
+    """[..., s, t]: the sum over stages s to t."""
     until_s = np.cumsum(step_s, axis=-1)
     return np.asarray(until_s[..., None, :] - (until_s - step_s)[..., :, None])
 
 
 def _between_meetings_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
-    """Bound 10: seconds between two meetings of stages that share weights, under 2BW; 0 for other schedules."""
+    """Bound 10, shared weights: seconds between two updates under 2BW; 0 for other schedules.
+
+    Stages that share weights wait for each other before every update. Between two updates, the last of them computes a
+    batch, less the forwards that it does ahead, and the batch's last microbatch goes back to the first of them.
+    """
     laws = schedule_named(plan.schedule)
     if laws.flushes or laws.update != "batch":
         return 0.0
@@ -247,7 +238,7 @@ def _between_meetings_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
 
 
 def _held(plan: Plan, rank: int, stages: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """A rank's stages, each with the most microbatches that it has in flight."""
+    """A rank's stages, each with its upper bound on microbatches in flight."""
     laws, m = schedule_named(plan.schedule), plan.microbatches
     if plan.chunks == 1:
         yield rank, laws.in_flight(depth=plan.depth, stage=rank, microbatches=m)
@@ -334,10 +325,10 @@ def _crowding(pair: tuple[IntArray, IntArray], devices: int, share: float) -> fl
 
 
 def _ports_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
-    """Seconds for which the busiest port is occupied in a batch; with a flush, also from its earliest exchange to its
-    last.
+    """Bound 6, ports: a port carries all transfers of a batch that pass it. With a flush, no exchange begins before the
+    last backward: the seconds from a port's earliest exchange to its last count as well.
 
-    All units' ports on a level are computed at once: a large cluster has thousands.
+    All ports of a level are computed at once: a large cluster has thousands.
     """
     owners, m, workers = _owners(plan), plan.microbatches, len(plan.placement)
     ranks = [np.asarray(each) for each in ranks_by_stage(plan.placement)]
@@ -365,8 +356,11 @@ def _ports_s(plan: Plan, times: Sequence[_StageTimes]) -> float:
 
 
 def _through_all_s(plan: Plan, rank: int, times: Sequence[_StageTimes]) -> float:
-    """Bound 7 of a rank of several stages: from the first forward of a batch to the end of its last
-    backward."""
+    """Bound 7, first backward to last forward: the seconds of a batch with a flush, for a rank of several stages.
+
+    A microbatch passes forward through all stages before the rank's first backward, and one passes backward through
+    all of them after its last forward. The rank's compute between the two is added.
+    """
     laws, span = schedule_named(plan.schedule), plan.depth // plan.chunks
     between = span_of(laws, span, plan.chunks, rank, as_few(plan.microbatches, span))
     if between is None:

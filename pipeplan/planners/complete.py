@@ -26,11 +26,11 @@ from pipeplan.schedules.registry import schedule_named
 from pipeplan.simulation.predict import TIES_APART, keeps_ties_apart
 
 SIMULATED_INSTRUCTIONS = 250_000
-"""The most instructions of an answer that are played for its price, in less than a second."""
+"""Upper bound on the instructions of an answer that are played for its price, in less than a second."""
 
 _FLUSHED_BATCHES = 3
-"""What is played of a schedule with a flush. Its batches are alike, but for the first, which fills, and the last, of
-which the exchange has nothing to overlap with. An engine that exchanges after the backward needs no last one.
+"""The batches played of a schedule with a flush. They are equal but for the first, which fills the pipeline, and the
+last, whose exchange has nothing to overlap with. An engine that exchanges after the backward needs no last one.
 """
 
 _BATCHES = 4
@@ -86,7 +86,7 @@ def _extrapolated(plan: Plan, less: "_Played", more: "_Played") -> Simulated:
 
 def play_later(plan: Plan, *, instructions: int) -> Simulated | None:
     """The play of a plan that was stored without one, marked as added. It is what planners would play now; if that is
-    too long, a play of at most so many instructions.
+    too long, a play of at most `instructions` instructions.
     """
     for limit in (min(SIMULATED_INSTRUCTIONS, instructions), instructions):
         simulated = play(plan, instructions=limit)
@@ -129,7 +129,7 @@ def same_play(one: Simulated, other: Simulated) -> bool:
 def length(plan: Plan, simulated: Simulated | None = None, *, instructions: int = SIMULATED_INSTRUCTIONS) -> int:
     """How many instructions `play` plays with this limit: at least, or where it gave `simulated`."""
     played, batches = _to_play(plan, instructions)
-    if simulated is not None:  # it was played over ever twice as many batches
+    if simulated is not None:  # it was played over twice as many batches each time
         batches = 2 * simulated.batches - batches
     return batches * sum(map(_instructions, played))
 
@@ -170,8 +170,8 @@ class _Played:
             known = pace(plan, played)
             batch_s, steady = known.batch_s, known.steady
         if plan.width is not None:
-            # In a short play exchanges may yet fall behind, and under a flush a busy rank does for two or three
-            # batches: the bound knows that.
+            # In a short play exchanges may still fall behind, and under a flush a busy rank does for two or three
+            # batches: the bound covers that.
             batch_s = max(batch_s, least_batch_s(plan))
         return cls(
             batches=batches,
@@ -208,7 +208,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
     """The same plan with the microbatches of `_SHORTER`; none if it has no more microbatches, or cannot be shortened.
 
     Where half of a batch counts, the numbers are doubled, because an odd half would be rounded. Without a flush a batch
-    takes as long as its microbatches, or as the exchange beside them, which is therefore shortened as well.
+    takes as long as its microbatches, or as the exchange that overlaps them, which is therefore shortened as well.
     """
     halves = 2 if plan.split_backward_half_way else 1
     microbatches = [halves * times * plan.depth // plan.chunks for times in _SHORTER]
@@ -232,7 +232,7 @@ def _shorter_plans(plan: Plan) -> tuple[Plan, ...]:
 
 
 def _batches_to_play(plan: Plan, limit: int) -> int:
-    """The batches wanted; without a flush fewer if those take too long, at least `_BATCHES`; 0 if all take too long."""
+    """The batches to play; without a flush fewer if they take too long, at least `_BATCHES`; 0 if all take too long."""
     affordable = limit // _instructions(plan)
     if schedule_named(plan.schedule).flushes:
         wanted = _FLUSHED_BATCHES if engine_named(plan.engine).overlaps else _FLUSHED_BATCHES - 1

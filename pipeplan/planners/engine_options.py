@@ -77,8 +77,8 @@ def _require_shares(options: Options, engine: TrainingEngine, *, devices: int, b
 
 
 def require_expert_shares(options: Options, engine: TrainingEngine, *, most: int) -> None:
-    """Raises InvalidInputError for experts that the devices of a stage, `most` of them, cannot share out, and for
-    groups into which its replicas cannot be divided.
+    """Raises InvalidInputError for experts that the `most` devices of a stage cannot share evenly, and for groups into
+    which its replicas cannot be divided.
     """
     own, tensor, expert = options.expert_tensor, options.tensor, options.expert or 1
     rule = f"must be left out for the engine {engine.name}, whose experts have the tensor degree"
@@ -88,7 +88,7 @@ def require_expert_shares(options: Options, engine: TrainingEngine, *, most: int
     least = own or (1 if engine.whole_experts else tensor or 1)
     rule = f"must be at most {most // least}: a stage has at most {most} devices, and an expert {least} of them"
     require(expert * least <= most, "expert", rule, expert)
-    together = 1  # replicas with whole copies of the experts, where that is known
+    together = 1  # replicas with whole copies of the experts, where their number is known
     if options.data is not None and tensor is not None and options.context is not None:
         devices, together = tensor * options.context * options.data, expert * least
         together //= gcd(together, tensor * options.context)

@@ -80,7 +80,7 @@ def _partitioned(
 ) -> tuple[list[tuple[Candidate, tuple[int, ...]]], list[Miss]]:
     """The shapes that fit, with their cells' stops, the best first; and the misses of the others, the nearest first.
 
-    Of sizes that are as fast, those that were measured come first.
+    Ties prefer measured sizes.
     """
     fitting, misses = [], []
     for shape in shapes:

@@ -1,4 +1,4 @@
-"""Messages: what PipeDream's stages have under way, by the replicas of their neighbours."""
+"""Messages: the messages that PipeDream's stages have in transit, by the replicas of their neighbours."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,8 +22,8 @@ def messages_of(
 ) -> Copies:
     """The copies of a stage of `own` replicas, whose buffers are those of its messages (`training_copies`).
 
-    The stages before and after it have so many replicas, 0 where there is none. `downstream` counts the workers of all
-    later stages.
+    `before` and `after` are the replicas of the neighbouring stages, 0 where there is none. `downstream` counts the
+    workers of all later stages.
     """
     held_before = None
     if before:
@@ -50,7 +50,7 @@ def with_messages(
     microbatch_size: int,
     order: Sequence[int] | None = None,
 ) -> tuple[Stage, ...]:
-    """PipeDream's stages, with the messages that a worker of each has under way at most.
+    """PipeDream's stages, each with the upper bound on a worker's messages in transit.
 
     A minibatch is a microbatch. The papers' accounting knows no messages.
     """

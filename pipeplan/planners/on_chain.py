@@ -1,21 +1,21 @@
-"""On a chain: asks planners that need a chain about a model that is a graph.
+"""On a chain: applies planners that need a chain to a model that is a graph.
 
-The graph's blocks are put in one order. The blocks between two of its places become a block of the chain, which
-receives and sends on everything that crosses there: a stage passes on what it does not read. A stage of the answer is
+The graph's blocks are put in one order. The blocks between two places of the order become a block of the chain, which
+receives and forwards everything that crosses there: a stage forwards what it does not read. A stage of the answer is
 then [start, stop) in the order. `Options.cuts` chooses the places:
 
-- `any`: all places of the order in which the fewest bytes cross them (`costs.graph_order`). It is the default, as long
-  as the planner takes a chain of so many blocks.
+- `any`: all places of the order in which the fewest bytes cross them (`costs.graph_order`): the default, unless the
+  chain has more than `blocks_at_most` blocks.
 - `single-tensor`: the places that one tensor crosses, of the order that `graph.line_of` gives.
 
-The first order keeps the places of the second, so its cuts are among those of `any`, under the same numbers. But a
-graph with branches has more cuts than an order has places. So with `any` the planner is asked again on an order through
-better cuts for its answer, if there are any (`through_cuts`). The answer that is faster by its closed form is kept.
+The first order keeps the places of the second, under the same numbers. But a graph with branches has more cuts than an
+order has places. So with `any` the planner runs again on an order through better cuts for its answer, if there are any
+(`through_cuts`). The answer that is faster by its closed form is kept.
 
-The guarantee: the answer is what the planner promises among the places of its order. For pipedream-2bw and exact, no
-other cuts of the graph make the slowest stage of the answer's shape faster by more than 1e-4, if they are few
-(`through_cuts`) and neither memory nor gradient exchanges decide where stages end. Nothing is proven about another
-shape on another order, nor about gpipe, whose stages are those of the least variance.
+The guarantee: the planner's own guarantee holds among the places of its order. For pipedream-2bw and exact, no other
+cuts of the graph make the slowest stage of the answer's shape faster by more than 1e-4, if the graph has few cuts
+(`through_cuts`) and neither memory nor gradient exchanges decide where stages end. Nothing is proven about other
+shapes on other orders, nor about gpipe, which minimises the variance.
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def _rate(plan: Plan) -> float:
 
 
 def may_be_reordered(chain: PlanningProblem) -> bool:
-    """Whether the chain is a graph's that may be cut anywhere. Forced and forbidden cuts are places of one order."""
+    """Whether the chain is of a graph that may be cut anywhere. Forced and forbidden cuts are places of one order."""
     graph, options = chain.graph, chain.options
     if graph is None or options.forced_cuts or options.forbidden_cuts:
         return False
@@ -88,7 +88,7 @@ def reordered(chain: PlanningProblem, order: Sequence[int]) -> PlanningProblem:
 def chained(problem: PlanningProblem, *, blocks_at_most: int = MAX_BLOCKS) -> PlanningProblem:
     """The problem on the chain of the first order, whose plans are those of the graph (`complete`).
 
-    A problem whose model is a chain stays what it is. Raises InvalidInputError for cuts that the chain does not have.
+    A problem whose model is a chain is unchanged. Raises InvalidInputError for cuts that the chain does not have.
     """
     profile, options = problem.profile, problem.options
     if profile.edges is None:
@@ -143,7 +143,7 @@ def chain_of(profile: Profile) -> Profile:
 def _order_and_places(profile: Profile, cuts: str) -> tuple[Sequence[int], Sequence[int]]:
     """The order of a graph's blocks, and the places in it that may be cut, both ends among them.
 
-    Which bytes cross is asked at the largest size that was measured.
+    The bytes that cross are those of the largest measured size.
     """
     graph = graph_of(len(profile.blocks), profile.edges or ())
     output_bytes = [max(m.output_bytes for m in block.measurements) for block in profile.blocks]

@@ -39,8 +39,8 @@ def by_play(name: str, planner: Planner, problem: PlanningProblem) -> Answer:
 def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Ranking]:
     """The spaces that a planner searches, and a ranking of its plays.
 
-    `auto` adds a few partitions of its own, which depend on PipeDream's answer. If the options name an exchange, it
-    searches these alone. Raises InvalidInputError for an unknown planner.
+    `auto` adds a few partitions that depend on PipeDream's answer. If the options name an exchange, it searches only
+    these. Raises InvalidInputError for an unknown planner.
     """
     options = problem.options
     if name == AUTO:
@@ -61,7 +61,7 @@ def _two_bw(problem: PlanningProblem) -> Sequence[Space]:
 
 
 def _gpipe(problem: PlanningProblem) -> Sequence[Space]:
-    """One pipeline on all devices, or with the stages asked for. It recomputes unless the options forbid it."""
+    """One pipeline on all devices, or with the requested stages. It recomputes unless the options forbid it."""
     options = problem.options
     listed = chains(replace(problem, options=replace(options, recompute=options.recompute is not False)))
     depth = options.stages or min(problem.cluster.devices, len(listed[0].profile.blocks))
@@ -81,7 +81,7 @@ def _exact(problem: PlanningProblem) -> Sequence[Space]:
 
 
 _MOVES: Mapping[str, int] = {"pipedream": 300_000}
-"""The most instructions of plans that are moves away from others, where the search has few plans of its own."""
+"""Upper bound on the instructions of moved plans, for planners whose own search has few plans."""
 
 _SPACES: Mapping[str, Callable[[PlanningProblem], Sequence[Space]]] = {
     "pipedream": lambda problem: [PlayedPartitions(problem=problem)],

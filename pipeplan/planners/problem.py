@@ -1,7 +1,7 @@
 """Problem: the input of a planner, and the type `Planner` that all planners have.
 
-Also here: which profile stands for which type of a cluster's devices, and how a plan describes that; the checks that
-planners share; and the progress that a solver reports while it searches.
+It also matches profiles to the types of a cluster's devices, checks options for all planners, and defines the progress
+that a solver reports.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,19 +44,19 @@ MAX_BLOCKS, MAX_BATCH_SIZE = 10_000, 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may fix. None leaves it to the planner; a planner refuses an option that it has no use for.
+    """What a user may fix. None leaves it to the planner; a planner refuses an option that it does not use.
 
     - `stages`: the ranks of a pipeline; `chunks`: the stages that each of them holds, in an interleaved schedule.
     - `recompute_unit`: the unit of recomputation (None: the stage if that fits, else the unit that holds less).
     - `recompute_factor`: 2BW's c_extra, at least 1, where the recomputed forward is not to be taken from the profile.
     - `synchronisation`: how PipeDream's replicas exchange gradients, in its closed form and in the play: by the
-      all-reduce that runs, unless it is to be the paper's parameter server (2018, section 3.2).
+      all-reduce that runs (default), or by the paper's parameter server (2018, section 3.2).
     - `memory`: the accounting.
     - `optimizer`: what updates the weights (None: what the engine's users train with, `optimizer_or_default`).
     - `master_weights`: whether gradients, and the optimizer's weights and states, are float32 (default: for 16 bits).
-    - `safe_batch`: the batch size is the largest that may be used (2BW 2021, algorithm 1), not one that must be used.
-    - `semantics`: what plans are compared by: the play of their streams unless asked otherwise, the paper's closed
-      form, or what PipeDream's authors' program computes (`release`); `compression_ratio` is an option of that program.
+    - `safe_batch`: the batch size is an upper bound (2BW 2021, algorithm 1), not a requirement.
+    - `semantics`: how plans are compared: by the play of their streams (default), by the paper's closed form, or as
+      PipeDream's authors' program does (`release`); `compression_ratio` is an option of that program.
     - `straight`: one replica a stage. `fewer_machines`: some devices may stay idle.
     - `cuts`: where a model that is a graph may be cut: anywhere (the default), or where one tensor crosses.
     - `forced_cuts`, `forbidden_cuts`: a cut k stands before block k; of a graph, in the order of `on_chain`.
@@ -64,7 +64,7 @@ class Options:
     - `time_limit_s`: when a solver returns the best that it has found.
     - `as_if`: the profile may be of another type of device than the cluster, whose devices then count as the profile's.
     - `synchronous`: only plans that train as one process does: no gradient is late (`Schedule.updates_late`).
-    - `engine`: what runs the plan, our runtime unless asked otherwise (`documents.engines`). For the engines that can:
+    - `engine`: what runs the plan, by default our runtime (`documents.engines`). For the engines that support them:
       `tensor`, `context`, `expert`, `expert_tensor`, `data` are degrees, `sharding` says which states replicas share,
       `replicate` in how many groups, `graphs` whether CUDA graphs are launched, `a2a_overlap` whether experts'
       exchanges overlap other microbatches, `offload` what is in the host's memory, and `offload_share` of which layers.
@@ -149,7 +149,7 @@ class Options:
 
     @property
     def optimizer_or_default(self) -> str:
-        """The optimizer; where none is asked for, that of the engine."""
+        """The requested optimizer; by default that of the engine."""
         return self.optimizer or ENGINES[self.engine or OUR_RUNTIME].optimizer
 
     def require_possible(self) -> None:
@@ -162,7 +162,7 @@ class Options:
         require(factor is None or factor >= 1, "recompute_factor", rule, factor)
 
     def _require_unit(self) -> None:
-        """Raises InvalidInputError for a unit of recomputation without effect beside the other options."""
+        """Raises InvalidInputError for a unit of recomputation that the other options make ineffective."""
         unit = self.recompute_unit
         require(
             unit is None or self.recompute is not False, "recompute_unit", "is of recomputation, which is off", unit
@@ -183,8 +183,8 @@ class PlanningProblem:
 
     Where the cluster has devices of several types, `other_profiles` are the same model's on the other types: together
     one profile for each, matched by the device's name. A profile of another known type than the cluster's is refused
-    unless `options.as_if`. Planners are asked the `corrected` problem. `graph` is there where the profile is a chain
-    that was made of a graph (`on_chain`).
+    unless `options.as_if`. Planners get the `corrected` problem. `graph` is set where the profile is a chain made of a
+    graph (`on_chain`).
     """
 
     profile: Profile
@@ -231,7 +231,7 @@ class PlanningProblem:
 
     @property
     def corrected(self) -> "PlanningProblem":
-        """The problem with the calibration applied, and none left to apply."""
+        """The problem with the calibration applied and removed."""
         if self.calibration is None:
             return self
         profile, cluster = apply(self.calibration, self.profile, self.cluster)
@@ -239,7 +239,7 @@ class PlanningProblem:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A plan's warnings, usually none: of a profile of what may be another device, of an exchange not run."""
+        """A plan's warnings, usually none: the profile may be of another device, or the exchange is not the one run."""
         pairs = ((self.profile_on(device.name), device) for device in self.cluster.types)
         found = [warning(profile, device, as_if=self.options.as_if) for profile, device in pairs]
         found += [PRICED_THROUGH_SERVERS] if self.options.synchronisation == "parameter-server" else []
@@ -276,11 +276,11 @@ class CutGraph:
 
 
 Planner = Callable[[PlanningProblem], Answer]
-"""Pure and deterministic: the same problem gives the same answer. Raises InvalidInputError for what cannot be asked."""
+"""Pure and deterministic: the same problem gives the same answer. Raises InvalidInputError for unsupported problems."""
 
 
 def require_batch_size(samples: int) -> None:
-    """Raises InvalidInputError for a batch that is no whole number of samples, or larger than any that is planned."""
+    """Raises InvalidInputError for a batch that is no whole number of samples, or larger than `MAX_BATCH_SIZE`."""
     require_count("batch_size", samples)
     require(samples <= MAX_BATCH_SIZE, "batch_size", f"must be at most {MAX_BATCH_SIZE} samples", samples)
 
@@ -288,8 +288,8 @@ def require_batch_size(samples: int) -> None:
 def profiles_of_types(profiles: Sequence[Profile], types: Sequence[Device], *, as_if: bool) -> tuple[Profile, ...]:
     """A profile for each of several types, in the types' order, matched by name.
 
-    A single profile that does not name its device takes the type that is left. With `as_if` all that are left over take
-    the types that are, in order. Raises InvalidInputError where this does not give a profile for each type.
+    A single profile that does not name its device takes the remaining type. With `as_if` all remaining profiles take
+    the remaining types, in order. Raises InvalidInputError where this does not give a profile for each type.
     """
     named = [profile.device.name for profile in profiles]
     found: dict[str, int] = {}
@@ -343,7 +343,7 @@ def warning(profile: Profile, device: Device, *, as_if: bool) -> str | None:
 
 
 def refuse_unused(planner: str, options: Options, used: tuple[str, ...]) -> None:
-    """Raises InvalidInputError for an option that is set and that the planner has no use for."""
+    """Raises InvalidInputError for an option that is set and that the planner does not use."""
     for option in fields(options):
         value = getattr(options, option.name)
         fine = value == option.default or option.name in (*used, *ALWAYS_USED)
@@ -351,7 +351,7 @@ def refuse_unused(planner: str, options: Options, used: tuple[str, ...]) -> None
 
 
 def require_schedule(options: Options, allowed: tuple[str, ...], planner: str) -> None:
-    """Raises InvalidInputError if the user asks for a schedule that the planner does not plan for."""
+    """Raises InvalidInputError if the requested schedule is not one of the planner's."""
     rule = f"must be one of {', '.join(allowed)} for the planner {planner}"
     require(options.schedule is None or options.schedule in allowed, "schedule", rule, options.schedule)
 
@@ -400,7 +400,7 @@ def measured_at(problem: PlanningProblem, microbatch_size: int) -> tuple[Measure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchProgress:
-    """How far a search is: the best plan's seconds a sample, the bound below which no plan is, and the open shapes.
+    """A search's progress: the best plan's seconds a sample, the lower bound on all plans', and the open shapes.
 
     `best_s` is None before a plan is found. `spent` and `limit` are deterministic seconds.
     """
@@ -413,7 +413,7 @@ class SearchProgress:
 
 
 Observer = Callable[[SearchProgress], None]
-"""Listens to a solver while it searches. It cannot change what the solver finds."""
+"""Receives a solver's progress. It cannot change what the solver finds."""
 
 
 def unobserved(_: SearchProgress) -> None:

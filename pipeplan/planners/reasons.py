@@ -1,4 +1,4 @@
-"""Reasons: why a configuration is not the answer, in one line each."""
+"""Reasons: texts that say why a configuration is not the answer, in one line each."""
 
 from typing import Protocol
 

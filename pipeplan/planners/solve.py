@@ -1,4 +1,4 @@
-"""Solve: the planners by name, and the one function that asks them."""
+"""Solve: the planners by name, and the one function that runs them."""
 
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from pipeplan.simulation.predict import updates_late
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
-    """The solver's planner; OR-tools is imported when it is asked. Raises MissingDependencyError without it."""
+    """The solver's planner; OR-tools is imported on the first call. Raises MissingDependencyError without it."""
     if find_spec("ortools") is None:
         raise MissingDependencyError("the planner exact needs OR-tools: pip install 'pipeplan[exact]'")
     from pipeplan.planners.exact.planner import MAX_BLOCKS
@@ -56,7 +56,7 @@ version: the minor one where plans are faster or more problems have one, the maj
 def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     """The planner's answer to the problem as its calibration corrects it, played, with the ids of the documents given.
 
-    Raises InvalidInputError for a planner that does not exist, or for a problem that it cannot be asked.
+    Raises InvalidInputError for an unknown planner, or for a problem that the planner does not support.
     """
     problem = asked_of(planner, problem)
     asked = partial(exact, observe=observe) if planner == "exact" else PLANNERS[planner]
@@ -93,8 +93,8 @@ def solve(planner: str, problem: PlanningProblem, observe: Observer = unobserved
 def asked_of(planner: str, problem: PlanningProblem) -> PlanningProblem:
     """The problem as the planner gets it (`for_engine`). This is quick, and refuses what no search could change.
 
-    Raises InvalidInputError for a planner that does not exist, for devices of types that it cannot mix, and for
-    semantics and engines that it does not know.
+    Raises InvalidInputError for an unknown planner, for types of devices that it cannot mix, and for semantics and
+    engines that it does not support.
     """
     require_one_of(PLANNERS, "planner", planner)
     types = [device.name for device in problem.cluster.types]
@@ -110,9 +110,9 @@ def asked_of(planner: str, problem: PlanningProblem) -> PlanningProblem:
 
 
 def for_engine(planner: str, problem: PlanningProblem) -> PlanningProblem:
-    """The problem without the options that mean nothing for our runtime, whose only degrees are pipeline and data.
+    """The problem without the options that do not apply to our runtime, whose only degrees are pipeline and data.
 
-    Raises InvalidInputError for degrees that it does not have, and for another planner than auto for another engine.
+    Raises InvalidInputError for degrees that it does not have, and for planners other than auto for other engines.
     """
     options = problem.options
     engine = engine_named(options.engine or OUR_RUNTIME)

@@ -1,4 +1,4 @@
-"""Spaces: the interfaces by which a search by play sees a planner: configurations, their bounds, and their splits."""
+"""Spaces: a planner's interfaces for a search by play: configurations, their bounds, and their splits."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Splits(Protocol):
         """The stops of each."""
 
     def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
-        """At most `count` of those with the highest bounds, the highest first, each with its bound; none if they are
+        """At most `count` of those with the highest bounds, the highest first, each with its bound; none if there are
         more and finding them requires listing all.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class EverySplit:
-    """All splits into as many stages as `one` has; only those whose bounds, `most`, are above a rate are listed."""
+    """All splits into as many stages as `one` has; only those with `most` above a rate are listed."""
 
     one: tuple[int, ...]
     most: Callable[[tuple[int, ...]], float]
@@ -43,7 +43,7 @@ class EverySplit:
         return (stops for _, stops in self._bounded())
 
     def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
-        """All of them if they are so few, else none."""
+        """All of them if they are at most `count`, else none."""
         return sorted(self._bounded(), key=lambda each: -each[0]) if self.count <= count else ()
 
     def _bounded(self) -> Iterator[tuple[float, tuple[int, ...]]]:
@@ -67,7 +67,7 @@ class ListedSplits:
         return (stops for _, stops in self.listed)
 
     def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
-        """The first so many."""
+        """The first `count`."""
         return self.listed[:count]
 
 
@@ -76,7 +76,7 @@ class Configuration(Protocol):
 
     @property
     def most(self) -> float:
-        """Samples a second that no play of it exceeds."""
+        """Upper bound on its plays' samples a second."""
 
     @property
     def schedule(self) -> str:
@@ -86,10 +86,10 @@ class Configuration(Protocol):
         """The stops of its split; empty if cuts cannot be moved, None if no split fits."""
 
     def most_of(self, stops: tuple[int, ...]) -> float:
-        """Samples a second that no play with these stages exceeds."""
+        """Upper bound on samples a second with these stages."""
 
     def most_of_any(self) -> float:
-        """Samples a second that no play of it exceeds, whatever its stages are."""
+        """Upper bound on samples a second with any stages."""
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster than `rate` samples a second, by these bounds; `split` is one of all."""
@@ -117,7 +117,7 @@ class Space(Protocol):
 
     @property
     def beyond(self) -> float:
-        """Samples a second that no plan outside the configurations exceeds; 0 if there is no such plan.
+        """Upper bound on samples a second of plans outside the configurations; 0 if there is no such plan.
 
         It is read after all configurations have been taken.
         """
@@ -128,5 +128,5 @@ class Space(Protocol):
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[Configuration]:
         """All of them, the highest bound first. Given the rate that is `needed`, it may leave out those that are known
-        to play no faster when their turn comes.
+        to play no faster by the time they are reached.
         """

@@ -5,9 +5,9 @@ blocks, dynamic programming finds the nested ones between which the slowest stag
 
     V(a, s) = min over cuts b that hold a of max(T_s(a..b), V(b, s + 1))
 
-T_s is what stage s takes for a microbatch on the links of the plan: its compute and the transfers at both of its ends
-(2BW 2021, appendix A.1), or the longer of its compute and the transfers after it where replicas share the minibatches
-(PipeDream 2018, section 3.2). On an order through these cuts the planner is asked again (`on_chain`).
+T_s is stage s's time for a microbatch on the links of the plan: its compute and the transfers at both of its ends (2BW
+2021, appendix A.1), or the longer of its compute and the transfers after it where replicas share the minibatches
+(PipeDream 2018, section 3.2). The planner runs again on an order through these cuts (`on_chain`).
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.schedules.registry import schedule_named
 
 CUTS_AT_MOST = 1000
-"""The most cuts of a graph that are looked at; with many stages fewer: entries are at most `ENTRIES_AT_MOST`."""
+"""Upper bound on a graph's cuts; lower with many stages: entries are at most `ENTRIES_AT_MOST`."""
 
 ENTRIES_AT_MOST = 3e7
 """Stages times cuts before and cuts after them: some tenths of a second."""
 
 WORTH_IT = 1e-4
-"""By how much the slowest stage must get faster, relatively."""
+"""The relative speed-up of the slowest stage below which no other order is tried."""
 
 
 def order_through_cuts(graph: CutGraph, plan: Plan) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""Verify: checks a plan by the numbers that it holds, without trusting the search that found it."""
+"""Verify: checks a plan by its own numbers, without trusting the search that found it."""
 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import inf, isclose
@@ -88,7 +88,7 @@ def _origin(plan: Plan, problem: PlanningProblem) -> Finding:
 
 
 def _fixed(plan: Plan, problem: PlanningProblem) -> list[tuple[str, object, object]]:
-    """What options may fix: its name, the plan's value, and the one asked for; None if they leave it open."""
+    """What options may fix: its name, the plan's value, and the requested one; None if they leave it open."""
     options, form = problem.options, plan.form
     one_minibatch = schedule_named(plan.schedule).update == "minibatch"  # PipeDream's, as large as was measured
     smaller = options.safe_batch and plan.batch_size < problem.batch_size
@@ -171,7 +171,7 @@ def _costs(plan: Plan, problem: PlanningProblem) -> Finding:
 
 
 def _difference(made: object, held: object, name: str = "") -> str | None:
-    """The first field of a plan that is not what was made again, with both values; None where all are."""
+    """The first field of a plan that differs when it is made again, with both values; None where all agree."""
     if isinstance(made, Plan):
         pairs: list[tuple[str, object, object]] = [
             (each, getattr(made, each), getattr(held, each)) for each in _COMPUTED

@@ -35,7 +35,7 @@ def check(program: Program) -> None:
     """Raises ScheduleError, naming rank and instruction, unless the program keeps these laws:
 
     - every worker computes exactly its own microbatches, each forward once and each backward once, in that order;
-    - between two stages of one rank, where nothing is sent, the rank's order follows the microbatch's way;
+    - between two stages of one rank, where nothing is sent, the rank's order follows the microbatch's path;
     - a microbatch's forward, recomputation and backward name one weight version; it exists when it is used, and is
       the newest one for a schedule with a flush, at most `versions_behind` older for one without;
     - with vertical sync a microbatch runs on every stage on the version that it has on the input stage;
@@ -199,7 +199,7 @@ def _check_versions(program: Program, stream: Stream, newest: int) -> int:
                 raise _broken(stream, instruction, f"the newest version is {newest}")
             case _:
                 pass
-        if isinstance(instruction, Forward | Backward | BackwardWeight):  # opens a microbatch, or closes it
+        if isinstance(instruction, Forward | Backward | BackwardWeight):  # begins or completes a microbatch
             open_microbatches ^= set(microbatches_of(instruction))
     return newest
 

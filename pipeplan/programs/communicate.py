@@ -1,7 +1,7 @@
-"""Communication: the passes that add what moves between the stages, and between a stage's replicas.
+"""Communication: the passes that add transfers between stages, and exchanges among a stage's replicas.
 
 `communicate` adds the sends and receives around the compute, and the exchange among replicas (G) before each update.
-`exchange_among_stages` adds what an update needs to know of the other stages' gradients, to any streams:
+`exchange_among_stages` adds the exchanges among stages that an update needs, to any streams:
 
 stage 0   F1 F2       B1    B2 G1 T1:0,1 N1 U1
 stage 1      F1 B1 F2 B2       G1 T1:0,1 N1 U1
@@ -127,17 +127,17 @@ def with_transfers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmongStages:
-    """Which stages share weights, each group in order, and whether the gradient's norm is asked for."""
+    """The stages that share weights, each group in order, and whether the gradient's norm is requested."""
 
     tied: tuple[tuple[int, ...], ...] = ()
     norm: bool = False
 
 
 def exchange_among_stages(program: Program, wanted: AmongStages) -> Program:
-    """The program with the wanted exchanges before every update. Raises InvalidInputError for PipeDream, and for ASP.
+    """The program with these exchanges before every update. Raises InvalidInputError for PipeDream, and for ASP.
 
     Under PipeDream every stage updates after every minibatch, each stage at another one (2018, section 3.3). To meet,
-    the stages would have to wait for each other, and no two minibatches would be in flight.
+    the stages would have to wait for each other, and only one minibatch would be in flight.
     """
     if not (wanted.tied or wanted.norm):
         return program

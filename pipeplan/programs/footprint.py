@@ -1,4 +1,4 @@
-"""Footprint: what a worker holds after each instruction of its stream, in counts. Readers turn counts into bytes."""
+"""Footprint: a worker's memory after each instruction of its stream, in counts. Readers turn counts into bytes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,13 +32,13 @@ _COMPLETING = (Backward, BackwardWeight)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What is held after an instruction: microbatches with all activations or only the input, and live weight versions.
+    """The counts after an instruction: microbatches with all activations or only the input, and live weight versions.
 
     A stage that recomputes by block has activations only during a backward, which frees them. For a backward the counts
     are those while it runs.
-    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only what p2 needs is kept. `gradients`
-    says whether a set of gradients gathers or is exchanged, `early_gradients` whether there are only those that p1
-    makes, `further_gradients` how many sets there are beyond one.
+    `weight_gradients` are the microbatches between 2BP's p1 and p2, of which only p2's inputs are kept. `gradients`
+    says whether a set of gradients accumulates or is exchanged, `early_gradients` whether there are only those that p1
+    makes, `further_gradients` counts the sets beyond one.
     """
 
     activations: int
@@ -109,7 +109,7 @@ def _numbered(instructions: Sequence[Instruction]) -> KindArray:
 
 
 def footprints(instructions: Sequence[Instruction], *, recompute: bool, by_block: bool = False) -> Iterator[Held]:
-    """What is held after each instruction of one worker's stream."""
+    """The counts after each instruction of one worker's stream."""
     counts = held_counts(instructions, recompute=recompute, by_block=by_block)
     for activations, inputs, versions, weight_gradients, gradients, early_gradients, further_gradients in counts:
         yield Held(
@@ -128,7 +128,7 @@ def held_counts(
 ) -> Iterator[tuple[int, ...]]:
     """The counts of `Held` as plain tuples, in the order of its fields.
 
-    `settled`: for a backward by block, what is held after its end.
+    `settled`: for a backward by block, the counts after its end.
     """
     table = held_table(instructions, recompute=recompute, by_block=by_block, settled=settled)
     return zip(*table.tolist(), strict=True)
@@ -162,7 +162,7 @@ def held_table(
         [
             np.cumsum(whole[kinds]) + spikes,
             np.cumsum(inputs[kinds]),
-            # A version that a backward is the last to use is there while it runs.
+            # A version whose last use is a backward exists while it runs.
             np.count_nonzero(~needed.made) + np.cumsum(made) - np.where(spikes, made, 0),
             np.cumsum(deferred),
             np.minimum(sets, 1) - early,
@@ -173,8 +173,8 @@ def held_table(
 
 
 def _released(needed: _Needed, kinds: KindArray) -> IntArray:
-    """Where versions are released: after their last use. One that a backward was the last to use stays until the next
-    update, which goes into its memory, unless gradients are exchanged meanwhile.
+    """The index where each version is released: after its last use. If that is a backward, the version stays until the
+    next update, which reuses its memory, unless gradients are exchanged in between.
     """
     last = needed.last[needed.last < len(kinds)]
     if _EXCHANGES[kinds].any():
@@ -185,9 +185,9 @@ def _released(needed: _Needed, kinds: KindArray) -> IntArray:
 
 
 def _gradient_sets(instructions: Sequence[Instruction], kinds: KindArray) -> IntArray:
-    """Sets of gradients that are there after each instruction.
+    """Sets of gradients after each instruction.
 
-    A set counts while it gathers: from the first backward of a batch to the update, or to the start of its exchange. It
+    A set counts while it accumulates: from a batch's first backward to the update, or to the start of its exchange. It
     then counts as exchanged: from the backward that completes it to its update. Another worker's set counts from the
     start of its exchange.
     """
@@ -224,12 +224,12 @@ def _newest(kinds: KindArray, some: BoolArray) -> IntArray:
 
 
 def _changes(**changes: int) -> IntArray:
-    """By how much instructions of each kind, by number, change a count."""
+    """The change of a count by instructions of each kind, by number."""
     return np.asarray([changes.get(kind.__name__, 0) for kind in NUMBERS], dtype=np.int64)
 
 
 def _are(*kinds: type[Instruction]) -> BoolArray:
-    """Which numbers are of these kinds."""
+    """By number, whether it is of these kinds."""
     return np.asarray([kind in kinds for kind in NUMBERS])
 
 
@@ -241,5 +241,5 @@ _INPUT_KEPT = _changes(Recompute=1, Backward=-1, BackwardInput=-1), _changes(For
 _INPUTS_KEPT = _changes(), _changes(Forward=1, Backward=-1)
 _DEFERRED = _changes(BackwardInput=1)
 _MADE = _changes(Update=1)
-"""By how much each kind of instruction changes a count: of microbatches kept whole, of those whose input is kept, of
-those that wait for p2, and of weight versions."""
+"""The change by each kind of instruction of a count: of microbatches kept whole, of those whose input is kept, of those
+that wait for p2, and of weight versions."""

@@ -1,10 +1,10 @@
-"""In transit: what a stage's messages take in memory after each instruction of its stream, in counts.
+"""In transit: the memory of a stage's messages after each instruction of its stream, in counts.
 
-The rules are those of the runtime's channels, of which each worker of a neighbouring stage has its own. An output is
-held until its microbatch's gradient comes, which says that all outputs sent there before have arrived, too. A gradient
-is held until as many later ones have been sent there as that worker has microbatches in flight. Beside the messages
-that microbatches hold there is, for every channel, memory for those whose receives are posted ahead, and for one more,
-once one has been released.
+The rules are those of the runtime's channels, one for each worker of a neighbouring stage. An output is held until its
+microbatch's gradient comes, which shows that all earlier outputs to this worker have arrived, too. A gradient is held
+until as many later ones have been sent to this worker as it has microbatches in flight. In addition to the messages
+that microbatches hold, every channel has memory for receives posted ahead and, once a message has been released, for
+one more.
 """
 
 from collections import Counter
@@ -34,10 +34,10 @@ Size = TypeVar("Size", int, float, FloatArray)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InTransit:
-    """Messages, and memory for messages, beside what microbatches in flight keep (`footprint.Held`).
+    """Messages, and memory for messages, without those that microbatches in flight keep (`footprint.Held`).
 
-    `inputs` are as large as the stage's input, `outputs` as its output. `kept_outputs` are those of the outputs that
-    belong to microbatches kept whole.
+    `inputs` have the size of the stage's input, `outputs` that of its output. `kept_outputs` are the outputs of
+    microbatches kept whole.
     """
 
     inputs: int = 0
@@ -45,16 +45,16 @@ class InTransit:
     kept_outputs: int = 0
 
     def bytes(self, input_bytes: Size, output_bytes: Size, kept_output_bytes: Size) -> Size:
-        """The bytes of all of it: what a message costs is said here alone.
+        """The bytes of all messages: the only definition of a message's cost.
 
-        A stage's input and output, and the part of its output that its activations have
-        (`Measurement.kept_output_bytes`). Each is 0 where nothing is received or sent.
+        The arguments are a stage's input and output, and the part of its output among its activations
+        (`Measurement.kept_output_bytes`), each 0 where nothing is received or sent.
         """
         return self.inputs * input_bytes + self.outputs * output_bytes - self.kept_outputs * kept_output_bytes
 
 
 def most_in_flight(instructions: Sequence[Instruction], peer: int) -> int:
-    """The most microbatches of a stage's stream that its worker has sent on to a peer, and has no gradient of yet."""
+    """The maximum number of microbatches that a stage's worker has sent to a peer and has no gradient of yet."""
     for_peer = {each.microbatch for each in instructions if isinstance(each, SendActivation) and each.peer == peer}
     now = most = 0
     for instruction in instructions:
@@ -84,9 +84,9 @@ def windows(program: Program, stream: Stream) -> dict[int, int]:
 def in_transit(
     instructions: Sequence[Instruction], *, windows: Mapping[int, int], recompute: bool, by_block: bool = False
 ) -> Iterator[InTransit]:
-    """What is in transit after each instruction of one stage's stream, which lists its transfers.
+    """The messages in transit after each instruction of one stage's stream, which lists its transfers.
 
-    `windows` are those of the stage's program. For a backward by block it is what is in transit while that runs.
+    `windows` are those of the stage's program. For a backward by block, the messages are those while it runs.
     """
     sources = {each.microbatch: each.peer for each in instructions if isinstance(each, RecvActivation)}
     targets = {each.microbatch: each.peer for each in instructions if isinstance(each, SendActivation)}
@@ -139,7 +139,7 @@ class _Inbox:
         self.held = 0
 
     def take(self) -> None:
-        """A message has come. The receives of the next ones are posted, into memory that is free or new."""
+        """Takes a message, and posts the next receives into free or new memory."""
         self._left -= 1
         self.held += 1
         more = min(self._left, RECEIVES_AHEAD) - max(self._posted - 1, 0)
@@ -147,7 +147,7 @@ class _Inbox:
         self._free = max(self._free - more, 0)
 
     def release(self) -> None:
-        """Its microbatch needs it no longer."""
+        """Releases a message that its microbatch no longer needs."""
         if self.held:
             self.held, self._free = self.held - 1, 1
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeAlias, get_args
 
 KEPT = 2**15
-"""How many instructions of each kind are kept for other streams: making one takes seven times as long as finding it."""
+"""Upper bound on the cached instructions of each kind: making one takes seven times as long as finding it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class SendActivation:
 
 @dataclass(frozen=True, slots=True)
 class RecvActivation:
-    """Waits for the stage's input from the stage before."""
+    """Waits for the stage's input from the previous stage."""
 
     microbatch: int
     peer: int

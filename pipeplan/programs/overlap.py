@@ -32,7 +32,7 @@ from pipeplan.programs.program import Program
 _ON_A_VERSION = (Forward, Recompute, Backward, BackwardInput, BackwardWeight)
 _BACKWARD = (Backward, BackwardInput, BackwardWeight)
 _BEFORE_WORK = (RecvActivation, RecvGradient, Recompute, ReduceGradients, Update, Checkpoint)
-"""What may stand between two pieces of work: an update belongs in front of all that prepares the next one."""
+"""The instructions that prepare a computation: an update goes before them."""
 
 
 def overlap_exchanges(program: Program) -> Program:
@@ -59,7 +59,7 @@ def _overlapping(rank: int, instructions: Sequence[Instruction]) -> tuple[Instru
     exchanges = [(index, one) for index in places if isinstance(one := instructions[index], ReduceGradients)]
     for index, exchange in reversed(exchanges):
         # A worker's own gradients begin with the backward that completes them. Those of others are expected from its
-        # own last update on: then none of theirs are under way.
+        # own last update on: at that point none of theirs are in transit.
         before = ((i, instructions[i]) for i in range(index - 1, -1, -1))
         if exchange.source in (None, rank):
             beginning = next(i for i, one in before if isinstance(one, _BACKWARD) and one.chunk == exchange.chunk)

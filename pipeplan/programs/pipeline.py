@@ -98,7 +98,7 @@ class Pipeline:
         return (microbatch - 1) // self.batch_microbatches
 
     def in_flight_limit(self, stage: int) -> int:
-        """How many microbatches a worker of the stage has in flight under 1F1B: ceil(workers from here on / replicas).
+        """A worker's microbatches in flight under 1F1B: ceil(workers from this stage on / replicas).
 
         That is depth - stage in a straight pipeline and NOAM on the input stage (PipeDream 2018, section 3.3).
         """

@@ -78,7 +78,7 @@ def checkpoint(
 
 
 def settled_batches(pipeline: Pipeline) -> int:
-    """How many batches fill the pipeline; as many at the end drain it. All batches between them are alike.
+    """The number of batches that fill the pipeline; as many at the end drain it. All batches between them are equal.
 
     The pipeline is full when as many microbatches have begun as the stage with most of them, all its replicas together,
     has in flight. Under PipeDream these microbatches run on version 0; under 2BW the first two batches do.
@@ -93,9 +93,9 @@ def short_batches(pipeline: Pipeline) -> int:
 
 
 def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Program:
-    """The program of so many batches, from a short one of `short_batches` batches without checkpoints.
+    """The program of `batches` batches, from a short one of `short_batches` batches without checkpoints.
 
-    It equals, instruction by instruction, what `build` and the passes make of that many batches.
+    It equals, instruction by instruction, the result of `build` and the passes for as many batches.
     """
     pipeline = replace(short.pipeline, batches=batches)
     streams = []
@@ -123,7 +123,7 @@ def repeat(short: Program, *, batches: int, checkpoint_every: int = 0) -> Progra
 
 
 def brief(program: Program) -> Program:
-    """A program of few batches that shows everything that happens in this one: itself, unless its batches repeat."""
+    """A program of few batches that represents this one: itself, unless its batches repeat."""
     batches = min(program.pipeline.batches, short_batches(program.pipeline))
     if not any(isinstance(stream.instructions, Repeating) for stream in program.streams):
         return program

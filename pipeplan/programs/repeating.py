@@ -1,4 +1,4 @@
-"""Repeating: the stream of a run of any length, from a few batches that are kept.
+"""Repeating: the stream of a run of any length, from a few stored batches.
 
 From the moment when the pipeline has filled until it drains, every batch equals the one before, except that the numbers
 of its microbatches and weight versions are those of the next batch. This holds for all schedules, with a flush or
@@ -8,7 +8,7 @@ microbatch with its place in the next batch.
 batch          0    1    2    3    4    ...   n-3       n-2  n-1
 taken from     0    1    2    2    2          2         3    4     (of 5 batches, of which the third is repeated)
 
-Such a stream is still a sequence: an instruction is made when a reader asks for it.
+Such a stream is still a sequence: an instruction is made on access.
 """
 
 from bisect import bisect_right
@@ -60,7 +60,7 @@ class Repeating(Sequence[Instruction]):
         self._drain = settled + 1 + self._left_out
         self._before = (0, *accumulate(map(len, blocks)))
 
-        # Most instructions hold numbers alone: making them of these is several times as fast as `_later`.
+        # Most instructions hold only numbers: making them of these is several times as fast as `_later`.
         rows: list[_Row] = []
         for instruction in blocks[settled]:
             later = self._later(instruction, 1)
@@ -71,21 +71,21 @@ class Repeating(Sequence[Instruction]):
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The short run's instructions, without checkpoints: a law that they keep in every batch holds here."""
+        """The short run's instructions, without checkpoints: they keep every law that holds in all batches."""
         return self._blocks
 
     @property
     def settled(self) -> int:
-        """How many batches fill the pipeline."""
+        """The number of batches that fill the pipeline."""
         return self._settled
 
     @property
     def horizon(self) -> int:
-        """Fewer instructions than these lie between two that need the same weight version."""
+        """Upper bound on the distance of two instructions that need the same weight version."""
         return self._before[-1] + self._checkpoints * len(self._blocks)
 
     def counts(self) -> Iterator[tuple[Instruction, int]]:
-        """The stream's instructions except checkpoints, each with how often it comes with other numbers."""
+        """The stream's instructions except checkpoints, each with its number of repetitions."""
         for j, block in enumerate(self._blocks):
             yield from ((instruction, self._left_out + 1 if j == self._settled else 1) for instruction in block)
 
@@ -129,13 +129,13 @@ class Repeating(Sequence[Instruction]):
         return bisect_right(range(self._pipeline.batches), place, key=self.start) - 1
 
     def start(self, batch: int) -> int:
-        """How many instructions come before a batch of the run, counted from 0."""
+        """The number of instructions before a batch of the run, counted from 0."""
         repeated = min(max(batch - self._settled, 0), self._left_out)
         without = self._before[batch - repeated] + repeated * len(self._rows)
         return without + self._checkpoints * self._checkpoints_before(batch)
 
     def _checkpoints_before(self, batch: int) -> int:
-        """How many of the batches before end with checkpoints."""
+        """The number of earlier batches that end with checkpoints."""
         if not self._every:
             return 0
         first, last = self._pipeline.first_batch, self._pipeline.first_batch + batch
@@ -158,7 +158,7 @@ class Repeating(Sequence[Instruction]):
         return block
 
     def _later(self, instruction: Instruction, batches: int) -> Instruction:
-        """The instruction so many batches later."""
+        """The same instruction, `batches` batches later."""
         microbatches, versions = self._pipeline.batch_microbatches * batches, self._updates * batches
         made_of: Callable[..., Instruction] = type(instruction)
         values = []
@@ -186,7 +186,7 @@ def by_chunk(instructions: Sequence[Instruction], chunks: int) -> Sequence[Seque
 
 
 def counted(instructions: Sequence[Instruction]) -> Iterable[tuple[Instruction, int]]:
-    """Each instruction, and how often it occurs, whatever its numbers; without a repeating stream's checkpoints."""
+    """Each instruction and its count, with any numbers; without a repeating stream's checkpoints."""
     return instructions.counts() if isinstance(instructions, Repeating) else ((i, 1) for i in instructions)
 
 

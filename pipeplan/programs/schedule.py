@@ -1,4 +1,4 @@
-"""Schedule: what generates a worker's compute, and what all other code must know about it.
+"""Schedule: a generator of a worker's compute, with the laws that all other code reads.
 
 A schedule is a class with a name, a generator and laws. No other code compares schedules by name. The check tests
 streams by the laws, cost models count by them, and passes and planners read from them what is allowed. The schedules
@@ -16,10 +16,10 @@ from pipeplan.programs.instructions import Backward, BackwardWeight, Forward, In
 from pipeplan.programs.pipeline import Pipeline
 
 MOST_COUNTED = 2**14
-"""The microbatches of a batch up to which what a stage keeps is counted in its stream: some milliseconds a stage."""
+"""Upper bound on a batch's microbatches for counting a stage's memory in its stream: some milliseconds a stage."""
 
 UPDATES_LATE = "whose gradients are of older weights: it does not train as one process does"
-"""After a schedule, or a planner of such schedules, why it is no answer where `Options.synchronous` is on."""
+"""The reason, after the name of a schedule or planner, why `Options.synchronous` excludes it."""
 
 
 class Schedule(ABC):
@@ -31,7 +31,7 @@ class Schedule(ABC):
     """
 
     name: ClassVar[str]
-    """What plans, commands and the API call it: at most 32 characters."""
+    """Its name in plans, commands and the API: at most 32 characters."""
 
     source: ClassVar[str]
     """The paper and its section."""
@@ -47,8 +47,7 @@ class Schedule(ABC):
     - "batch": after all microbatches of a batch, on all stages and replicas together.
     - "minibatch": after one microbatch of each of the stage's replicas; stages may then have different numbers of
       replicas (PipeDream, which calls its undivided microbatches minibatches).
-    - "replica": after what one replica has computed of a batch, one replica after the other (asynchronous data
-      parallelism).
+    - "replica": after one replica's part of a batch, one replica after the other (asynchronous data parallelism).
     """
 
     vertical_sync: ClassVar[bool] = False
@@ -85,10 +84,10 @@ class Schedule(ABC):
     keeps_batch: ClassVar[bool] = False
     """Every stage keeps the whole batch in flight."""
 
-    # What is chosen for it where a user does not choose.
+    # Its defaults.
 
     recomputes: ClassVar[bool] = False
-    """Planners recompute all stages, unless they are asked not to."""
+    """Planners recompute all stages, unless the options forbid it."""
 
     minibatch_statistics: ClassVar[bool] = False
     """Batch norm tracks whole minibatches."""
@@ -107,12 +106,12 @@ class Schedule(ABC):
         """
 
     def versions_behind(self, pipeline: Pipeline, stage: int) -> int:
-        """How many updates behind the newest weights a stage may compute."""
+        """Upper bound on the updates by which a stage's weights lag behind the newest."""
         del pipeline, stage
         return 0
 
     def updates_late(self, pipeline: Pipeline) -> int:
-        """How many updates late a gradient is at most: of the updates before its own, its weights lack so many.
+        """Upper bound on a gradient's lateness: the number of updates before its own that its weights lack.
 
         With 0 on all stages the updates are those of one process that trains on the same batches. Zero with a flush:
         `programs.check` refuses anything else. Otherwise counted in the streams of a few batches, by the version that
@@ -127,7 +126,7 @@ class Schedule(ABC):
     def synchronous(self) -> bool:
         """Whether no gradient is late on two stages, or two replicas of a single one: planners leave others out.
 
-        Yes where that cannot be counted; a plan is looked at again.
+        Yes where that cannot be counted; the plan is then checked.
         """
         stages = 1 if self.single_stage else 2
         try:
@@ -146,7 +145,7 @@ class Schedule(ABC):
                 return pipeline.replicas[stage]
 
     def in_flight(self, *, depth: int, stage: int, microbatches: int) -> int:
-        """Microbatches that a stage keeps at most, from forward to the whole backward; all stages have equal replicas.
+        """Upper bound on a stage's microbatches, from forward to the whole backward; all stages have equal replicas.
 
         Counted in the stream, unless the schedule has a formula. Raises InvalidInputError for a batch that is too long
         to be counted.
@@ -158,12 +157,12 @@ class Schedule(ABC):
     def takes(self, *, ranks: int, chunks: int, microbatches: int) -> bool:
         """Whether a batch of this many microbatches runs on this many ranks with this many stages each.
 
-        Planners ask this of `chunked` schedules; `compute` raises if the answer is no.
+        Planners call this for `chunked` schedules; `compute` raises if the answer is no.
         """
         return not self.microbatch_a_stage or microbatches >= ranks * chunks
 
     def idle_steps(self, *, ranks: int, chunks: int) -> float:
-        """How long a rank idles in a batch if all stages are alike, in steps; a step is its seconds for one microbatch.
+        """A rank's idle time in a batch with equal stages, in steps; a step is its seconds for one microbatch.
 
         Planners count it for schedules with a flush that are `chunked`.
         """
@@ -179,9 +178,9 @@ class Schedule(ABC):
         return 1 if self.flushes else held
 
     def gathers_beside(self, *, held: int, microbatches: int) -> bool:
-        """Whether gradients may be there while a stage keeps `held` microbatches, as many as it ever does.
+        """Whether a stage may have gradients while it keeps `held` microbatches, its maximum.
 
-        No, where it keeps as many only before the first backward after an update.
+        No, where it reaches the maximum only before the first backward after an update.
         """
         del held, microbatches
         return True
@@ -205,7 +204,7 @@ class Schedule(ABC):
 
 @lru_cache(maxsize=4096)
 def _counted(schedule: Schedule, depth: int, stage: int, microbatches: int) -> int:
-    """The most that a stage holds in a stream of a few batches: enough to fill a pipeline that never empties."""
+    """A stage's maximum in a stream of a few batches: enough to fill a pipeline that never empties."""
     batches = 1 if schedule.flushes else 2 - (-depth // microbatches)
     pipeline = Pipeline(replicas=(1,) * depth, microbatches=microbatches, batches=batches)
     held, most = set[int](), 0
@@ -223,7 +222,7 @@ def _counted(schedule: Schedule, depth: int, stage: int, microbatches: int) -> i
 
 @lru_cache(maxsize=4096)
 def _counted_late(schedule: Schedule, replicas: tuple[int, ...], microbatches: int, chunks: int, v_shaped: bool) -> int:
-    """The most updates that a forward's version lacks of those before the one that its gradient is part of."""
+    """The maximum number of updates, before that of its gradient, that a forward's version lacks."""
     batches = 2 + 2 * -(-sum(replicas) // microbatches)
     pipeline = Pipeline(replicas=replicas, microbatches=microbatches, batches=batches, chunks=chunks, v_shaped=v_shaped)
     late = 0

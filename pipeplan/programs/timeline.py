@@ -19,7 +19,7 @@ from pipeplan.programs.instructions import Instruction, Update, is_compute
 class TimelineEvent:
     """One instruction's execution, [start_s, end_s), and the bytes held once it was done; None: unknown.
 
-    For a backward that recomputes by block, the bytes are the most that is held while it runs.
+    For a backward that recomputes by block, the bytes are the peak while it runs.
     """
 
     instruction: Instruction
@@ -74,7 +74,7 @@ class Lane:
 
     @property
     def peak_memory_bytes(self) -> int:
-        """The most that was held after any instruction. Raises ValueError where it is unknown."""
+        """The peak of the bytes held after an instruction. Raises ValueError where it is unknown."""
         if self.instructions and not self.memory_bytes:
             raise ValueError("the bytes that this worker held are unknown")
         return max(self.memory_bytes, default=0)
@@ -135,8 +135,8 @@ def batch_s(timeline: Timeline) -> float:
 def steady_batch_s(ends_s: Sequence[float], period: int) -> float:
     """The mean time between two batches' ends (`batch_ends_s`), of a play of four batches at least.
 
-    Batches may take more and less time in turn; the median would be one of these times. They may repeat after `period`
-    batches: the mean is over that many or a multiple of it, if there are as many. The batches that fill the pipeline
+    Batches may alternate between long and short; the median would be one of these times. They may repeat after `period`
+    batches: the mean is over a multiple of it, if there are as many. The batches that fill the pipeline
     (the first one and the first eighth) and those that drain it (the last two and the last eighth) are left out.
     """
     last = len(ends_s) - 1 - max(len(ends_s) // 8, 2)
@@ -148,8 +148,8 @@ def steady_batch_s(ends_s: Sequence[float], period: int) -> float:
 def flushed_batch_s(ends_s: Sequence[float]) -> float:
     """The time between the ends of the first two batches (`batch_ends_s`), of a schedule with a flush.
 
-    The pipeline is empty between batches, so all are alike but the first and, where exchanges run beside the compute,
-    the last of three or more. If exchanges do not, two batches are enough.
+    The pipeline is empty between batches, so all are equal but the first and, where exchanges overlap the compute, the
+    last of three or more. If exchanges do not overlap, two batches are enough.
     """
     first_s, second_s, *_ = ends_s
     return second_s - first_s
@@ -204,7 +204,7 @@ class Summary:
 
 
 def summarise(timeline: Timeline) -> Summary:
-    """What a timeline came to."""
+    """A timeline's totals."""
     lanes = (
         LaneSummary(
             rank=lane.rank,

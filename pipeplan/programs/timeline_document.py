@@ -45,7 +45,7 @@ class LaneDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineDocument:
-    """All workers' lanes, by rank, and the number and size of the batches: a `Timeline` as it is kept and sent."""
+    """All workers' lanes, by rank, and the number and size of the batches: a `Timeline` in its stored form."""
 
     lanes: tuple[LaneDocument, ...]
     batch_size: int

@@ -66,7 +66,7 @@ class TrainingOptions:
       others.
     - With `autocast` the blocks of a float32 plan compute in that type, by default in the plan's own.
     - `loss_scale` is where a dynamic scale of the loss begins, by default torch's own for float16, and none for others.
-    - `checkpoint_every` so many steps a checkpoint is written; 0: never.
+    - `checkpoint_every`: the number of steps from one checkpoint to the next; 0: never.
     - `concatenate`: with a split backward (2BP), weight gradients of several microbatches are computed as one product.
     """
 

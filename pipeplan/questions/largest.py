@@ -51,7 +51,7 @@ def inner_blocks(profile: Profile) -> range:
 
 
 def repeated(profile: Profile, inner: range, times: int) -> Profile:
-    """The profile with its inner blocks repeated so many times, one round after another."""
+    """The profile with its inner blocks repeated `times` times, one round after another."""
     blocks = profile.blocks
     first, last = blocks[: inner.start], blocks[inner.stop :]
     rounds = [

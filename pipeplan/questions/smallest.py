@@ -33,7 +33,7 @@ def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def sub_cluster(cluster: Cluster, devices: int) -> Cluster:
-    """The sub-cluster with so many devices. Raises InvalidInputError if there is none."""
+    """The sub-cluster with `devices` devices. Raises InvalidInputError if there is none."""
     sizes = []
     for smaller in sub_clusters(cluster):
         if smaller.devices == devices:

@@ -1,8 +1,8 @@
 """DualPipeV: DeepSeek's DualPipe (DeepSeek-V3 Technical Report, 2024, section 3.2.1), cut in half by Sea AI Lab (2025).
 
 In DualPipe microbatches come from both ends of a pipeline that holds the model twice. Cut in half, p ranks hold it
-once, in a V: rank r has the stages r and 2p - 1 - r. In the middle of a batch a forward of one stage goes with a
-backward of the other: what one of them sends is on its way during the other.
+once, in a V: rank r has the stages r and 2p - 1 - r. In the middle of a batch a forward of one stage is paired with a
+backward of the other: the messages of one are in transit during the other.
 
 rank 0   F1 F2 F3   F1.1 I1.1 W1.1 F2.1 F4 I2.1 W2.1 F3.1 I1 W1 I3.1 W3.1 F4.1 I2 W2 I4.1 W4.1 I3 W3 I4 W4 U1 U1.1
 rank 1      F1 F1.1 F2 F2.1 F3 I1.1 W1.1 F3.1 I1 W1 F4 I2.1 W2.1 F4.1 I2 W2 I3.1 W3.1 I3 W3 I4.1 I4 W4.1 W4 U1 U1.1
@@ -19,7 +19,7 @@ from pipeplan.schedules.v_turns import F0, F1, I0, I1, W0, W1, Turn, batch_in_tu
 
 
 class DualPipeV(Schedule):
-    """Forwards of one stage beside backwards of the other, on ranks with two stages in a V."""
+    """Forwards of one stage paired with backwards of the other, on ranks with two stages in a V."""
 
     name = "dual-pipe-v"
     source = "DeepSeek-V3 Technical Report, 2024, section 3.2.1, cut in half"

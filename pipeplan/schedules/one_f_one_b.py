@@ -16,7 +16,7 @@ from pipeplan.programs.schedule import Schedule
 T = TypeVar("T")
 
 Block: TypeAlias = tuple[Instruction, ...]
-"""What a stage does of a microbatch at a time: instructions that stand together."""
+"""A stage's consecutive instructions of a microbatch."""
 
 
 class OneFOneB(Schedule):
@@ -63,7 +63,7 @@ def alternate(numbers: Sequence[int], in_flight: int) -> Iterator[tuple[int, boo
 
 
 def alternating(forwards: Sequence[T], backwards: Sequence[T], in_flight: int) -> list[T]:
-    """The same order of what microbatches do, forwards and backwards: much faster than one microbatch at a time."""
+    """The same order of given forwards and backwards: much faster than one microbatch at a time."""
     steady = max(len(forwards) - in_flight, 0)
     one_by_one = woven(backwards[:steady], forwards[in_flight:])
     return [*forwards[:in_flight], *one_by_one, *backwards[steady:]]

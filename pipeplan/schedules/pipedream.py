@@ -21,7 +21,7 @@ from pipeplan.schedules.one_f_one_b import woven
 
 
 class PipeDream(Schedule):
-    """1F1B without a flush, an update after every minibatch, weights stashed for what is in flight."""
+    """1F1B without a flush, an update after every minibatch, weights stashed for the minibatches in flight."""
 
     name = "pipedream"
     source = "PipeDream 2018, sections 3.3 and 3.4"
@@ -107,7 +107,7 @@ def _newest_versions(pipeline: Pipeline, stage: int, numbers: range) -> list[int
 
 
 def _made_before(numbers: range, replicas: int) -> Iterable[int]:
-    """How many versions the minibatches before each one make on a stage of so many replicas."""
+    """The number of versions that the minibatches before each one make on a stage of `replicas` replicas."""
     if numbers.step == replicas:  # those of one replica
         first = (numbers.start - 1) // replicas
         return range(first, first + len(numbers))

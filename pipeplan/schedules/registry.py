@@ -1,4 +1,4 @@
-"""Registry: all schedules by name, and the program that one makes for a pipeline.
+"""Registry: all schedules by name, and the program of a schedule for a pipeline.
 
 Pipeline and placement in, one stream per worker out.
 """
@@ -78,7 +78,7 @@ BUILT_IN = tuple(_KNOWN)
 def schedule_named(name: str) -> Schedule:
     """The schedule of this name: ours, a registered one, or one of an installed package.
 
-    Raises InvalidInputError for an unknown name. All code that plays, prices, plans or runs a schedule asks here.
+    Raises InvalidInputError for an unknown name. All code that plays, prices, plans or runs a schedule calls this.
     """
     known = _KNOWN.get(name)
     if known is not None:

@@ -58,7 +58,7 @@ class TwoBW(Schedule):
         return 2
 
     def keeps_versions(self, replicas: Sequence[int], stage: int) -> bool:
-        """If others are in flight.
+        """If other microbatches are in flight.
 
         With several replicas, the update is delayed until only those need the old version.
         """

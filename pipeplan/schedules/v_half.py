@@ -1,17 +1,17 @@
 """V-Half (Qi et al., Pipeline Parallelism with Controllable Memory, 2024): two stages a rank, half of 1F1B's memory.
 
-A microbatch's work, laid out over all ranks, is a building block: that of the next one is laid out 6 slots later, as
-many as a rank has work for a microbatch. A rank keeps activations from the forward to the gradients of the weights. In
-this block microbatches come to the last rank at half speed and go back to the first one at full speed, forward and
-backward. So what a rank keeps for longer of the one stage it keeps for shorter of the other. With 3 ranks:
+A microbatch's work, laid out over all ranks, is a building block. The next one's begins 6 slots later, the slots that a
+rank needs for a microbatch. A rank keeps activations from the forward to the gradients of the weights. In this block
+microbatches come to the last rank at half speed and go back to the first one at full speed, forward and backward. So a
+rank that keeps one stage's activations for longer keeps the other's for shorter. With 3 ranks:
 
 rank 0   F                           F.1 I.1                             I
 rank 1           F               F.1             I.1                 I
 rank 2                   F   F.1                         I.1     I
 
 A rank does this work in this order, each piece as soon as it can, and the weights' gradients wherever it would wait, or
-may keep no more. The paper lays these out too, in the slots that are left, then squeezes the whole together and
-reorders its beginning and its end.
+has reached its memory limit. The paper lays these out too, in the remaining slots, then compacts the whole and reorders
+its beginning and its end.
 """
 
 from collections import Counter, deque
@@ -29,7 +29,7 @@ _Work: TypeAlias = tuple[type[object], int]
 """A kind of work and its stage."""
 
 _KEPT = {Forward: 1, BackwardInput: 0, BackwardWeight: -1}
-"""By how many microbatches of a stage a piece of work changes what a rank keeps."""
+"""The change of a rank's kept microbatches of a stage by a piece of work."""
 
 
 class VHalf(Schedule):
@@ -98,7 +98,7 @@ def _stage(ranks: int, rank: int, chunk: int) -> int:
 
 
 def _before(ranks: int, kind: type[object], stage: int) -> _Work | None:
-    """What must be done for a microbatch before this; nothing before its first forward."""
+    """The work that precedes this for a microbatch; None before its first forward."""
     last = 2 * ranks - 1
     if kind is Forward:
         return (Forward, stage - 1) if stage > 0 else None

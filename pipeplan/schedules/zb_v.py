@@ -47,7 +47,7 @@ class ZBV(Schedule):
 def _turns(ranks: int, rank: int, microbatches: int) -> Iterator[Turn]:
     """The order of at least 2 ranks - 1 microbatches; with fewer the last turns of each kind are empty."""
     before_end = ranks - rank
-    # Fill: forwards on the way there, on both ways, and, once they come back, the first backwards.
+    # Fill: forwards of the first stages, of both and, once they return, the first backwards.
     yield from [F0] * (2 * before_end - 1)
     yield from [F1, F0] * rank
     yield from [F1, I1, W1] * before_end

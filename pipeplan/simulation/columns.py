@@ -1,4 +1,4 @@
-"""Columns: a program's streams in the form in which the engine (`play`) plays them.
+"""Columns: a program's streams as input of the engine (`play`).
 
 A column has one step for each instruction: its own seconds, and the workers that it waits for. Two workers meet at an
 edge (a send and its receive). Several meet at an exchange.
@@ -14,7 +14,7 @@ from pipeplan.simulation.network import Route
 
 
 class Meet(Enum):
-    """How a worker meets several others at an instruction."""
+    """The kinds of meetings of a worker with several others at an instruction."""
 
     EXCHANGE = "waits for all members of an exchange, and for its end"
     AWAIT = "waits for an exchange that was begun earlier"
@@ -70,7 +70,7 @@ class Edge:
     awaited: bool = False
 
     def look_around(self, routed: Mapping[int, "Edge"], least_s: Sequence[float]) -> None:
-        """Finds out what may share its ports: nothing ever, or only tensors that are sent after it has arrived.
+        """Determines the sharing of its ports: never, or only with tensors that are sent after it has arrived.
 
         `routed` are the edges by the numbers of their routes; `least_s` is, by rank, the least compute of a step that
         sends.
@@ -88,9 +88,9 @@ class Edge:
                     edge.watched = True
 
     def passes_alone(self, busy: int, now_s: float, ready: deque[int]) -> bool:
-        """Hands over a tensor that starts now, if nothing else is on its ports until it has arrived.
+        """Delivers a tensor that starts now, if its ports carry no other until it has arrived.
 
-        All workers wait or are `ready` to go on; `busy` is the set of routes that carry something.
+        All workers wait or are `ready` to continue; `busy` is the set of routes that carry a transfer.
         """
         self.asked_s.popleft()
         if not self.beside or busy & self.around:
@@ -108,7 +108,7 @@ class Edge:
 
 @dataclass(slots=True, eq=False)
 class ExchangeLine:
-    """A stage's exchanges: one is under way on the route, and others wait for its end."""
+    """A stage's exchanges: one is in transit on the route, and others wait for its end."""
 
     route: Route
     busy: bool = False
@@ -117,10 +117,10 @@ class ExchangeLine:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """An exchange among replicas or among stages: how many workers are still missing, and when the last one arrived.
+    """An exchange among replicas or among stages: the number of missing workers, and when the last one arrived.
 
     It takes `inside_s` within units of devices, then `seconds` on its line's route, or without one. `tail_s` is the
-    rest of an exchange beside a backward, once that backward has ended.
+    rest of an exchange that overlaps a backward, once that backward has ended.
     """
 
     number: int
@@ -136,13 +136,13 @@ class Exchange:
 
     @property
     def alone_s(self) -> float:
-        """How long it takes if nothing else is in transit."""
+        """Seconds of the exchange without other traffic."""
         return self.inside_s + self.seconds
 
 
 Step: TypeAlias = tuple[Edge | None, float, Meet | None, Edge | None]
-"""A worker's unit of work: it receives from an edge, computes for so many seconds, during which it may meet the members
-of an exchange, and sends on an edge. Many instructions share a step.
+"""A worker's unit of work: receives from an edge, computes for some seconds, in which it may meet the members of an
+exchange, and sends on an edge. Many instructions share a step.
 """
 
 

@@ -1,7 +1,7 @@
-"""Compile: a program's streams as columns, the form in which the engine (`play`) plays them.
+"""Compile: a program's streams as columns, the input of the engine (`play`).
 
-Streams may list their transfers, or leave them to be `implied` by their compute (`programs.communicate`): the columns
-are the same, and take a third of the time to make.
+Streams may list their transfers, or leave them `implied` by their compute (`programs.communicate`): the columns are the
+same, and take a third of the time to make.
 """
 
 from collections.abc import Sequence
@@ -210,7 +210,7 @@ class Compiler:
         return [pipeline.stage_of(stream.stage, chunk) for chunk in range(pipeline.chunks)]
 
     def _seconds(self, stream: Stream) -> list[dict[type[Instruction], float]]:
-        """The seconds of the kinds of instructions that wait for nobody, by chunk."""
+        """The seconds of the kinds of instructions that do not wait, by chunk."""
         pipeline = self._program.pipeline
         stages = self._stages(stream)
         every = [self._costs[stage] for stage in stages]

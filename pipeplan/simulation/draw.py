@@ -15,10 +15,10 @@ _Shown = tuple[str, float, float]
 
 
 def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> str:
-    """The picture of [0, until_s) in so many columns; without `until_s` every event is as wide as its name.
+    """The picture of [0, until_s) in `columns` columns; without `until_s` every event is as wide as its name.
 
-    Everything beyond the last column is left out; "..." marks this. Compute and updates that take time are shown, by
-    their text form without the weight version.
+    Events beyond the last column are left out; "..." marks this. Compute and updates that take time are shown, by their
+    text form without the weight version.
     """
     rows: list[list[_Shown]] = []
     for lane in timeline.lanes:
@@ -45,7 +45,7 @@ def draw(timeline: Timeline, *, columns: int, until_s: float | None = None) -> s
 
 
 def _row(events: Sequence[_Shown], scale: float, columns: int) -> str:
-    """The events at so many columns a second. A name is extended to its event's end, and a blank follows it."""
+    """The events at `scale` columns a second. A name is extended to its event's end, and a blank follows it."""
     row = ""
     for name, start_s, end_s in events:
         start, stop = round(start_s * scale), round(end_s * scale)

@@ -20,27 +20,27 @@ _ROUNDING = 1e-12
 """A port counts as full within this share of its bandwidth."""
 
 _MOST_SETS = 20_000
-"""How many sets of routes are remembered with their shares."""
+"""Upper bound on the cached sets of routes with their shares."""
 
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A way through ports, and the transfers on it."""
+    """A path through ports, and the transfers on it."""
 
     number: int
     share: float = 1.0
     """The share of a port's bandwidth that a transfer takes at full speed."""
 
     ports: tuple[tuple[int, float], ...] = ()
-    """The ports that it passes, each with the number of equal transfers side by side for which the route stands;
-    1/k if a device carries one k-th of it.
+    """The ports that it passes, each with the number of equal parallel transfers that the route represents; 1/k if a
+    device carries one k-th of it.
     """
 
     carried: object | None = None
     """The transfer on the route."""
 
     waiting: deque[tuple[object, float]] = field(default_factory=deque)
-    """The transfers that follow it."""
+    """The queued transfers."""
 
     near: int = 0
     """The set of the other routes through these ports."""
@@ -52,7 +52,7 @@ class Route:
     """The speed of the transfer on the route."""
 
     left_s: float = 0.0
-    """What is left of it, in seconds at full speed."""
+    """The rest of it, in seconds at full speed."""
 
     since_s: float = 0.0
     stamp: int = 0
@@ -70,8 +70,8 @@ class Route:
 class Network:
     """Carries transfers on routes, numbered from 0. Time moves forward from call to call.
 
-    `ends` is a heap of when transfers arrive. Its first is the next to arrive; others may have changed since. The last
-    is never reached. `busy` is the set of routes that carry a transfer.
+    `ends` is a heap of arrival times. The first is the next arrival; others may be out of date. The last is never
+    reached. `busy` is the set of routes that carry a transfer.
     """
 
     def __init__(self, routes: Sequence[Route], ports: int) -> None:
@@ -90,7 +90,7 @@ class Network:
                 route.near |= through[port] & ~route.bit
 
     def start(self, route: Route, thing: object, seconds: float, now_s: float) -> None:
-        """Puts a transfer that takes so many seconds at full speed on a route, or in the route's queue."""
+        """Puts a transfer that takes `seconds` at full speed on a route, or in the route's queue."""
         if route.carried is not None:
             route.waiting.append((thing, seconds))
             return
@@ -191,7 +191,7 @@ def _next_full(room: Mapping[int, float], crowd: Mapping[int, float], most: floa
     """The rate up to which all growing routes can grow: `most`, or until a port is full; and the ports that are then
     full.
 
-    `room` is the remaining share of each port, `crowd` how many growing routes pass it.
+    `room` is the remaining share of each port, `crowd` the number of growing routes that pass it.
     """
     filled = {port: room[port] / count for port, count in crowd.items() if count > _ROUNDING}
     level = min([most, *filled.values()])

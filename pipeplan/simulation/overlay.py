@@ -42,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDifference:
-    """A kind of instruction on a stage: how often it ran, its median durations, and the total seconds."""
+    """A kind of instruction on a stage: its number of runs, its median durations, and the total seconds."""
 
     stage: int
     kind: str
@@ -53,7 +53,7 @@ class StageDifference:
 
 
 def overlaid(predicted: Timeline, measured: Timeline, batches: int) -> tuple[Timeline, Timeline]:
-    """The last batches of both timelines, at most so many and one at least, each from 0 on.
+    """The last batches of both timelines, at least one and at most `batches`, each from 0 on.
 
     `measured` may be the end of a longer timeline; only whole batches are taken from it, if it has one.
     """
@@ -79,7 +79,7 @@ def _updates(lane: Lane) -> list[int]:
 
 
 def _tail(timeline: Timeline, a_batch: Sequence[int], batches: int) -> Timeline:
-    """The last batches, from 0 on; `a_batch` is how many updates each lane has in a batch."""
+    """The last batches, from 0 on; `a_batch` is the number of updates that each lane has in a batch."""
     lanes = [_cut(lane, batches * each) for lane, each in zip(timeline.lanes, a_batch, strict=True)]
     origin_s = min((lane.start_s[0] for lane in lanes if lane.start_s), default=0.0)
     shifted = tuple(
@@ -94,7 +94,7 @@ def _tail(timeline: Timeline, a_batch: Sequence[int], batches: int) -> Timeline:
 
 
 def _cut(lane: Lane, kept: int) -> Lane:
-    """The part after the update before the last so many; from the start if there is none."""
+    """The part that holds the last `kept` updates, after the one before them; the whole lane if there is none."""
     updates, stop = _updates(lane), len(lane.instructions)
     start = updates[-kept - 1] + 1 if kept < len(updates) else 0
     while stop > start and isinstance(lane.instructions[stop - 1], Checkpoint):

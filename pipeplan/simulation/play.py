@@ -2,7 +2,7 @@
 
 Every worker executes its stream in order. A send passes its tensor to the link and does not wait. A receive waits for
 the arrival. A gradient exchange waits for all replicas, and an exchange among stages waits for all of these. An
-exchange that was begun earlier runs beside its workers' other work, on a separate link. The runtime does the same: its
+exchange that was begun earlier overlaps its workers' other work, on a separate link. The runtime does the same: its
 timeline holds the same instructions.
 
 Network levels have ports, and a level's bandwidth is that of its ports. A transfer across a level leaves one unit of
@@ -12,8 +12,8 @@ share it (`network`). An exchange passes the ports of every unit once. If the co
 and direction has a separate link, as in the papers' pictures.
 
 The engine plays columns (`compile`). Every worker runs ahead as far as it can. When all workers wait, the network's
-time advances to its next event; no later send can start before that event. A worker that goes on then computes before
-it sends: a brief transfer that has its ports to itself arrives before that, and is no event.
+time advances to its next event; no later send can start before that event. A worker that continues computes before it
+sends: a brief transfer that has its ports to itself arrives before that, and is no event.
 """
 
 from array import array
@@ -106,7 +106,7 @@ class Engine:
         return f"rank {rank} waits at {format_instruction(instruction)}"
 
     def _worker(self, column: Column) -> Iterator[None]:
-        """Plays one worker: as far as it can go, and further each time that it is woken."""
+        """Plays one worker as far as it can go, and continues each time that it is woken."""
         rank, requests, wake = column.rank, self._requests, self._ready.append
         started, ended, now_s = self.start_s[rank].append, self.end_s[rank].append, 0.0
         for index, (receives, own_s, meet, sends) in enumerate(column.steps):
@@ -145,8 +145,8 @@ class Engine:
         """When the exchange ends; None while a replica is missing, or it waits for its ports."""
         exchange, meet = column.exchanges[index], column.steps[index][2]
         if meet is Meet.COMPLETE:
-            # The exchange began during this backward: only its tail is left. It takes its link in one piece, and ends
-            # when its parts would end, each of which waits for its gradient.
+            # The exchange began during this backward: only its tail remains. It occupies its link in one piece, and
+            # ends when its parts would end, each of which waits for its gradient.
             end_s = now_s + column.steps[index][1]
             exchange.missing -= 1
             exchange.reached_s = max(exchange.reached_s, now_s, end_s + exchange.tail_s - exchange.alone_s)
@@ -173,7 +173,7 @@ class Engine:
             heappush(self._requests, (exchange.reached_s, exchange.group, exchange.number, None))
 
     def _begin(self, exchange: Exchange, now_s: float) -> None:
-        """It is the exchange's turn on its route: it starts inside the units."""
+        """Starts the next exchange of a route, inside the units."""
         assert exchange.line is not None
         exchange.line.busy = True
         heappush(self._requests, (now_s + exchange.inside_s, (exchange.group[0], Handed.PART), exchange.number, None))
@@ -187,7 +187,7 @@ class Engine:
                 self._begin(exchange.line.waiting.popleft(), end_s)
 
     def _carry(self) -> bool:
-        """Advances the network until a worker may go on: transfers arrive, others start. Returns False if none can."""
+        """Advances the network until a worker may continue: transfers arrive, others start. False if none can."""
         network, requests, ready, ends = self._network, self._requests, self._ready, self._network.ends
         while not ready:
             now_s = ends[0][0] if ends[0][0] < requests[0][0] else requests[0][0]
@@ -214,7 +214,7 @@ class Engine:
         return True
 
     def _hand_on(self, exchange: Exchange, handed: Handed, now_s: float) -> None:
-        """Lets an exchange begin, wait for its turn, or go on between units."""
+        """Lets an exchange begin, queue, or continue between units."""
         line = exchange.line
         assert line is not None
         if handed is Handed.PART:
@@ -228,8 +228,8 @@ class Engine:
 def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]] = ()) -> Timeline:
     """The timeline of the program with these costs, one entry for every stage.
 
-    `devices` are the ranks' devices, if a rank is not on the device of its own number: several if it stands for
-    replicas that all do the same. Takes O(n) for n instructions if no ports are shared. Raises ScheduleError if the
+    `devices` are the ranks' devices, if a rank is not on the device of its own number: several if it represents
+    replicas with equal streams. Takes O(n) for n instructions if no ports are shared. Raises ScheduleError if the
     streams cannot all be played to their end.
     """
     engine = Engine(program, costs, devices)
@@ -253,7 +253,7 @@ def simulate(program: Program, costs: Sequence[StageCosts], devices: Sequence[Se
 
 
 def peak_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts], kinds: bytes) -> int:
-    """The most that the rank holds after any of its instructions (`held_bytes`), whose `kinds` are known."""
+    """The peak of a rank's bytes after its instructions (`held_bytes`), whose `kinds` are known."""
     pipeline, own = program.pipeline, costs[stream.stage]
     if pipeline.chunks == 1 and stream.instructions:
         recompute, by_block = (law(stream.stage) for law in (pipeline.recomputes, pipeline.recomputes_by_block))
@@ -266,7 +266,7 @@ def peak_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts], ki
 
 
 def held_bytes(program: Program, stream: Stream, costs: Sequence[StageCosts]) -> tuple[int, ...]:
-    """The bytes that the rank holds after each instruction, all its stages together (`programs.footprint`)."""
+    """A rank's bytes after each instruction, over all its stages (`programs.footprint`)."""
     parts, pipeline = program.stage_streams(stream), program.pipeline
     by_chunk, left_by_chunk = [], []
     for part in parts:

@@ -1,6 +1,6 @@
-"""Ports: which ports the routes of a program share. Ways between devices in, each way's ports out.
+"""Ports: the ports that a program's routes share. Paths between devices in, each path's ports out.
 
-A search plays the same ways many times, with other stages or batches, and finds their ports once.
+A search plays the same paths many times, with other stages or batches, and computes their ports once.
 """
 
 from collections import Counter, defaultdict
@@ -10,14 +10,14 @@ from functools import lru_cache
 from typing import TypeAlias
 
 _Port: TypeAlias = tuple[bool, int, int, bool]
-"""The direction (True: outwards), how many devices share the port, and the number of their unit; last, whether it is a
-device's own link to the port that so many devices share. Clusters have thousands, and plain tuples are made quickly.
+"""The direction (True: outwards), the number of devices that share the port, and the number of their unit; last,
+whether it is a device's own link to a shared port. Clusters have thousands, and plain tuples are made quickly.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The ways from each source device to the target at the same place; without a `target`, the ring of all sources.
+    """The paths from each source device to the target at the same index; without a `target`, the ring of all sources.
 
     `port_devices` share a port (0: there is none); each one's own link has a `share` of its bandwidth.
     """
@@ -29,7 +29,7 @@ class Way:
 
     @property
     def crosses(self) -> bool:
-        """Whether it leaves a unit of devices."""
+        """Whether the path leaves a unit of devices."""
         pairs = zip(self.source, self.target or (), strict=True)
         return any(a // self.port_devices != b // self.port_devices for a, b in pairs)
 
@@ -44,7 +44,7 @@ class Passed:
 
 @lru_cache(maxsize=64)
 def shared_ports(ways: tuple[Way, ...]) -> tuple[tuple[Passed, ...], int]:
-    """Each way's ports, and the number of all ports."""
+    """Each path's ports, and the total number of ports."""
     numbers: dict[_Port, int] = {}
     routes = []
     for way in ways:
@@ -56,7 +56,7 @@ def shared_ports(ways: tuple[Way, ...]) -> tuple[tuple[Passed, ...], int]:
 
 
 def _between(way: Way) -> Mapping[_Port, float]:
-    """The ports that a rank's transfers to another one pass, each with how many pass it side by side."""
+    """The ports that a rank's transfers to another one pass, each with the number of parallel transfers."""
     shared, pairs = way.port_devices, list(zip(way.source, way.target or (), strict=True))
     passed: dict[_Port, float] = defaultdict(float)
     for (out, into), count in Counter((a // shared, b // shared) for a, b in pairs).items():
@@ -74,7 +74,7 @@ def _between(way: Way) -> Mapping[_Port, float]:
 def _around(way: Way) -> tuple[float, Mapping[_Port, float]]:
     """The same for an exchange, after the share of a port that it takes.
 
-    A ring enters and leaves every unit once, however many replicas are in it. Each of these carries an equal share of
+    A ring enters and leaves every unit once, for any number of replicas in it. Each replica carries an equal share of
     it (`costs.collectives`).
     """
     shared, share, passed = way.port_devices, way.share, dict[_Port, float]()
@@ -90,7 +90,7 @@ def _around(way: Way) -> tuple[float, Mapping[_Port, float]]:
 
 
 def _without_spare_ports(routes: Sequence[Passed], ports: int) -> tuple[Passed, ...]:
-    """Keeps one of several ports that the same routes pass alike, and drops ports that are never full."""
+    """Keeps one of several ports with equal routes and loads, and drops ports that are never full."""
     alike, kinds, taken = [0] * ports, dict[tuple[int, int, float], int](), [0.0]
     for number, route in enumerate(routes):  # so far, the same routes pass all ports of a kind, and take so much
         for port, count in route.ports:

@@ -24,7 +24,7 @@ TIES_APART = (
     "updates every stage by itself, but stages of this plan share weights, which must be updated together: "
     "no run executes it"
 )
-"""After a schedule's name, why plans of models with tied weights are not answers of `auto`, and a warning of others."""
+"""The reason, after a schedule's name, against plans of models with tied weights in `auto`; a warning elsewhere."""
 
 
 def program_of(
@@ -64,13 +64,13 @@ def keeps_ties_apart(plan: Plan) -> bool:
 
 
 def updates_late(plan: Plan) -> int:
-    """How many updates late the plan's gradients are at most; with 0 it trains as one process does."""
+    """Upper bound on the lateness of the plan's gradients, in updates; with 0 it trains as one process does."""
     laws = schedule_named(plan.schedule)
     return laws.updates_late(replace(pipeline_of(plan, batches=1), v_shaped=laws.v_shaped))
 
 
 def with_exchanges(program: Program, plan: Plan) -> Program:
-    """The program with gradients exchanged as the plan's engine does: beside the compute, or after it."""
+    """The program with gradients exchanged as by the plan's engine: overlapping the compute, or after it."""
     return overlap_exchanges(program) if engine_named(plan.engine).overlaps else program
 
 
@@ -82,7 +82,7 @@ def long_program_of(
     checkpoint_every: int = 0,
     among_stages: AmongStages | None = None,
 ) -> Program:
-    """The same streams. For our own schedules only a few batches are kept, however many there are; for others all."""
+    """The same streams. For our own schedules only a few batches are stored, for others all."""
     pipeline = pipeline_of(plan, batches=batches, first_batch=first_batch)
     few = short_batches(pipeline)
     if batches <= few or plan.schedule not in BUILT_IN:  # when other schedules' batches repeat is not known
@@ -104,7 +104,7 @@ def predict(
     first_batch: int = 0,
     among_stages: AmongStages | None = None,
 ) -> Timeline:
-    """The timeline that the plan's costs give for so many batches."""
+    """The timeline that the plan's costs give for `batches` batches."""
     program = program_of(plan, batches=batches, first_batch=first_batch, among_stages=among_stages)
     return simulate(program, plan.costs)
 

@@ -13,10 +13,10 @@ from pipeplan.programs.two_bp import with_half_way_weight_gradients, with_weight
 from pipeplan.simulation.play import simulate
 
 _BATCHES_PLAYED = (2, 4, 8)
-"""Tried one after another until batches are alike: two suffice unless a stage ends long after the others."""
+"""Tried one after another until batches are equal: two suffice unless a stage ends long after the others."""
 
 _ROUNDING = 1e-9
-"""As a share of a run's end: times that differ by no more are equal but for rounding in their sums."""
+"""Times that differ by no more than this share of a run's end are equal but for rounding."""
 
 
 def split_backward(
@@ -50,10 +50,10 @@ def split_backward(
 def _shortest_waits_s(
     program: Program, costs: Sequence[StageCosts], devices: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """How long every worker waits at each instruction of a batch, in the batch in which it waits the shortest.
+    """Every worker's shortest wait at each instruction of a batch, over all batches.
 
     Stages end a batch at different times, so the next batch has other gaps. Once all stages end a batch later than the
-    previous one by the same time, every further batch is alike.
+    previous one by the same time, all further batches are equal.
     """
     for batches in _BATCHES_PLAYED:
         # The streams up to their first update, repeated: after a flush a batch's instructions are the last one's.

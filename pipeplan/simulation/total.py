@@ -1,6 +1,6 @@
 """Total: the totals of a program's play. Streams + stage costs -> Total, for prices.
 
-The engine is the same as for timelines (`play`), and so are the figures. But the instructions themselves are not
+The engine is the same as for timelines (`play`), and so are the numbers. But the instructions themselves are not
 needed: streams may leave out their transfers, which their compute implies. That takes a third of the time.
 """
 
@@ -24,8 +24,8 @@ _VERSION = attrgetter("version")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Total:
     """The totals of a play. `batch_ends_s` are those on the input stage's first replica (`programs.timeline`); of every
-    rank, the seconds of its compute, and the most bytes held after any instruction. `events_s` [batch, event] are the
-    ends of every rank's updates and of every exchange.
+    rank, the seconds of its compute, and the peak of its bytes. `events_s` [batch, event] are the ends of every rank's
+    updates and of every exchange.
     """
 
     batch_ends_s: tuple[float, ...]
@@ -79,6 +79,6 @@ def total(
 
 
 def _by_batch(ends_s: Sequence[float], batches: int) -> FloatArray:
-    """[batch, event]: events of which every batch has as many, in order."""
+    """[batch, event]: events with an equal number in every batch, in order."""
     a_batch = len(ends_s) // batches
     return np.asarray(ends_s[: a_batch * batches], dtype=np.float64).reshape(batches, a_batch)

@@ -38,10 +38,10 @@ FIRST_TRACK = 1000
 """The track of rank 0. Perfetto puts a track 0, and one with its process's number, on the same line."""
 
 MOST_BYTES = 10_000_000
-"""The most bytes of a run's trace, and of its timeline."""
+"""Upper bound on the bytes of a run's trace, and of its timeline."""
 
 LEAST_SLICE_BYTES = 100
-"""No slice's text is shorter."""
+"""Lower bound on the length of a slice's text."""
 
 Message = tuple[bool, int, int]
 """A transfer: whether of a gradient, its microbatch, the stage that sends it. No two of a run are the same."""
@@ -71,7 +71,7 @@ class _Slice:
 
     @property
     def leaves_ns(self) -> int:
-        """Where an arrow begins: inside the slice, after its start if there is room."""
+        """Where an arrow begins: inside the slice, after its start if the slice is long enough."""
         return min(self.start_ns + 1, self.end_ns - 1)
 
     @property
@@ -156,7 +156,7 @@ class _Drawn:
         self.sent: dict[tuple[int, int], Message] = {}
         received: dict[tuple[int, int], Message] = {}
         span = 1 + max(lane.stage for lane in timeline.lanes)
-        # In a V, the last rank's first stage sends nothing on.
+        # In a V, the last rank's first stage sends nothing.
         last = [instruction for lane in self.lanes if lane.stage == span - 1 for instruction in lane.instructions]
         several = any(instruction.chunk == 1 for instruction in last)
         v_shaped = several and not any(isinstance(one, SendActivation) and one.chunk == 0 for one in last)

@@ -1,18 +1,8 @@
 """Certificate of a search by play: checked by searching its space again, without the first search's results.
 
-The claim is that no configuration of the space, with the stages that its closed form finds best, plays more than 1 /
-`bound` samples a second, and that none plays more than 1 / `bound_of_all`, whatever its stages are. The check rules out
-each configuration by the first of these that holds:
-
-1. The rate that no play of it exceeds (`space`) is not above the claim, or no fitting stages of it compute so fast.
-2. No split of it into stages fits.
-3. The bound (`planners.bound`) of each plan with its stages, also with a split backward, is not above the claim.
-4. Its plans do not fit when they are played, or play no faster.
-
-If 1 does not rule a configuration out, its other stages are within the bound of any stages, or they are few and ruled
-out by 3 and 4.
-
-`beyond` bounds everything that a space does not list.
+The claim: no configuration of the space, with the stages that its closed form finds best, plays more than 1 / `bound`
+samples a second, and with no other stages does any play more than 1 / `bound_of_all`. Each configuration is ruled out
+by the first of the tests 1 to 4, which stand beside the code. `beyond` bounds everything that a space does not list.
 
 The search rules configurations out in the same way. So the check of a true certificate takes no longer than the search.
 """
@@ -83,6 +73,8 @@ class _Elimination:
         """Rules all of them out, and says how. Raises PipeplanError for the first that it cannot rule out."""
         for space in self.spaces:
             for configuration in space.configurations(lambda: self.most_per_s):
+                # 1. The rate that no play of it exceeds (`space`) is not above the claim, or no fitting stages of it
+                #    compute fast enough.
                 if self._within(configuration.most):
                     break  # none of the others has a higher bound
                 self._rule_out(configuration)
@@ -103,7 +95,7 @@ class _Elimination:
         self.split += 1
         stops = configuration.split()
         plan = None if stops is None else configuration.plan(stops)
-        self.without_plan += plan is None
+        self.without_plan += plan is None  # 2. No split of it into stages fits.
         self._rule_out_plans(configuration, plan, self.most_per_s)
         if stops and configuration.most_of_any() > self.most_of_all_per_s * (1 + ROUNDING):
             self._rule_out_other_stages(configuration, stops)
@@ -111,9 +103,11 @@ class _Elimination:
     def _rule_out_plans(self, configuration: Configuration, plan: Plan | None, most_per_s: float) -> None:
         """The plan, and its variants with a split backward."""
         for variant in () if plan is None else self.ranking.variants(plan):
+            # 3. The bound (`planners.bound`) of each plan, also with a split backward, is not above the claim.
             if min(configuration.most, most_samples_per_s(variant)) <= most_per_s * (1 + ROUNDING):
                 self.plans_by_bound += 1
             else:
+                # 4. The plan does not fit when it is played, or plays no faster.
                 self._play(Proposal(plan=variant, proposer=Proposer("space"), order=self.played))
 
     def _rule_out_other_stages(self, configuration: Configuration, split: tuple[int, ...]) -> None:

@@ -29,7 +29,7 @@ class ChunkBounds:
     wiring: Wiring
 
     def most(self, stops: Sequence[int]) -> float:
-        """What no play with these stages exceeds."""
+        """Upper bound on the rate of any play with these stages."""
         return float(self.most_of_each(np.asarray([stops]))[0])
 
     def most_of_each(self, stops: IntArray) -> FloatArray:
@@ -61,7 +61,7 @@ class ChunkBounds:
         return np.asarray(np.minimum(rates, self.most_by_exchanges()))
 
     def most_by_exchanges(self) -> float:
-        """What no play exceeds, whatever its stages are, by their exchanges: among replicas, or of shared weights."""
+        """Upper bound over all stages, from the exchanges: among replicas, or of shared weights."""
         shape = self.shape
         weight_bytes = self.model.sums(shape.schedule, shape.microbatch_size, shape.recompute).exchanged_bytes
         ring_s = weight_bytes * self.wiring.ring_s_per_byte if shape.width > 1 else 0.0
@@ -94,8 +94,8 @@ class ChunkBounds:
 
 
 def mean_window_s(model: SearchedModel, shape: ChunkedShape) -> float:
-    """The least seconds from a batch's first forward to its last backward, as a mean over ranks, whatever the stages
-    are: a rank computes its share of the model, and a microbatch reaches it through a block on each rank before it.
+    """The least seconds from a batch's first forward to its last backward, as a mean over ranks, for any
+    stages: a rank computes its share of the model, and a microbatch reaches it through a block on each rank before it.
     """
     way_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).way_s
     fill_s = float(np.diff(way_s).min()) * (shape.ranks - 1) / 2
@@ -103,7 +103,7 @@ def mean_window_s(model: SearchedModel, shape: ChunkedShape) -> float:
 
 
 def most_anywhere(model: SearchedModel, shape: ChunkedShape) -> float:
-    """Samples a second that no play exceeds on any placement, whatever its stages are and however many a rank has."""
+    """Upper bound on samples a second of all plays, on any placement, with any stages and chunks."""
     work_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).compute_s
     m, ranks = shape.microbatches, shape.ranks
     longest = np.sort(np.diff(work_s))[::-1]
@@ -115,7 +115,7 @@ def most_anywhere(model: SearchedModel, shape: ChunkedShape) -> float:
 
 
 def samples_per_s(shape: ChunkedShape, batch_s: float) -> float:
-    """Samples a second if a batch takes so long, slightly above the exact value; infinite for 0."""
+    """Samples a second at `batch_s` seconds a batch, slightly above the exact value; infinite for 0."""
     return shape.batch_size / (batch_s * (1 - _ROUNDING)) if batch_s > 0 else inf
 
 
@@ -131,7 +131,7 @@ def crossings(shape: ChunkedShape) -> tuple[IntArray, IntArray]:
 
 @lru_cache(maxsize=1024)
 def in_flight(shape: ChunkedShape) -> IntArray:
-    """By stage, the microbatches that it has in flight at most."""
+    """By stage, an upper bound on its microbatches in flight."""
     held = np.zeros(shape.depth, dtype=np.int64)
     for rank in range(shape.ranks):
         own = held_by(shape.laws, shape.ranks, shape.chunks, rank, shape.microbatches, recompute=False)

@@ -3,8 +3,8 @@
 `two_bw.capacity` has the same for ranks with one stage. In t seconds a microbatch, a rank computes at most t of the
 blocks' least seconds. A rank that keeps whole microbatches has fewer blocks, because its memory limits them: just
 before its first backward it keeps at least n microbatches of each of its stages. A rank that recomputes is limited by
-its weights, and its blocks take longer. Whatever its stages are, it computes no more than the blocks with the most
-compute per byte, the last of them in part (Dantzig 1957). All ranks together must compute all blocks.
+its weights, and its blocks take longer. An upper bound on its compute is that of the blocks with the most compute per
+byte, the last of them in part (Dantzig 1957). All ranks together must compute all blocks.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class ChunkMemory:
         return shape.batch_size / (shape.microbatches * low) * (1 + _ROUNDING) if low > 0 else inf
 
     def _computed(self, step_s: float) -> float:
-        """How much of the blocks' least seconds all ranks together compute in so many seconds a microbatch."""
+        """The part of the blocks' least seconds that all ranks together compute in `step_s` seconds a microbatch."""
         plain, again = self._shares
         plain_s, again_s = self._fitting_s
         by_rank = np.maximum(np.minimum(step_s * plain, plain_s), min(step_s * again, again_s))
@@ -76,8 +76,8 @@ class ChunkMemory:
 
     @cached_property
     def _shares(self) -> tuple[float, float]:
-        """The most of the blocks' least seconds that a second computes: whole, and recomputing; 0 if that is not
-        allowed.
+        """Upper bounds on the share of the blocks' least seconds that a second computes: whole, and recomputing; 0 if
+        that is not allowed.
         """
         return self._share(False), self._share(True)
 
@@ -99,7 +99,7 @@ class ChunkMemory:
         return np.asarray([fitting[n] for n in held]), self._most_s(weights)
 
     def _most_s(self, held_bytes: FloatArray) -> float:
-        """The most compute, in least seconds, of blocks with these bytes that fit a device; the last block in part."""
+        """Upper bound on the least seconds of blocks of `held_bytes` that fit a device; the last block in part."""
         room, least_s = self.terms.device_bytes * (1 + _ROUNDING), self._seconds[None]
         with np.errstate(divide="ignore", invalid="ignore"):
             order = np.argsort(-np.where(held_bytes > 0, least_s / held_bytes, inf), kind="stable")
@@ -109,7 +109,7 @@ class ChunkMemory:
 
 @lru_cache(maxsize=16_384)
 def held_before_backwards(laws: Schedule, ranks: int, chunks: int, rank: int, microbatches: int) -> int:
-    """How many microbatches a rank keeps of each of its stages, at least, when its first backward is due."""
+    """Lower bound on the microbatches that a rank keeps of each of its stages when its first backward is due."""
     held = [0] * chunks
     for instruction in laws.compute(
         chunked_pipeline(laws, ranks=ranks, chunks=chunks, microbatches=microbatches), Worker(stage=rank)

@@ -1,8 +1,8 @@
 """Chunk splits: the splits of ranks with several stages whose bounds let a play be fast enough.
 
-A rank's compute is the sum over its stages, which lie far apart. So all splits are made at once, stage by stage. Each
-goes on only as long as every rank is within the limit and all ranks together have time for the remaining blocks. When a
-split reaches the last block, its ranks are bounded in the mode that their memory allows.
+A rank's compute is the sum over its stages, which are not contiguous. So all splits are made at once, stage by stage. A
+split goes on only as long as every rank is within the limit and all ranks together have time for the remaining blocks.
+When a split reaches the last block, its ranks are bounded in the mode that their memory allows.
 """
 
 from math import inf
@@ -21,9 +21,9 @@ _ROUNDING = 1e-9
 
 
 def splits_within(model: SearchedModel, terms: ChunkedTerms, limit_s: float) -> IntArray | None:
-    """[split, stage]: the stops of all splits in which each rank fits and computes at most so long a microbatch.
+    """[split, stage]: the stops of all splits in which each rank fits and computes a microbatch within `limit_s`.
 
-    None if they are too many. They are sorted by their stops.
+    None if there are more than `MOST_LISTED`. They are sorted by their stops.
     """
     shape, blocks = terms.shape, terms.blocks
     work_s = model.sums(shape.schedule, shape.microbatch_size, shape.recompute).compute_s

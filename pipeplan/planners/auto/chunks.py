@@ -1,9 +1,9 @@
 """Chunks: the plans that auto may play with several stages a rank, in a loop or in a V.
 
-A family is a schedule on so many ranks, replicas and microbatches, with all numbers of chunks that can run and all
-placements. It has a rate that none of its plays exceeds, whatever its stages are. If a family could still win, its
-members are made, each with a rate of its own. Their stages are nearly even (`interleaved.even`). A search for the best
-stages would prove more, but takes a hundred times as long, and the play decides in any case.
+A family is a schedule with its ranks, replicas and microbatches, over all numbers of chunks that can run and all
+placements. It has an upper bound on the rate of its plays, for any stages. If a family could still win, its members are
+made, each with a bound of its own. Their stages are nearly even (`interleaved.even`). A search for the best stages
+would prove more, but takes a hundred times as long, and the play decides in any case.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +36,8 @@ _CUTS = ("forced_cuts", "forbidden_cuts")
 _USED = ("microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "recompute_factor", *_CUTS)
 
 MOST_COUNTED = 500_000
-"""The most instructions that are read to count what ranks keep: a second. Ten times as many if the schedule is
-asked for.
+"""Upper bound on the instructions read to count what ranks keep: a second. Ten times as many if the user names the
+schedule.
 """
 
 MOST_SQUEEZED, SQUEEZED_BLOCKS = 12, 5000
@@ -74,7 +74,7 @@ def asks_for_chunks(problem: PlanningProblem) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedFamily:
-    """Shapes that differ only in their chunks, on all placements. No play of any exceeds `most`, samples a second."""
+    """Shapes that differ only in their chunks, on all placements. `most` bounds the rate of their plays, samples/s."""
 
     shapes: tuple[ChunkedShape, ...]
     most: float
@@ -82,8 +82,8 @@ class ChunkedFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedConfiguration:
-    """A member of a family, with stages that fit, on a placement. None of its plays exceeds `most`: with any stages if
-    its splits can be listed (`LISTED`), else with these.
+    """A member of a family, with stages that fit, on a placement. `most` bounds its plays' rate: for any stages if its
+    splits can be listed (`LISTED`), else for these.
     """
 
     space: "ChunkedSpace"
@@ -103,11 +103,11 @@ class ChunkedConfiguration:
         return self.stops
 
     def most_of(self, stops: tuple[int, ...]) -> float:
-        """Samples a second that no play with these stages exceeds."""
+        """Upper bound on samples a second with these stages."""
         return min(self.bounds.most(stops), self.space.most_by_modes(self.terms, stops))
 
     def most_of_any(self) -> float:
-        """Samples a second that no play exceeds, whatever its stages are."""
+        """Upper bound on samples a second with any stages."""
         return min(self.most_of_any_split, self.bounds.most_by_transfers())
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
@@ -300,7 +300,7 @@ class ChunkedSpace:
         return squeezed(terms, stops)
 
     def _leave(self, most: float) -> None:
-        """Notes that something which may play as fast as this is left out."""
+        """Notes that a candidate with this upper bound on its rate is left out."""
         if self.counted_on:
             self.beyond = max(self.beyond, most)
 
@@ -324,6 +324,6 @@ def _may_be_listed(shape: ChunkedShape, *, blocks: int) -> bool:
 
 
 def _step_s(shape: ChunkedShape, samples_per_s: float) -> float:
-    """The seconds a microbatch within which ranks must compute to play as fast; infinite for a rate of 0."""
+    """The seconds a microbatch within which ranks must compute to reach the rate; infinite for a rate of 0."""
     least = samples_per_s * (1 - _ROUNDING) * shape.microbatches
     return shape.batch_size / least if least > 0 else inf

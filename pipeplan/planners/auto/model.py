@@ -22,8 +22,8 @@ from pipeplan.schedules.registry import schedule_named
 class Sums:
     """Sums for a microbatch on the whole model, for any stages; any stage may recompute if a shape leaves that open.
 
-    `compute_s` is the least compute of the blocks before each one, with a whole or a split backward, and `way_s` the
-    part of it that a microbatch waits for, there and back. `block_s` is the longest block's compute, `total_s` the sum
+    `compute_s`: before each block, the least compute of the blocks, with a whole or a split backward; `way_s`: the part
+    of it that a microbatch waits for in both directions. `block_s` is the longest block's compute, `total_s` the sum
     for equal stages.
     """
 
@@ -65,8 +65,8 @@ class SearchedModel:
         return self.problem.profile.overheads.exchange_factor
 
     def tied_s(self, wiring: Wiring) -> float:
-        """The least seconds in which the first and the last rank sum gradients of weights that they share, wherever
-        stages end. They do if the first and the last block, and no other, use the weights.
+        """The least seconds in which the first and the last rank sum gradients of weights that they share, for any
+        stages. They do if the first and the last block, and no other, use the weights.
         """
         tied, ends = self.problem.profile.tied, {0, self.evaluator.measured.blocks - 1}
         size_bytes = sum(each.weight_bytes for each in tied if set(each.blocks) == ends)

@@ -1,11 +1,11 @@
 """Other splits: the part of a search by play that looks beyond the splits that the closed forms choose.
 
 1. The splits of a configuration are bounded as wholes, with their transfers, and listed by their bounds (`splits`).
-2. No play is as fast as its bound. What each plan and each play reaches of it says what the other splits of its
-   configuration are likely to reach (`Shares`). Of a schedule, the next split is that of the likely fastest one.
-3. Bounds of some schedules are further off than those of others, and would take all plays. So the schedule that has
-   spent least comes next.
-4. Configurations that have few splits are played to the end. All others share a number of plans.
+2. No play reaches its bound. The shares of their bounds that plans and plays of a configuration reach predict what its
+   other splits reach (`Shares`). Of a schedule, the split that is likely to be the fastest comes next.
+3. Bounds of some schedules are looser than those of others, and would take all plays. So the schedule that has spent
+   the fewest instructions comes next.
+4. Configurations with few splits are played to the end. All others share a number of plans.
 """
 
 from collections import Counter, defaultdict
@@ -21,19 +21,19 @@ from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.spaces import Configuration
 
 FEW_SPLITS = 300
-"""Up to this number, all splits that may be faster are made into plans: a second."""
+"""Up to this number, all splits that may be faster are made into plans, which takes a second."""
 
 SOME_OF_EACH, SOME_SPLITS = 24, 300
-"""How many splits are listed for a configuration with more, and how many plans are made of all these: a third of a
-second without their plays.
+"""The number of splits listed for a configuration with more, and of plans made of all these: a third of a second
+without their plays.
 """
 
 PLAN_INSTRUCTIONS = 2000
-"""How many instructions can be played while a plan is made: two to five milliseconds."""
+"""The number of instructions played in the time that a plan takes to make: two to five milliseconds."""
 
 COUNTED, COUNTED_BLOCKS = 100, 3000
-"""For how many configurations the splits that may be faster are counted, or the blocks of all of them together if these
-are more: a fifth of a second.
+"""Upper bounds on the configurations whose faster splits are counted, and on the sum of their blocks if that is more: a
+fifth of a second.
 """
 
 Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
@@ -57,20 +57,20 @@ class _Listed:
 
 @dataclass(slots=True, kw_only=True)
 class Shares:
-    """How much of its splits' bounds a configuration reaches: the bound of its latest plan, as a share of its split's,
-    and its best play's rate, as a share of the plan's.
+    """The shares of the bounds that a configuration reaches: its latest plan's bound over its split's, and its fastest
+    play's rate over the plan's bound.
     """
 
     _made: dict[int, float] = field(default_factory=dict)
     _played: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def likely(self, configuration: Configuration, most: float) -> float:
-        """The rate that a split with this bound is likely to play. Of a configuration without a plan it is the most."""
+        """The rate that a split with the bound `most` is likely to play: `most` if its configuration has no plan."""
         return most * self._made.get(id(configuration), 1.0) * self.played(configuration)
 
     def played(self, configuration: Configuration) -> float:
         """A play's rate, as a share of its plan's bound. Without a play, it is the median of the schedule's
-        configurations, or the least of all.
+        configurations, or the minimum of all.
         """
         known = self._played[configuration.schedule]
         if id(configuration) in known:
@@ -94,7 +94,7 @@ class Shares:
 
 @dataclass(slots=True)
 class _Turns:
-    """What waits of a schedule, the likely fastest first, and how many instructions it has spent so far."""
+    """The waiting splits of a schedule, the likely fastest first, and the instructions that it has spent."""
 
     waiting: list[tuple[float, int, float, Proposal | _Listed]] = field(default_factory=list)
     spent: int = 0
@@ -102,7 +102,7 @@ class _Turns:
 
 @dataclass(slots=True, kw_only=True)
 class OtherSplits:
-    """Splits of the configurations that were `tried`. After `play`, `most` bounds the rate of those that are left.
+    """Splits of the configurations that were `tried`. After `play`, `most` bounds the rate of the remaining ones.
 
     `split_of` is the split of each proposal, `propose` makes proposals of a split.
     """
@@ -166,7 +166,7 @@ class OtherSplits:
                 found = [*reversed(splits.highest(FEW_SPLITS if are_few else SOME_OF_EACH))]
                 if found:
                     self._wait(_Listed(planner=planner, configuration=configuration, few=are_few, splits=found))
-        for _, configuration, _ in self.tried:  # splits up to `enough` are not played, whatever else is
+        for _, configuration, _ in self.tried:  # splits up to `enough` are never played
             if min(configuration.most, enough) > self.most:
                 self.most = max(self.most, min(configuration.most_of_any(), enough))
         return every

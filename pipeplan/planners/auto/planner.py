@@ -1,8 +1,8 @@
 """Auto: the configuration that is fastest when its instruction streams are played.
 
-The planners' closed forms know neither latency nor transfers that share a port, nor how well computing hides them; the
-streams do. Every planner proposes its answer. Beyond these the shapes of all schedules with equal replicas are searched
-on every placement, the highest bound first (`search`). All are ranked alike:
+The planners' closed forms know neither latency nor transfers that share a port, nor how well compute hides them; the
+streams do. Every planner proposes its answer. In addition, the shapes of all schedules with equal replicas are searched
+on every placement, the highest bound first (`search`). One ranking covers them all:
 
 1. Those that fit come first: by their planner's accounting, and by the peak of the play (`memory=training`). No stage
    may update after more samples than the batch has.
@@ -10,8 +10,8 @@ on every placement, the highest bound first (`search`). All are ranked alike:
    configurations split into stages; the certificate says how far the answer may be from the best of the space.
 3. Ties: fewer devices, then fewer stages, then the order in which they were proposed.
 
-Ranks with several stages (interleaved, or in a V) are searched as well, without anybody's proposal (`chunks`). Where
-the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
+Ranks with several stages (interleaved, or in a V) are searched as well, although no planner proposes them (`chunks`).
+Where the profile has a split backward, plans with a flush are played with 2BP as well, and those of 1F1B as ZB-H1.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ SHOWN_MISSES = 10
 
 
 def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
-    """The proposal that is fastest when played, of all the planners that can be asked this problem.
+    """The fastest play among the proposals of all planners that accept the problem.
 
     A planner that cannot answer is left out, and an alternative says why. Raises InvalidInputError if none can.
     """
@@ -60,7 +60,7 @@ def auto(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Answer:
 
 
 def _refusal(refused: Sequence[tuple[Proposer, PipeplanError]]) -> PipeplanError:
-    """Why no planner can be asked: what one says of a value that it takes, or which options none takes together."""
+    """Why no planner accepts the problem: a planner's rule for a value, or the options that none takes together."""
     errors = [error for _, error in refused]
     unused = [e for e in errors if isinstance(e, InvalidInputError) and e.rule.startswith("is not an option")]
     telling = [e for e in errors if e not in unused and not _of_another_schedule(e)]
@@ -84,7 +84,7 @@ def fastest(
 ) -> Answer:
     """The fastest play of the planners' answers and of the spaces; it keeps the name of its planner.
 
-    `afterwards` may add to the ranking what the search has left out.
+    `afterwards` may add candidates that the search has left out to the ranking.
     """
     in_chunks = any(isinstance(space, ChunkedSpace) for space in spaces)
     if not asked.proposals and not in_chunks:
@@ -145,7 +145,7 @@ def with_whole_backwards(problem: PlanningProblem) -> PlanningProblem:
 
 
 def _require_split_backward(problem: PlanningProblem) -> None:
-    """Raises InvalidInputError if a split backward is asked for that the profile lacks, or that is turned off."""
+    """Raises InvalidInputError if a split backward is requested that the profile lacks, or that is turned off."""
     options, rule = problem.options, "needs a profile with backward_input_s and backward_weight_s"
     if options.split_backward:
         require(has_split_backward(problem), "split_backward", rule, True)
@@ -156,13 +156,13 @@ def _require_split_backward(problem: PlanningProblem) -> None:
 
 
 def searched_schedules(options: Options) -> tuple[str, ...]:
-    """The schedules of which every shape is searched: all, those without late gradients, or the one asked for."""
+    """The schedules of which every shape is searched: all, those without late gradients, or the requested one."""
     known = [name for name in (*SEARCHED, *CHUNKED) if options.schedule in (None, name)]
     return tuple(name for name in known if schedule_named(name).synchronous or not options.synchronous)
 
 
 def _spaces(problem: PlanningProblem, asked: PlannersAsked) -> list[Space]:
-    """The spaces of the planners that could be asked."""
+    """The spaces of the planners that accept the problem."""
     known = searched_schedules(problem.options)
     answered = {plan.planner for plan in asked.answers} | {answer.planner for _, answer in asked.infeasible}
     spaces: list[Space] = [
@@ -195,7 +195,7 @@ def played_spaces(problem: PlanningProblem, schedules: Sequence[str]) -> list[Sp
 def _infeasible(
     name: str, asked: PlannersAsked, over: Sequence[Ranked] = (), searched: PlayedSearch | None = None
 ) -> Infeasible:
-    """Every planner's nearest miss, the nearest of all first, then the planners that could not be asked."""
+    """Every planner's nearest miss, the nearest of all first, then the planners that refused the problem."""
     reasons = [
         replace(reason, detail=f"{proposer}: {reason.detail}")
         for proposer, answer in asked.infeasible
@@ -226,7 +226,7 @@ def _infeasible(
 
 
 def _alternatives(asked: PlannersAsked, ranking: Ranking) -> Iterator[Alternative]:
-    """Everything but the answer, with the reason: slower, too large, or not asked.
+    """Everything but the answer, with the reason: slower, too large, or refused.
 
     The fastest of the plans that differ only in stages or placement stands for all of them.
     """

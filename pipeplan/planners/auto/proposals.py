@@ -11,7 +11,7 @@ from pipeplan.planners.problem import Planner, PlanningProblem
 T = TypeVar("T")
 
 MINIBATCHES = 4
-"""For how many of the largest measured sizes PipeDream's planner is asked: it plans one size at a time."""
+"""The number of largest measured sizes for which PipeDream's planner is called: it plans one size at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Proposer:
 
 
 ONLY_EXACT = Proposer("exact")
-"""This planner is asked if only it can express the problem: forced or forbidden cuts, or devices of several types."""
+"""Called only if no other planner can express the problem: forced or forbidden cuts, or devices of several types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A plan, its proposer, and its place in the order in which planners were asked."""
+    """A plan, its proposer, and its position in the order in which planners were called."""
 
     plan: Plan
     proposer: Proposer
@@ -102,7 +102,7 @@ def ask_all(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Planne
 
 
 def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Iterator[Proposer]:
-    """The planners to be asked, in the order in which ties are decided; only `exact` supports several types."""
+    """The planners to be called, in the order in which ties are decided; only `exact` supports several types."""
     if len(problem.cluster.types) > 1:
         return iter([ONLY_EXACT] if ONLY_EXACT.planner in planners else [])
     options = problem.options
@@ -122,7 +122,7 @@ def _proposers(problem: PlanningProblem, planners: Mapping[str, Planner]) -> Ite
 def pareto_front(
     items: Iterable[T], *, throughput_samples_per_s: Callable[[T], float], memory_bytes: Callable[[T], int]
 ) -> list[T]:
-    """The items that no other beats: as fast or faster with less memory, or faster with as little. The fastest first.
+    """The items that no other dominates: as fast or faster with less memory, or faster with as much. Fastest first.
 
     The first of the items that are equal in both stands for all of them. O(n log n).
     """

@@ -15,30 +15,30 @@ from pipeplan.schedules.registry import schedule_named, with_whole_backward
 from pipeplan.simulation.predict import TIES_APART, keeps_ties_apart, updates_late
 
 CLOSE = 0.002
-"""The search ends when nothing that is left can be faster by more than this share."""
+"""The search ends when no remaining bound is faster by more than this share."""
 
 PLAYED_INSTRUCTIONS = 600_000
-"""The most instructions of all proposals together: two or three seconds."""
+"""Upper bound on the instructions of all proposals together: two or three seconds."""
 
 FRONT_INSTRUCTIONS = 100_000
-"""The most instructions of plans that are slower than the answer, and hold less."""
+"""Upper bound on the instructions of plans that are slower than the answer, and hold less."""
 
 MOVES_INSTRUCTIONS = 100_000
-"""The most instructions of plans whose cuts were moved."""
+"""Upper bound on the instructions of plans whose cuts were moved."""
 
 SPLITS_INSTRUCTIONS = 300_000
-"""The most instructions of all other splits, where they are few."""
+"""Upper bound on the instructions of all other splits, where they are few."""
 
 RESERVED_INSTRUCTIONS = 250_000
-"""How many of `PLAYED_INSTRUCTIONS` are left for moved cuts and other splits, whatever bounds are above the best."""
+"""The part of `PLAYED_INSTRUCTIONS` that is reserved for moved cuts and other splits."""
 
 STEADY_INSTRUCTIONS, NEAR = 300_000, 0.9
-"""The most instructions by which plays become longer until they are steady, and the share of the best rate that these
-plans have: others are slower, however long they are played. Further instructions only make plays of the best steady.
+"""Upper bound on the instructions that prolong plays until they are steady, and the share of the best rate that these
+plans reach: others stay slower in longer plays. Further instructions only make plays of the best steady.
 """
 
 LONGEST_PLAY = 60_000
-"""The most instructions of one proposal."""
+"""Upper bound on the instructions of one proposal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class Ranking:
         return self.best_rate * (1 + CLOSE)
 
     def beats(self, most: float, memory_bytes: int) -> bool:
-        """Whether a play that fits is as fast as `most` samples a second, and holds no more than so many bytes."""
+        """Whether a play that fits reaches `most` samples a second and holds at most `memory_bytes`."""
         played = (each for each in self.fitting if each.played and each.samples_per_s >= most)
         return any(each.memory_bytes <= memory_bytes for each in played)
 
@@ -174,8 +174,8 @@ class Ranking:
     def add(self, proposal: Proposal, *, longest: int | None = None) -> bool:
         """Plays a proposal, unless the same was tried before; returns whether it could be played.
 
-        If no instructions are left, a proposal without a play is ignored. The number left does not shorten a play: one
-        that is extrapolated from shorter batches may be slower.
+        If no instructions are left, a proposal without a play is ignored. The number left does not shorten a play: an
+        extrapolation from shorter batches may be slower.
         """
         longest = longest or self.longest
         if proposal.configuration in self._known:
@@ -218,7 +218,7 @@ class Ranking:
             yield replace(whole, split_backward=True, split_backward_half_way=options.split_backward_half_way)
 
     def found(self, proposal: Proposal) -> Ranked | None:
-        """What is known of a proposal; None if it was not tried."""
+        """The ranked proposal; None if it was not tried."""
         return self._known.get(proposal.configuration)
 
     def sort(self) -> None:
@@ -233,7 +233,7 @@ class Ranking:
             (self.fitting if ranked.over is None else self.exceeding).append(ranked)
 
     def _stands_for_zero_bubble(self, plan: Plan) -> bool:
-        """Whether it is played only because a zero-bubble schedule with the same stages is asked for."""
+        """Whether it is played only because a zero-bubble schedule with the same stages is requested."""
         asked = self.problem.options.schedule
         return asked is not None and schedule_named(plan.schedule).zero_bubble == asked
 

@@ -1,18 +1,9 @@
 """Search: plays what could still be fastest, the highest bound first.
 
-1. Every configuration has a rate that none of its plays exceeds (`space`), and the highest comes first. A shape is left
-   out if no stages of it that fit can compute fast enough to beat the fastest play.
-2. Once a configuration is split into stages, the split has a lower bound on the rate, and so has its plan (`bound`),
-   which is made when the split's turn comes. Each takes its new place in the order. With a flush the same stages with a
-   split backward are further plans. Of ranks with several stages whole families come first, then their members, whose
-   stages are nearly even (`chunks`).
-3. A plan is played when its turn comes.
-4. The search ends when no remaining rate exceeds that of the fastest play that fits by more than `CLOSE`, or at a
-   limit. The highest remaining rate shows how far the answer may be from the best.
-5. The closed form's split need not play fastest. The search moves cuts of the fastest plans by a block as long as that
-   helps, and cuts of some splits that were too slow to be played. Then it plays other splits, of every schedule the
-   likely fastest first (`other_splits`): all where they are few, elsewhere some of every configuration. Of the others
-   it then knows only the bounds of their configurations.
+A best-first search: one queue holds configurations, their splits and their plans, ordered by upper bounds on their
+rates (`space`, `bound`). Of ranks with several stages, whole families come first, then their members, whose stages are
+nearly even (`chunks`). The highest remaining bound shows how far the answer may be from the best. The steps are
+numbered in `PlayedSearch._search`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,37 +24,37 @@ METHOD = "best bound first"
 """The search's name in a certificate."""
 
 MOST_SPLITS = 600
-"""How many configurations are split into stages: some three seconds. For short models it is more (`SPLIT_BLOCKS`)."""
+"""Upper bound on the configurations split into stages: some three seconds. Short models have more (`SPLIT_BLOCKS`)."""
 
 SPLIT_BLOCKS = 50
 """A model with fewer blocks is split in less time: with half as many, twice as many configurations are."""
 
 MOST_IN_VAIN = 60
-"""How many are split if no plan can be played: all are too long, or none fits."""
+"""Upper bound on the configurations split if no plan can be played: all are too long, or none fits."""
 
 MOVED = 8
-"""How many of the fastest plans have their cuts moved."""
+"""The number of fastest plans whose cuts are moved."""
 
 MOVES = 16
-"""How many of a plan's moves are made into plans: those with the highest bounds."""
+"""Upper bound on a plan's moves that are made into plans: those with the highest bounds."""
 
 SLOW = 24
-"""How many splits that were too slow to be played also have their cuts moved."""
+"""The number of splits that were too slow to be played, but have their cuts moved."""
 
 SLOW_MOVES = 72
-"""How many plans these moves are made into, for short models: some fifty milliseconds."""
+"""Upper bound on the plans made of these moves, for short models: some fifty milliseconds."""
 
 MOST_FURTHER = 2
-"""How often the fastest plans may lead to further spaces."""
+"""Upper bound on the times that the fastest plans lead to further spaces."""
 
 LEADING = 2
-"""How many of the fastest plans are asked for them."""
+"""The number of fastest plans that may lead there."""
 
 NEAR = 24
-"""How many moves are considered of a plan that no configuration describes."""
+"""Upper bound on the moves considered of a plan that no configuration describes."""
 
 SHOWN_UNPLAYED = 12
-"""How many configurations are shown that were not played."""
+"""The number of configurations shown that were not played."""
 
 ROUNDING = PROVEN_GAP
 """Rates that differ by no more are equal: bounds are slightly above the exact values."""
@@ -71,7 +62,7 @@ ROUNDING = PROVEN_GAP
 
 @dataclass(frozen=True, slots=True)
 class _Next:
-    """The configuration of a space that has the highest bound of those that were not taken yet, and the others."""
+    """A space's remaining configuration with the highest bound, and the others."""
 
     planner: str
     configuration: Configuration
@@ -132,18 +123,20 @@ class PlayedSearch:
         while self._waiting:
             most, first = -self._waiting[0][0], self._waiting[0][2]
             over = self.ranking.left <= self.ranking.reserved and not isinstance(first, tuple)
+            # 1. The search ends when no remaining bound exceeds the fastest play that fits by more than `CLOSE`, or at
+            #    a limit.
             if most <= self.ranking.enough or over:
                 break
             item = heappop(self._waiting)[2]
             known = True
             if isinstance(item, Proposal):
-                known = self.ranking.add(item)
+                known = self.ranking.add(item)  # 4. A plan is played.
             elif isinstance(item, tuple):
-                self._make(item, most)
+                self._make(item, most)  # 3. A split becomes plans, with a flush also with a split backward.
             else:
                 known = not self._is_at_limit
                 if known:
-                    self._split(item)
+                    self._split(item)  # 2. A configuration is split by its closed form; the split's bound is lower.
                     self._push_next(item.planner, item.others)
                 else:
                     unsplit.append(item)
@@ -151,6 +144,8 @@ class PlayedSearch:
                 self.left = max(self.left, most)
         beyond = (space.beyond for space in spaces)
         self.left = max([self.left, *beyond, *(-most for most, _, _ in self._waiting)])
+        # 5. The closed form's split need not play fastest: cuts are moved, then other splits are played, all where
+        #    they are few, elsewhere some of every configuration (`other_splits`).
         self._move_cuts()
         best, every_split = self.ranking.best_rate, self._play_other_splits()
         if not every_split and self.ranking.best_rate > best:
@@ -158,7 +153,7 @@ class PlayedSearch:
         return unsplit
 
     def alternatives(self) -> Iterator[Alternative]:
-        """Some configurations that were not played, with the rate that they cannot exceed."""
+        """Some configurations that were not played, with their upper bounds."""
         for configuration in self.unplayed:
             yield configuration.alternative(f"not played: at most {configuration.most:.4g} samples/s")
 
@@ -219,13 +214,13 @@ class PlayedSearch:
         heappush(self._waiting, (-most, self._pushed, item))
 
     def _push_next(self, planner: str, others: Iterator[Configuration]) -> None:
-        """Lets the first of a space's other configurations wait for its turn."""
+        """Queues the first of a space's other configurations."""
         for configuration in others:
             self._push(configuration.most, _Next(planner, configuration, others))
             break
 
     def _split(self, item: "_Next") -> None:
-        """Splits a configuration into stages, which wait for their turn."""
+        """Splits a configuration into stages, and queues the split."""
         self.splits += 1
         stops = item.configuration.split()
         most = 0.0 if stops is None else item.configuration.most_of(stops)
@@ -238,7 +233,7 @@ class PlayedSearch:
             self._push(most, (item.planner, item.configuration, stops))
 
     def _make(self, split: Split, most: float) -> None:
-        """Makes the plans of a split, which wait for their turns; `most` bounds them all."""
+        """Makes the plans of a split, and queues them; `most` bounds them all."""
         for proposal in self._proposals(*split):
             self._push(min(most_samples_per_s(proposal.plan), most), proposal)
 

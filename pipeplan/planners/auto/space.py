@@ -1,4 +1,4 @@
-"""Space: everything that auto may play, as shapes on placements, with each one's best possible rate.
+"""Space: everything that auto may play, as shapes on placements, each with an upper bound on its rate.
 
 A configuration is a schedule, a shape (`two_bw.terms.PipelineShape`) and a placement, on any number of the devices. Its
 stages are those of the closed form's best split, whose memory fits. Schedules whose ranks hold several stages are in
@@ -35,14 +35,14 @@ SEARCHED = ("data-parallel", "naive", "pipedream-2bw", "1f1b", "gpipe")
 """The schedules that the closed forms split into stages; schedules that split the backward are tried on their plans."""
 
 SHORT = 50
-"""The most blocks of a model whose stages have a table: longer ones have too many."""
+"""Upper bound on the blocks of a model whose stages have a table: longer models have too many stages."""
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedShape:
-    """A shape on a placement, with the rates of its plays: none is above `most`, and with equal stages it is `likely`.
+    """A shape on a placement: `most` is the upper bound on its plays' rate, `likely` the rate with equal stages.
 
     Both are samples a second.
     """
@@ -64,18 +64,18 @@ class PlacedShape:
         return None if found is None else self.space.evaluator.stops(found)
 
     def most_of(self, stops: tuple[int, ...]) -> float:
-        """Samples a second that no play with these stages exceeds, by what they compute."""
+        """Upper bound on samples a second with these stages, by their compute."""
         return self.space.most_of(self, stops)
 
     def most_of_any(self) -> float:
-        """Samples a second that no play exceeds, whatever its stages are."""
+        """Upper bound on samples a second with any stages."""
         if self.space.evaluator.measured.blocks > SHORT:
             return self.most
         slowest_s = self._splits(0.0).slowest_s
         return min(self.most, self.shape.batch_size / (slowest_s * (1 - _ROUNDING))) if slowest_s > 0 else self.most
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
-        """The splits that fit, and may play faster by what they compute and send."""
+        """The splits that fit, and may play faster by their compute and transfers."""
         if self.space.evaluator.measured.blocks > SHORT:
             return EverySplit(split, self.most_of, rate)
         return self._splits(rate)
@@ -134,9 +134,9 @@ class PlayedSpace:
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedShape]:
         """All shapes that memory does not rule out, the highest bound first; of equal bounds the likely fastest first.
 
-        They are made as they are needed. Given the rate that is `needed`, shapes that cannot play faster, whatever
-        their stages, are left out: the blocks that fit a device would compute too long. At a rate of 0 none is left
-        out: if nothing has been played, the search ends soon.
+        They are made as they are needed. Given the rate that is `needed`, shapes that cannot play faster with any
+        stages are left out: the blocks that fit a device would compute too long. At a rate of 0 none is left out: if
+        nothing has been played, the search ends soon.
         """
         waiting: list[tuple[float, float, int, int, int, PlacedShape]] = []
         above = inf if needed is None else needed() or inf
@@ -167,7 +167,7 @@ class PlayedSpace:
         return self.evaluator.fastest(configuration.shape, on=(configuration.wiring.links,))
 
     def most_of(self, configuration: PlacedShape, stops: tuple[int, ...]) -> float:
-        """Samples a second that no play with these stages exceeds, by what they compute and send."""
+        """Upper bound on samples a second with these stages, by their compute and transfers."""
         shape, terms = configuration.shape, self.evaluator.terms(configuration.shape, configuration.wiring.links)
         busy_s, ways_s = np.zeros((2, 1, shape.depth))
         for index, stage in enumerate(chosen(terms, stops)):
@@ -192,7 +192,7 @@ class PlayedSpace:
 
     @cached_property
     def _bounded(self) -> list[tuple[Configurations, FloatArray]]:
-        """The shapes of every schedule, with the samples a second that no play of them exceeds on any placement.
+        """The shapes of every schedule, with upper bounds on their samples a second on any placement.
 
         0 where no split fits the devices' memory.
         """

@@ -9,8 +9,8 @@ They are counted from the last stage to the first. If only a few of very many ar
 without the others. The most even split is found in the same way, with the slowest stage, and then the sum of squares,
 in place of N.
 
-A microbatch's way through all stages, and what the ports carry, depend on the whole split. Many splits are bounded by
-these at once (`WholeSplits`).
+A microbatch's round trip through all stages, and the traffic of the ports, depend on the whole split. `WholeSplits`
+bounds many splits by these at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -60,8 +60,8 @@ class SplitsWithin:
         return map(tuple, self._rows.tolist())
 
     def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
-        """At most so many of those with the highest bounds, among the `MOST_ROWS` whose slowest stages are the fastest:
-        a bisection over limits finds these. Of equal bounds, the split that sends least comes first.
+        """At most `count` splits with the highest bounds, among the `MOST_ROWS` whose slowest stages are the fastest:
+        a bisection over limits finds these. Ties prefer the split that sends the fewest bytes.
         """
         limits_s = np.unique(self.least_s[(self.least_s >= self.slowest_s) & (self.least_s <= self.limit_s)])
         if not len(limits_s):
@@ -88,7 +88,7 @@ class SplitsWithin:
         return every[self.whole_s(every) <= self.limit_s]
 
     def _first(self, most: int) -> IntArray:
-        """[split, stage]: where the stages end of splits whose stages are within the limit, at most so many."""
+        """[split, stage]: the stops of at most `most` splits whose stages are within the limit."""
         stops, lengths = np.zeros((1, 1), dtype=np.int64), 1 + np.arange(self.least_s.shape[2])
         for stage, stage_s in enumerate(self.least_s):
             starts = stops[:, -1]
@@ -99,7 +99,7 @@ class SplitsWithin:
 
     @cached_property
     def slowest_s(self) -> float:
-        """The least seconds a batch of the slowest stage, however the blocks are split; infinite if none fits."""
+        """Lower bound on the slowest stage's seconds a batch, over all splits; infinite if none fits."""
         depth, blocks, _ = self.least_s.shape
         onwards_s = np.append(np.full(blocks, inf), [0.0, inf])
         for stage in range(depth - 1, -1, -1):
@@ -114,9 +114,9 @@ class SplitsWithin:
         return np.asarray(np.minimum(1 + np.arange(blocks)[:, None] + np.arange(reach), blocks + 1))
 
     def most_even(self) -> tuple[int, ...] | None:
-        """The split whose slowest stage is the fastest; of several the one with the least squares. None if none fits.
+        """The split whose slowest stage is the fastest; ties prefer the least sum of squares. None if none fits.
 
-        Waiting does not count: transfers and exchanges run beside the compute, not after it.
+        Waiting does not count: transfers and exchanges overlap the compute.
         """
         slowest_s, stops = self.slowest_s, self._stops
         depth, blocks, _ = self.least_s.shape
@@ -197,7 +197,7 @@ def whole_splits(model: SearchedModel, terms: PipelineTerms, wiring: Wiring) -> 
 
 
 def splits_above(rate: float, model: SearchedModel, terms: PipelineTerms, wiring: Wiring) -> SplitsWithin:
-    """The splits of a shape that may play more than so many samples a second."""
+    """The splits of a shape that may play more than `rate` samples a second."""
     shape = terms.shape
     limit_s = LONGEST_S if rate <= 0 else shape.batch_size / (rate * (1 - _ROUNDING))
     least_s, way_s = _tables(model, terms, model.tied_s(wiring))

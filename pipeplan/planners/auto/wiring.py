@@ -34,29 +34,29 @@ class Wiring:
     """The gradient exchange of stage 0's replicas."""
 
     ring_stages: float
-    """How many stages' exchanges pass a port of the exchange's slowest level, on average over all its units."""
+    """The stages whose exchanges pass a port of the exchange's slowest level, on average over all its units."""
 
     ring_s_per_byte: float
-    """What these take at a port of the outermost level at least, by bytes of the model; 0 if another is slowest."""
+    """Lower bound on their seconds a byte of the model at a port of the outermost level; 0 if another is slowest."""
 
     crossing: int
-    """How many transfers of a microbatch pass the busiest port of the slowest level in one direction."""
+    """The transfers of a microbatch that pass the busiest port of the slowest level in one direction."""
 
     port_s_per_byte: float
-    """What each of them takes there."""
+    """Seconds a byte of each of them there."""
 
     latencies_s: FloatArray
     """By boundary, the latency in one direction."""
 
     @cached_property
     def ports(self) -> "Ports":
-        """What passes each port: computed when it is first needed, because large clusters have many wirings."""
+        """The traffic of each port: computed when it is first needed, because large clusters have many wirings."""
         return _ports_of(self.cluster, self.links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ports:
-    """What passes the ports of a placement (`bound`, 6).
+    """The traffic of a placement's ports (`bound`, 6).
 
     `hop_s_per_byte`: by boundary, the least seconds a byte there and back, because all replicas send at once.
     `sent_s_per_byte`: [port, boundary], the seconds that a byte of a boundary takes of a port in each direction.

@@ -1,6 +1,6 @@
-"""Within memory: rates that shapes cannot exceed, because memory limits the blocks of a stage or makes it recompute.
+"""Within memory: upper bounds on the rates of shapes, because memory limits a stage's blocks or makes it recompute.
 
-A stage that has no room for its microbatches' activations recomputes, or has fewer blocks. Both make the longest stage
+A stage whose microbatches' activations do not fit recomputes, or has fewer blocks. Both make the longest stage
 longer than an equal share of the model. The closed form's search computes by how much (`two_bw.capacity`,
 `two_bw.split`), in the closed form's seconds. In a play blocks may be faster: with a split backward, or where the
 profile's overheads allow it. The bounds are therefore multiplied by the least ratio of played to closed-form seconds of
@@ -29,7 +29,7 @@ class MemoryBounds:
     _impossible: dict[MemoryKey, float] = field(default_factory=dict)
 
     def rates(self, found: Configurations, rates: FloatArray, *, above: float) -> FloatArray:
-        """Samples a second that no play of the shapes exceeds, at most these `rates`; closer where they are `above`."""
+        """Upper bounds on the shapes' samples a second, at most these `rates`; tighter where they are `above`."""
         closer, laws, evaluator = rates.copy(), found.execution.laws, self.model.evaluator
         if not laws.pipelined or laws.keeps_batch:
             return closer

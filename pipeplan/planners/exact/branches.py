@@ -1,16 +1,7 @@
 """Branches: turn a shape and a limit of time into questions for the solver.
 
 A branch is one kind of place for a stage: with a team (a type of device and a number of replicas), on links of certain
-levels, and with certain workers from this stage on. The steps, as the comments number them:
-
-1. Where the places of all stages are given, every stage has one branch, and there is a question for each orientation.
-2. Otherwise a stage has a branch for every team and every combination of levels. Where it does not matter on which
-   devices a stage lies, there are no levels.
-3. PipeDream's stages hold a number of microbatches that depends on the workers from this stage on. A branch stands for
-   the range of workers with as many in flight; neighbouring ranges that allow the same intervals are one branch.
-4. A branch allows the intervals of blocks that take at most the limit and fit. A branch without any is dropped.
-5. The most that the workers can do in a step bounds the blocks before each cut and after it. This adds no constraint,
-   but the solver prunes by it.
+levels, and with a range of workers from this stage on.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +24,7 @@ _UNITS = 1e6
 _ROUNDING = 1e-12
 
 _EACH_TABLE = 10
-"""How many times longer it takes to compute an entry than to read it."""
+"""The ratio of the time for computing an entry to that for reading it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,7 +39,7 @@ class BranchesAsked:
 class Questions:
     """The questions about one shape. What does not depend on the limit is computed once.
 
-    `charge` gets the number of table entries whenever some are computed or looked at.
+    `charge` gets the number of table entries whenever some are computed or read.
     """
 
     shape: StageShape
@@ -93,9 +84,10 @@ class Questions:
         return replace(kind, stage=0, workers=held * kind.replicas)
 
     def within(self, step_s: float) -> Iterator[BranchesAsked]:
-        """One question, or one for each orientation: are there stages none of which takes longer than this?"""
+        """One question, or one for each orientation: are there stages that all take at most `step_s`?"""
         if self.shape.width is not None and len(self.places.counts) == 1:
-            for links in self.places.orientations(self.shape):  # step 1
+            # 1. All places are given: every stage has one branch, and each orientation is a question.
+            for links in self.places.orientations(self.shape):
                 placed = self.places.oriented(self.shape, links)
                 fixed = tuple(
                     (Branch(team=Team(type=kind.type, replicas=kind.replicas), allowed=self._allowed(kind, step_s)),)
@@ -110,7 +102,8 @@ class Questions:
             widths = (width,) if width is not None else (1,) if self.straight else range(1, count + 1)
             teams += [Team(type=kind, replicas=replicas) for replicas in widths if replicas <= count]
 
-        # Step 2. Where replicas differ, all stages but the first and the last have the same branches.
+        # 2. A stage has a branch for every team and every combination of levels. Where replicas differ, all stages but
+        #    the first and the last have the same branches.
         made: dict[int, tuple[Branch, ...]] = {}
         for stage in range(self.shape.depth):
             like = stage if width is not None or stage in (0, last) else 1
@@ -132,7 +125,7 @@ class Questions:
         yield BranchesAsked(asked=asked)
 
     def _levels(self, stage: int, team: Team) -> Iterator[Levels]:
-        """All possible levels; if it does not matter on which devices a stage lies, one entry without levels."""
+        """All possible levels; if a stage's devices do not matter, one entry without levels."""
         if self.places.flat:
             yield None, None, None
             return
@@ -144,7 +137,10 @@ class Questions:
                     yield own, before, after
 
     def _of_team(self, stage: int, team: Team, levels: Levels, step_s: float) -> Iterator[Branch]:
-        """Steps 3 and 4: one branch, or one for every range of workers from here on that allows the same."""
+        """3. A branch for each range of workers from this stage on with as many microbatches in flight (PipeDream);
+        neighbouring ranges that allow the same intervals are one branch.
+        4. A branch allows the intervals of blocks that fit and take at most the limit; without any it is dropped.
+        """
         own, before, after = levels
         own_speed, before_speed, after_speed = (self.places.bandwidth(level or 0) for level in levels)
         most_in_flight = -(-sum(self.places.counts) // team.replicas) if self.shape.width is None else 1
@@ -173,10 +169,11 @@ class Questions:
         return np.isfinite(table) & (table <= step_s)
 
     def _work(self, step_s: float) -> SolverWork | None:
-        """Step 5, in seconds on the first type of device. A worker of another type counts by its largest speed-up of
-        any block.
+        """5. Upper bounds on the workers' work in a step, in seconds on the first type of device. They bound the blocks
+        before and after each cut: no new constraint, but the solver prunes by them.
 
-        None if types differ so much that it would prune little.
+        A worker of another type counts by its largest speed-up of any block. None if types differ so much that it
+        would prune little.
         """
         seconds = [np.diagonal(self.tabulated.compute_s(kind)) for kind in range(len(self.places.counts))]
         times = [float(np.max(seconds[0] / np.maximum(other, LEAST_AMOUNT))) for other in seconds]

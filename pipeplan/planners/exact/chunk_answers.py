@@ -17,7 +17,7 @@ from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
 MOST_MISSES = 5
 MISS_S = 2.0
-"""If nothing fits: in how many places the nearest miss is looked for, and in how many deterministic seconds each."""
+"""If nothing fits: the number of places searched for the nearest miss, and the deterministic seconds of each."""
 
 
 def chunked(problem: PlanningProblem, schedule: str, limit: float, observe: Observer) -> Answer:
@@ -107,7 +107,7 @@ def alternatives(search: ChunkedSearch, place: ChunkedPlace, stops: tuple[int, .
 def infeasible(search: ChunkedSearch) -> Infeasible:
     """The nearest misses of the shapes that are nearest with equal numbers of blocks; or why there is no shape.
 
-    Shapes that differ in their width and placement alone hold nearly the same: the first stands for all.
+    Shapes that differ only in their width and placement hold nearly the same: the first stands for all.
     """
     problem, blocks = search.problem, len(search.problem.profile.blocks)
     if not search.places:

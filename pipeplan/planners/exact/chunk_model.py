@@ -1,15 +1,10 @@
 """Chunk model: stages of ranks with three chunks and more, by OR-tools CP-SAT, with a bound.
 
 A cut is a row of booleans: `beyond[s][k]` says that stage s stops beyond block k. A sum over the blocks of a stage is
-linear in the rows of its two cuts, and so are the limits of a rank. The constraints, as the comments number them:
-
-1. Stops ascend, and every stage has a block.
-2. Forced cuts are stops, and forbidden cuts are not.
-3. A rank recomputes or not, and takes no longer than the step, with its gradient exchange beside it.
-4. A rank holds no more than its device, at each of the moments at which it may hold most.
+linear in the rows of its two cuts, and so are the limits of a rank. Comments and docstrings number the constraints.
 
 Seconds are rounded to whole units; the bound allows for that. One worker, and a limit in the solver's deterministic
-seconds, make the same question give the same answer.
+seconds, make the answer reproducible.
 """
 
 from collections.abc import Sequence
@@ -48,7 +43,7 @@ def least_step(
 ) -> ChunkVerdict:
     """The least step below a limit, with ranks that fit. Its bound is infinite if it is proven that there is none.
 
-    It is known beforehand that no step is below `least_s`.
+    `least_s` is a known lower bound on all steps.
     """
     unit_s = float(terms.chain.compute_s[-1]) / terms.shape.ranks / _UNITS
     model = _ChunkModel(terms)
@@ -64,7 +59,7 @@ def least_step(
 
 
 def least_held(terms: ChunkedTerms, *, limit: float) -> ChunkVerdict:
-    """The stages whose fullest rank holds least, however long they take."""
+    """The stages whose fullest rank holds least, without a limit on their time."""
     model = _ChunkModel(terms)
     most = model.model.new_int_var(0, 2**60, "held")
     model.limit_memory(most)
@@ -93,9 +88,9 @@ class _ChunkModel:
             for k in range(blocks):
                 model.add(row[k + 1] <= row[k])
                 if stage:
-                    model.add(self.beyond[stage - 1][k] <= row[k + 1])  # constraint 1
+                    model.add(self.beyond[stage - 1][k] <= row[k + 1])  # 1. Stops ascend; every stage has a block.
         options = terms.problem.options
-        for cut in (*options.forced_cuts, *options.forbidden_cuts):  # constraint 2
+        for cut in (*options.forced_cuts, *options.forbidden_cuts):  # 2. Forced cuts are stops, forbidden ones are not.
             stops_here = cp_model.LinearExpr.sum([row[cut - 1] - row[cut] for row in self.beyond])
             model.add(stops_here == (1 if cut in options.forced_cuts else 0))
         self.modes = {
@@ -107,7 +102,7 @@ class _ChunkModel:
             model.add_exactly_one([self.modes[rank, mode, unit] for mode, unit in terms.ways])
 
     def limit_time(self, step: cp_model.IntVar, unit_s: float) -> None:
-        """Constraint 3."""
+        """3. A rank recomputes or not, and takes no longer than the step, with its gradient exchange overlapped."""
         terms, shape = self.terms, self.terms.shape
         for (rank, mode, _), chosen in self.modes.items():
             stages = shape.stages_of(rank)
@@ -122,7 +117,7 @@ class _ChunkModel:
                 self.model.add(cp_model.LinearExpr.sum(exchange) <= step).only_enforce_if(chosen)
 
     def limit_memory(self, most: cp_model.IntVar | int) -> None:
-        """Constraint 4."""
+        """4. A rank holds no more than its device, at each of the moments at which it may hold most."""
         terms, shape, blocks = self.terms, self.terms.shape, self.terms.blocks
         workspaces = [int(terms.workspace_bytes[block, block + 1]) for block in range(blocks)]
         by_block = (True, "block") in terms.ways
@@ -163,7 +158,7 @@ class _ChunkModel:
                     self.model.add_hint(variable, int(stop > k))
 
     def solve(self, limit: float, unit: float, rounded: int) -> ChunkVerdict:
-        """Solves within so many deterministic seconds."""
+        """Solves within `limit` deterministic seconds."""
         making = _EACH_BOOLEAN * self.terms.shape.depth * self.terms.blocks
         if making >= limit:
             return ChunkVerdict(stops=None, bound=0.0, proven=False, spent=limit)

@@ -36,17 +36,17 @@ PRECISION = 1e-9
 """The search ignores plans that are faster by less."""
 
 _EACH_ENTRY = 3e-8
-"""Deterministic seconds for each entry of a table that the recurrence looks at: measured."""
+"""Deterministic seconds for each table entry that the recurrence reads: measured."""
 
 _EACH_RANK, _EACH_STAGE, _BY_MEMORY = 50_000, 10_000, 40
-"""Table entries that take as long as counting what a rank keeps, and as moving the cuts of a stage. Moving cuts by
-memory takes `_BY_MEMORY` times as long."""
+"""The costs, in table entries, of counting what a rank keeps and of moving the cuts of a stage. Moving cuts by memory
+takes `_BY_MEMORY` times as long."""
 
 _FIRST_STEPS = (1.01, 1.02, 1.04, 1.08, 1.16, 1.32, inf)
 """Where to search for first stages of ranks that hardly fit, in multiples of an even share."""
 
 _EVEN_MIDDLES = 3
-"""The answer has the most even stages over so many middles."""
+"""The answer has the most even stages over this number of middles."""
 
 
 class OutOfTimeError(Exception):
@@ -111,7 +111,7 @@ class ChunkedSearch:
     def run(self) -> None:
         """Settles every place, or as many as time allows.
 
-        In the first of two rounds the solver has a share of the time for each place that is left.
+        In the first of two rounds the solver has a share of the time for each remaining place.
         """
         for last in (False, True):
             for number, place in enumerate(self.places):
@@ -192,7 +192,7 @@ class ChunkedSearch:
         place.bound_s = inf if stops is None else max(place.bound_s, self.sample_s(place, stops))
 
     def _ask_pairs(self, place: ChunkedPlace, until: float) -> None:
-        """Asks the recurrence; while there is no plan yet, for ever longer steps."""
+        """Decides by the recurrence; while there is no plan yet, with increasing steps."""
         shape = place.shape
         least_s = shape.step_s(place.bound_s)
         if self.best is None:

@@ -1,20 +1,11 @@
-"""Decision: whether any stages stay within a limit of time, asked of OR-tools CP-SAT.
+"""Decision: OR-tools CP-SAT decides whether any stages stay within a limit of time.
 
 The solver sees no seconds and no bytes. For every stage and every kind of place (a branch) it gets the intervals of
 blocks that take at most the limit and fit, from the exact tables of `kinds`. It decides what a recurrence cannot
 express: the places of the cuts, the type and number of devices of each stage, and the network levels between them.
-The constraints, as the comments number them:
+Comments in `_Model` number the constraints.
 
-1. The cuts ascend from 0 to the number of blocks.
-2. Every stage takes exactly one of its branches.
-3. A stage that starts at a block stops where its branch allows: within reach (an element constraint), with exceptions.
-4. Every type has enough devices, or all of them are used.
-5. The workers from a stage on are as many as its branch says.
-6. The workers before a cut, and those after it, can do the work of the blocks there. This follows from the others, but
-   the solver would take long to find it.
-7. The levels between the devices of a stage, and across each boundary, are those of the branches taken.
-
-One worker and a limit in the solver's deterministic seconds make the same question give the same answer.
+One worker and a limit in the solver's deterministic seconds make the answer reproducible.
 """
 
 from dataclasses import dataclass
@@ -83,7 +74,7 @@ class SolverWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The teams and stops that were found; or None, and whether it is `proven` that there are none."""
+    """The teams and stops of a solution; or None, and whether it is `proven` that there is none."""
 
     found: tuple[tuple[Team, ...], tuple[int, ...]] | None
     proven: bool
@@ -137,15 +128,15 @@ class _Model:
             self.model.new_constant(blocks),
         ]
         for start, stop in pairwise(self.cuts):
-            self.model.add(start < stop)  # constraint 1
+            self.model.add(start < stop)  # 1. The cuts ascend from 0 to the number of blocks.
         self.takes = [
             [self.model.new_bool_var(f"takes{s}_{k}") for k in range(len(branches))]
             for s, branches in enumerate(question.branches)
         ]
         for stage, takes in enumerate(self.takes):
-            self.model.add_exactly_one(takes)  # constraint 2
+            self.model.add_exactly_one(takes)  # 2. Every stage takes exactly one of its branches.
             for branch, taken in zip(question.branches[stage], takes, strict=True):
-                # Constraint 3.
+                # 3. A stage stops where its branch allows: within reach of its start, with exceptions.
                 reached = self.model.new_int_var(0, blocks, "")
                 self.model.add_element(self.cuts[stage], [*_reach(branch.allowed).tolist(), 0], reached)
                 self.model.add(self.cuts[stage + 1] <= reached).only_enforce_if(taken)
@@ -167,14 +158,17 @@ class _Model:
         """Constraints 4 to 7, for stages whose places are not given."""
         for kind, count in enumerate(places.counts):
             used = self._used(kind, self.depth)
-            self.model.add(used == count if self.question.all_devices else used <= count)  # constraint 4
+            # 4. Every type has enough devices, or all of them are used.
+            self.model.add(used == count if self.question.all_devices else used <= count)
         for stage, branches in enumerate(self.question.branches):
             later = range(stage, self.depth)
             workers = cp_model.LinearExpr.sum([self._replicas(s) for s in later])
             for branch, taken in zip(branches, self.takes[stage], strict=True):
-                if branch.workers is not None:  # constraint 5
+                if branch.workers is not None:  # 5. The workers from a stage on are in its branch's range.
                     self.model.add_linear_constraint(workers, *branch.workers).only_enforce_if(taken)
-        if (work := self.question.work) is not None:  # constraint 6
+        if (work := self.question.work) is not None:
+            # 6. The workers before a cut, and those after it, can do the work of the blocks there. This follows from
+            #    the other constraints, but the solver would take long to find it.
             total = cp_model.LinearExpr.sum([self._does(work, s) for s in range(self.depth)])
             for stage in range(1, self.depth):
                 done = cp_model.LinearExpr.sum([self._does(work, s) for s in range(stage)])
@@ -202,7 +196,9 @@ class _Model:
         return cp_model.LinearExpr.sum([self._replicas(s, kind) for s in range(stages)])
 
     def _levels(self, places: Places) -> None:
-        """Constraint 7: the levels follow from the first of its type's devices that every stage takes."""
+        """7. The levels between the devices of a stage, and across each boundary, are those of the branches taken. They
+        follow from the first of its type's devices that every stage takes.
+        """
         rows, top = _Rows(places), len(places.cluster.levels) - 1
         size = places.cluster.levels[0].size
         units = range(places.cluster.devices // size)
@@ -238,7 +234,7 @@ class _Model:
 class _Rows(dict[Team, list[tuple[int, int, int]]]):
     """Team -> rows of (first of its type's devices, level between its replicas, unit of its first device).
 
-    A unit is one of the innermost level: how far devices lie apart depends on their units alone.
+    A unit is one of the innermost level: the distance of two devices depends only on their units.
     """
 
     def __init__(self, places: Places) -> None:

@@ -17,10 +17,10 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
 MAX_REASONS = 20
-"""How many misses are named if nothing fits."""
+"""Upper bound on the misses named if nothing fits."""
 
 MAX_LOOKED_AT = 200
-"""How many shapes are searched for their nearest miss."""
+"""Upper bound on the shapes searched for their nearest miss."""
 
 
 def stages_of(search: ExactSearch, found: Solution) -> tuple[Stage, ...]:
@@ -158,9 +158,9 @@ def infeasible(planner: str, problem: PlanningProblem, search: ExactSearch) -> I
 
 
 def nearest(search: ExactSearch, shape: StageShape) -> Solution | None:
-    """The stages whose worst lacks the least memory, by themselves; None if the cuts leave no stages.
+    """The stages that minimise the largest missing memory; None if the cuts leave no stages.
 
-    They may take infinitely long.
+    Their time may be infinite.
     """
     questions = search.questions(shape)
     best: tuple[float, Solution] | None = None

@@ -1,4 +1,4 @@
-"""First plans: good ones, found by recurrences, from which the solver starts and which it can only improve.
+"""First plans: good plans from recurrences, from which the solver starts and which it can only improve.
 
 Where all devices are of one type, a recurrence over the same tables finds the optimum, and the solver proves it. Where
 they are of several types, the recurrences only try one type after the other, in every order; the solver mixes them.
@@ -19,14 +19,14 @@ from pipeplan.planners.exact.places import Placed, Places, Team
 
 MAX_ORDERS = 24
 MAX_ROWS = 64
-"""How many orders of the types, and sequences of the stages' types, are tried."""
+"""Upper bound on the orders of the types, and on the sequences of the stages' types, that are tried."""
 
 _Places = dict[tuple[int, int], FloatArray]
 """Tables by first device and replicas."""
 
 
 def placed(shape: StageShape, places: Places) -> Iterator[Placed]:
-    """The ways to place a shape whose stages are equally wide."""
+    """The placements of a shape whose stages are equally wide."""
     width = shape.width or 1
     if len(places.counts) == 1:
         for links in places.orientations(shape):
@@ -64,11 +64,11 @@ class PlacedStages:
     def teams(
         self, shape: StageShape, *, depth: int | None = None, quantity: str = "time_s"
     ) -> tuple[Team, ...] | None:
-        """The teams of the partition whose largest entry is least, into `depth` stages or any number; None if there is
+        """The teams of the partition with the least largest entry, into `depth` stages or any number; None if there is
         none.
 
         B(d, p, i) is the largest entry of the best d stages of the blocks [i, n) on the devices [p, used). Where the
-        number of stages is free, d is left out, and of the best partitions the one with the fewest stages is taken.
+        number of stages is free, d is left out, and ties prefer the fewest stages.
         """
         tables = self._tables(shape, quantity)
         if depth is not None:
@@ -79,7 +79,7 @@ class PlacedStages:
         ones = {place: np.where(table <= worst, 1.0, np.inf) for place, table in tables.items()}
         fewest = self._fold(ones, np.add, 0.0)
 
-        # Read off the fewest stages: of equal ones those of fewer replicas, then of the first stop.
+        # Read off the fewest stages: ties prefer fewer replicas, then the first stop.
         types, teams = self._types, []
         first = start = 0
         while first < self.used:
@@ -94,12 +94,12 @@ class PlacedStages:
         return tuple(teams)
 
     def entries(self, depth: int | None) -> float:
-        """How many table entries `teams` looks at: tables of the kinds, then every place (with every depth)."""
+        """The number of table entries that `teams` reads: tables of the kinds, then every place (with every depth)."""
         places = self.used * ((1 if self.straight else self.used) + 1) / 2
         return self.tabulated.blocks**2 * places * ((depth or 2) + 1)
 
     def _exactly(self, tables: _Places, depth: int) -> tuple[Team, ...] | None:
-        """The teams of so many stages: of equal ones those of fewer replicas from the front, then of the first stop."""
+        """The teams of `depth` stages: ties prefer fewer replicas from the front, then the first stop."""
         worst = np.full((depth + 1, self.used + 1, self.tabulated.blocks + 1), np.inf)
         worst[0, self.used, -1] = -np.inf
         for layer in range(1, depth + 1):
@@ -181,7 +181,7 @@ def least_worst(tables: Sequence[FloatArray]) -> float:
 
 
 def balanced(tables: Sequence[FloatArray]) -> tuple[int, ...] | None:
-    """The stops of the split whose largest entry is least; of several, those with the least sum of squares."""
+    """The stops of the split whose largest entry is least; ties prefer the least sum of squares."""
     worst = least_worst(tables)
     if not np.isfinite(worst):
         return None

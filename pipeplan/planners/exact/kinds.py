@@ -1,8 +1,8 @@
-"""Kinds: what a stage's time and memory depend on besides its blocks, and tables of both over all intervals of blocks.
+"""Kinds: a stage's place, with tables of its time and memory over all intervals of blocks.
 
-These tables are all that the solver knows of times and bytes: the closed forms of `costs`, one table for each kind of
-stage. `Intervals` are the sums over a profile at one microbatch size. `Tabulated` turns them into times and bytes; each
-entry is the better of recomputing and not recomputing.
+The solver knows times and bytes only from these tables: the closed forms of `costs`, one table for each kind of stage.
+`Intervals` are the sums over a profile at one microbatch size. `Tabulated` turns them into times and bytes; each entry
+is the better of recomputing and not recomputing.
 
 Tables are those of `costs.compute`: entry [i, j] is the stage [i, j + 1), and infinity stands where there is none.
 """
@@ -54,12 +54,12 @@ class Intervals:
 
     @cached_property
     def weight_bytes(self) -> FloatArray:
-        """The bytes of one version of a stage's weights, of those that are trained."""
+        """The bytes of one version of a stage's trained weights."""
         return interval_sums([block.trained_bytes for block in self.profile.blocks])
 
     @cached_property
     def untrained_bytes(self) -> FloatArray:
-        """What a worker holds once: frozen weights and buffers."""
+        """The bytes of which a worker holds one copy: frozen weights and buffers."""
         return interval_sums([block.untrained_bytes for block in self.profile.blocks])
 
     @cached_property
@@ -69,7 +69,7 @@ class Intervals:
         return interval_sums(added.tolist()) + (self._measured["activation_bytes"] - added)[:, None]
 
     def late_bytes(self, gradients: int) -> FloatArray:
-        """What so many gradients take beyond a microbatch's activations: `costs.memory.replacing_bytes`."""
+        """The bytes of `gradients` gradients beyond a microbatch's activations: `costs.memory.replacing_bytes`."""
         weights = np.asarray([block.trained_bytes for block in self.profile.blocks], dtype=np.float64)
         return interval_sums(replacing_bytes(gradients, weights, self._measured["added_bytes"]).tolist())
 
@@ -80,13 +80,13 @@ class Intervals:
 
     @cached_property
     def block_input_bytes(self) -> FloatArray:
-        """The inputs of all blocks of a stage, without what blocks only pass on."""
+        """The inputs of all blocks of a stage, without what blocks only forward."""
         passed = np.asarray(passed_inputs(self.profile.at(self.microbatch_size)), dtype=np.float64)
         return interval_sums((self.input_bytes - passed).tolist()) + passed[:, None]
 
     @cached_property
     def again_bytes(self) -> FloatArray:
-        """The most that a block holds when it has run again."""
+        """The largest bytes of a block when it has run again."""
         return interval_maxima(self._measured["again_bytes"].tolist())
 
     @cached_property
@@ -101,7 +101,7 @@ class Intervals:
 
     @cached_property
     def kept_output_bytes(self) -> FloatArray:
-        """The part of them that a stage keeps anyway (`Measurement.kept_output_bytes`)."""
+        """The part of them among the stage's activations (`Measurement.kept_output_bytes`)."""
         return np.append(self._measured["kept_output_bytes"][:-1], 0.0)
 
     @cached_property
@@ -293,9 +293,9 @@ class Tabulated:
         return self._better([self._held(shape, kind, recompute) - usable for recompute in self.recomputes])
 
     def choice(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> Choice:
-        """The faster way to run a stage that fits; without recomputation if both are as fast, or if neither fits.
+        """The faster mode of a stage that fits; without recomputation if both are as fast, or if neither fits.
 
-        Of the units of recomputation it is the first that fits.
+        The unit of recomputation is the first that fits.
         """
         here = start, stop - 1
         ways = [

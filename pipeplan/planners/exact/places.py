@@ -1,4 +1,4 @@
-"""Places: which devices a sequence of stages takes, and the bandwidths that this gives them.
+"""Places: the devices of a sequence of stages, and the bandwidths that follow.
 
 All replicas of a stage run on devices of one type; which stage gets which type is free. The stages of a type take its
 devices in order, one stage after the other. Where all devices are of one type and all stages are equally wide, the
@@ -73,7 +73,7 @@ class Places:
         return float(self.bandwidths.of_levels(np.asarray(level)))
 
     def orientations(self, shape: StageShape) -> tuple[Links, ...]:
-        """The ways to place equally wide stages on devices of one type."""
+        """The placements of equally wide stages on devices of one type."""
         return orientations(self.cluster, shape.width or 1, shape.depth)
 
     def oriented(self, shape: StageShape, links: Links) -> Placed:

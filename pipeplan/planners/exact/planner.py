@@ -1,4 +1,4 @@
-"""Exact: the planner for what no recurrence expresses, by OR-tools CP-SAT, with a proof or a gap.
+"""Exact: the planner for problems that no recurrence expresses, by OR-tools CP-SAT, with a proof or a gap.
 
 - Stages are contiguous blocks. Cuts between them may be forced and forbidden.
 - Each stage recomputes or not, and fits its own device under the schedule's real number of microbatches in flight.
@@ -6,12 +6,9 @@
 - The objective is the schedule's. PipeDream's is the slowest stage or boundary, with replicas of its own for every
   stage. For equal widths it is that of PipeDream-2BW's appendix A.1, with the flush of 1F1B and GPipe.
 - The closed forms are those of `costs`, as the recurrences have them.
-- Where ranks hold several stages (in a loop, or in a V), the objective is the rank whose stages together take longest
-  (`chunk_search`).
+- Where ranks hold several stages (in a loop, or in a V), the objective is the slowest rank's time (`chunk_search`).
 - Where a cluster has several levels, PipeDream's stages lie in a row on its devices, and a transfer is as slow as the
   slowest level that it crosses.
-
-The steps of the branch and bound are in `search`; `branches` and `decision` make a question for the solver.
 """
 
 from math import log
@@ -63,7 +60,7 @@ MAX_BLOCKS = 256
 MAX_DEVICES = 256
 MAX_PIPEDREAM_DEVICES = 64
 MAX_ENTRIES = 10**8
-"""Beyond these, making the tables alone takes too long; the last counts the entries of all tables of a shape."""
+"""Beyond these limits, making the tables alone takes too long; `MAX_ENTRIES` counts the entries of a shape's tables."""
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
@@ -71,8 +68,8 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
 
     `Options.time_limit_s` counts the solver's deterministic seconds, which are about as long as real ones; the answer
     does not depend on the machine. Ties within the precision among first plans go to fewer devices, then fewer
-    stages, then smaller microbatches; the solver's plans must be faster. Raises InvalidInputError where time was up
-    before a plan was found or it was proven that there is none.
+    stages, then smaller microbatches; the solver's plans must be faster. Raises InvalidInputError if the time ends
+    before a plan is found or it is proven that there is none.
     """
     _check(problem)
     schedule, limit = _schedule(problem.options), problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
@@ -173,7 +170,7 @@ def _check(problem: PlanningProblem) -> None:
 
 
 def _by_minibatch(options: Options) -> bool:
-    """Whether the stages update after every minibatch: each may then have replicas of its own."""
+    """Whether the stages update after every minibatch: each may then have its own number of replicas."""
     return _schedule(options).update == "minibatch"
 
 
@@ -197,7 +194,7 @@ def _check_chunks(problem: PlanningProblem) -> None:
 
 
 def shapes_of(problem: PlanningProblem) -> list[StageShape]:
-    """Everything but the stages' cuts, in the order of preference among equals."""
+    """All shapes, everything but the stages' cuts, in the order that decides ties."""
     options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
     schedule = _schedule(options).name
     if _by_minibatch(options):

@@ -1,7 +1,7 @@
 """Played: the plans that the exact planner plays: every shape's best split on every placement that it knows.
 
-A shape's step is no less than its compute, spread evenly: that bounds its plays. PipeDream's shapes are not played one
-by one; the closed form's optimum stands for them.
+A shape's evenly spread compute is a lower bound on its step, which bounds its plays. PipeDream's shapes are not played
+one by one; the closed form's optimum stands for them.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.spaces import EverySplit, Splits
 
 MOST_SHAPES = 400
-"""The most shapes that are split, the highest bounds first."""
+"""Upper bound on the shapes that are split, the highest bounds first."""
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedShape:
-    """A shape on one placement, which is split when it is asked for."""
+    """A shape on one placement, split on demand."""
 
     search: ExactSearch
     shape: StageShape
@@ -92,7 +92,7 @@ class PlayedShapes:
 
     @property
     def beyond(self) -> float:
-        """Samples a second that none of the other shapes exceeds."""
+        """Upper bound on the other shapes' samples a second."""
         return max((most for most, _ in self._bounded[1]), default=0.0)
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedShape]:

@@ -1,14 +1,13 @@
-"""Room: PipeDream's plans of the solver leave room for the messages that their stages have under way.
+"""Room: the solver's PipeDream plans reserve memory for the messages that their stages have in transit.
 
-The solver's tables hold stages by themselves. How many messages a stage has under way depends on the replicas of its
-neighbours as well. If a stage of the answer does not fit with its messages, two others are asked, and the faster answer
-counts:
+The solver's tables have one stage each. The number of a stage's messages in transit also depends on its neighbours'
+replicas. If a stage of the answer does not fit with its messages, two other searches run, and the faster answer counts:
 
-- the same search with a part of every device kept free, more each time, until all stages fit;
-- PipeDream's own recurrence, which knows messages, where it has all that is asked for: devices of one type on one
-  level, any cuts, no recomputation. Without recomputation that is the best plan, and proves that nothing fits.
+- the same search with a reserved part of every device, more each time, until all stages fit;
+- PipeDream's recurrence, which counts messages, where it supports the problem: devices of one type on one level, any
+  cuts, no recomputation. Without recomputation its answer is the best plan, and it proves that nothing fits.
 
-Else the bound stays that of the first answer, which knows no messages.
+Else the bound stays that of the first answer, which counts no messages.
 """
 
 from collections.abc import Callable
@@ -24,14 +23,14 @@ from pipeplan.planners.messages import excess_bytes
 from pipeplan.planners.pipedream.planner import pipedream
 
 RAISED = 1.5
-"""How much more is kept free each time, at least."""
+"""Lower bound on the ratio of the reserved memory to that of the previous search."""
 
 WITHOUT_MESSAGES = "as if no messages were under way, CP-SAT proved that no plan takes less than the bound"
 BY_RECURRENCE = "PipeDream's recurrence compared every partition, by the replicas of the stages beside each as well"
 
 
 def searched_with_room(make: Callable[[float], ExactSearch]) -> tuple[ExactSearch, Result]:
-    """The search that gave the answer, and the answer. `make` makes a search that keeps so many bytes free."""
+    """The search that gave the answer, and the answer. `make` takes the bytes to reserve on every device."""
     search, reserved_bytes = make(0.0), 0.0
     result = first = search.run()
     if first.best is None or _ruled_out(search, first.best) is None:
@@ -73,7 +72,7 @@ def _by_recurrence(search: ExactSearch) -> Solution | None:
 
 
 def _ruled_out(search: ExactSearch, found: Solution) -> float | None:
-    """The bytes to keep free that rule out a stage which does not fit, whatever its neighbours are; None if all fit."""
+    """The bytes to reserve that rule out a stage that does not fit, for any neighbours; None if all fit."""
     stages = stages_of(search, found)
     excess = excess_bytes(search.problem, stages)
     return min(

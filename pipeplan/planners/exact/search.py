@@ -1,4 +1,4 @@
-"""Search: a branch and bound over shapes; the solver decides within a shape, by questions with a limit of time.
+"""Search: a branch and bound over shapes; within a shape the solver decides questions with a limit of time.
 
 A shape is everything but the places of the cuts. The steps, as the comments number them:
 
@@ -30,10 +30,10 @@ PRECISION = 5e-7
 """The search ignores plans that are faster by less."""
 
 _EACH_ENTRY = 4e-9
-"""Deterministic seconds for each table entry that is looked at: work outside the solver counts as well."""
+"""Deterministic seconds for each table entry that is read: work outside the solver counts as well."""
 
 _EACH_SPLIT = 4
-"""How often a recurrence looks at an entry."""
+"""The number of times that a recurrence reads an entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +130,7 @@ class ExactSearch:
 
     @property
     def free_depth(self) -> bool:
-        """Whether the first plans of one shape are those of all: PipeDream's, unless stages are asked for."""
+        """Whether all shapes have the same first plans: PipeDream's do, unless the stages are requested."""
         return any(shape.width is None for shape in self.shapes) and self.problem.options.stages is None
 
     def questions(self, shape: StageShape) -> Questions:
@@ -161,7 +161,7 @@ class ExactSearch:
         return self.best.sample_s * (1 - PRECISION) if self.best else inf
 
     def _first_plans(self, questions: Questions) -> None:
-        """Keeps the best first plan of a shape; PipeDream's have any number of stages, where that is free."""
+        """Keeps the best first plan of a shape; PipeDream's have any number of stages unless it is requested."""
         blocks = questions.tabulated.blocks
         for placed in self.first_places(questions):
             shape = replace(questions.shape, depth=len(placed.kinds))
@@ -192,7 +192,7 @@ class ExactSearch:
         self._report()
 
     def _report(self) -> None:
-        """Reports the best plan, and what is known of a better one, to the observer."""
+        """Reports the best plan, and the bound on better ones, to the observer."""
         undecided = [shape.bound_s for shape in self._open if not shape.decided]
         best_s = self.best.sample_s if self.best else None
         bound_s = min([*undecided, *([] if best_s is None else [best_s])], default=0.0)
@@ -242,7 +242,7 @@ class ExactSearch:
 
 
 def solution(questions: Questions, placed: Placed) -> Solution | None:
-    """The split on these places whose slowest stage is fastest, of those the most balanced; None where none fits."""
+    """The split on these places whose slowest stage is fastest; ties prefer the most even. None where none fits."""
     tables = [questions.table(questions.shared(kind)) for kind in placed.kinds]
     stops = balanced(tables)
     if stops is None:

@@ -10,14 +10,14 @@ from operator import mul
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 
 _POWER = 8
-"""The power of the ranks' seconds: high enough that the slowest rank decides, low enough that others count, too."""
+"""The power of the ranks' seconds: high enough for the slowest rank to decide, low enough for others to count."""
 
 _STAGES = 0.01
-"""The weight of the stages' own seconds: among ranks as even, even stages leave smaller bubbles."""
+"""The weight of the stages' own seconds: if ranks are equally even, even stages leave smaller bubbles."""
 
 _SWEEPS = 40
 _SWEEPS_BY_MEMORY = 6
-"""After so many sweeps over all cuts it ends; usually nothing moves long before."""
+"""Upper bound on the sweeps over all cuts; usually nothing moves long before."""
 
 RankCost = Callable[[int, Sequence[int]], float]
 """A rank's cost with these stops."""
@@ -33,7 +33,7 @@ def nearly_even(terms: ChunkedTerms, *, by_memory: bool = True) -> tuple[int, ..
 
 
 def squeezed(terms: ChunkedTerms, stops: tuple[int, ...], *, sweeps: int = _SWEEPS_BY_MEMORY) -> tuple[int, ...] | None:
-    """The same stops if all ranks fit, or others that fit after so many sweeps; None where none do."""
+    """The same stops if all ranks fit, or others that fit after at most `sweeps` sweeps; None where none do."""
     ranks, fullness = range(terms.shape.ranks), _fullness(terms)
     if max(fullness(rank, stops) for rank in ranks) <= 1:
         return stops
@@ -68,7 +68,7 @@ def even_by_time(terms: ChunkedTerms) -> tuple[int, ...] | None:
 
 
 def _fullness(terms: ChunkedTerms) -> RankCost:
-    """What a rank holds by the way that holds less, in shares of its device: `terms.rank_bytes`, by plain sums."""
+    """A rank's memory in its smaller mode, as a share of its device: `terms.rank_bytes`, by plain sums."""
     shape, chain, ranks = terms.shape, terms.chain, range(terms.shape.ranks)
     kept_until, kept_before = (sums.tolist() for sums in terms.kept_sums)
     weights = terms.weights_held.tolist()

@@ -18,14 +18,14 @@ _ANY_TIME_S = 1e300
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Limit:
-    """A sum over the stages of a rank, and the most that it may be: `tables` has what each stage adds, by chunk."""
+    """A sum over the stages of a rank, and its upper bound: `tables` has each stage's term, by chunk."""
 
     tables: tuple[FloatArray, ...]
     most: float
 
 
 Way = tuple[Limit, ...]
-"""A way for a rank to run, without recomputation or with it by some unit: all its limits hold."""
+"""A rank's mode, without recomputation or with it by some unit: all its limits hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Within:
     held_bytes: float = inf
 
     def ways(self, rank: int) -> Iterator[Way]:
-        """The ways of a rank that some stages allow. Stages are within the limits if all limits of some way hold."""
+        """The modes of a rank that some stages allow. Stages are within the limits if all limits of some mode hold."""
         terms = self.terms
         stages = terms.shape.stages_of(rank)
         step_s = min(self.step_s * (1 + ROUNDING), _ANY_TIME_S)

@@ -23,10 +23,10 @@ from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.interleaved.limits import Way, Within
 
 Charge = Callable[[int], None]
-"""Gets the number of table entries whenever some are looked at. It may raise to end the search."""
+"""Gets the number of table entries whenever some are read. It may raise to end the search."""
 
 _EACH_LOOK = 2000
-"""Looking at a table takes as long as so many of its entries."""
+"""The fixed cost of reading a table, in entries."""
 
 WordArray = npt.NDArray[np.uint64]
 """Bits."""
@@ -44,7 +44,7 @@ class Pairs:
     _ways: dict[int, tuple[Way, ...]] = field(default_factory=dict)
 
     def stops(self, most_middles: int = 1) -> tuple[int, ...] | None:
-        """The stops of all stages within the limits; None if there are none. The more middles, the more even."""
+        """The stops of all stages within the limits; None if there are none. More middles give more even stages."""
         middles = self.middles()
         if not middles:
             return None
@@ -123,7 +123,7 @@ class Pairs:
         return bits & self._below[highest] & ~self._below[np.minimum(firsts + left, self._blocks + 1)]
 
     def _steps(self, rank: int, firsts: IntArray, seconds: IntArray) -> Iterator[_Step]:
-        """The steps that a rank may take, by any of its ways."""
+        """The steps that a rank may take, in any of its modes."""
         for way in self._of_rank(rank):
             first_rows = [_by_length(limit.tables[0]) for limit in way]
             second_rows = [_by_length(self._second(limit.tables[1])) for limit in way]
@@ -161,7 +161,7 @@ class Pairs:
         return found
 
     def _second(self, table: FloatArray) -> FloatArray:
-        """A table of second stages; in a V by how many blocks of the model follow the stage, and from where on."""
+        """A table of second stages; in a V by the number of blocks that follow the stage, and its start."""
         return table[::-1, ::-1].T if self._in_v else table
 
     def _most_even(self, middle: int) -> tuple[float, tuple[int, ...]]:
@@ -205,7 +205,7 @@ class Pairs:
             back = lengths[first, second]
             first, second = first - int(back[0]), second - int(back[1])
         stops = first_stops[::-1]
-        if self._in_v:  # second stages end where the one of the rank after begins
+        if self._in_v:  # a rank's second stage ends where the next rank's begins
             return float(sums[pair, h]), (*stops, *(blocks - b for b in second_stops[1:]), blocks)
         return float(sums[pair, h]), (*stops, *second_stops[::-1])
 

@@ -80,13 +80,13 @@ def _stages_by_rank(laws: Schedule, ranks: int, chunks: int) -> tuple[tuple[int,
 
 
 MOST_CHUNKS = 8
-"""The most stages of a rank, unless more are asked for: fills shrink as 1 / chunks, while messages grow."""
+"""Upper bound on a rank's stages, unless more are requested: fills shrink as 1 / chunks, while messages grow."""
 
 
 def shapes_of(
     schedule: str, options: Options, *, devices: int, blocks: int, batches: Sequence[tuple[int, int]]
 ) -> Iterator[ChunkedShape]:
-    """Every shape of a schedule that can run, whose ranks have so many devices and whose stages so many blocks.
+    """Every shape of a schedule that can run on at most `devices` devices, with a model of `blocks` blocks.
 
     `batches` are the microbatch sizes, with the samples of a batch over each.
     """

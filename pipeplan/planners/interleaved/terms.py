@@ -117,7 +117,7 @@ class ChunkedTerms:
         return self._held[key]
 
     def most_in_flight(self, stage: int) -> int:
-        """The microbatches that a stage has in flight at most."""
+        """Upper bound on a stage's microbatches in flight."""
         rank, chunk = self._places[stage]
         return self.held(rank, recompute=False).most[chunk]
 
@@ -139,7 +139,7 @@ class ChunkedTerms:
         return kept_sums(np.asarray(kept, dtype=np.float64), np.asarray(shared, dtype=np.float64))
 
     def fixed_bytes(self, stage: int, *, recompute: bool) -> FloatArray:
-        """The weights of a stage with what belongs to them, and its buffers."""
+        """The weights of a stage with their gradients and optimizer states, and its buffers."""
         chain, buffers = self.chain, self.buffers(stage, recompute=recompute)
         held = self.weights_held - self.weights_held[:, None]
         moved = chain.input_bytes[:, None], chain.output_bytes, chain.kept_output_bytes
@@ -147,14 +147,14 @@ class ChunkedTerms:
 
     @cached_property
     def ways(self) -> tuple[tuple[bool, str], ...]:
-        """How a rank may keep microbatches: without and with recomputation, and of the latter by which units."""
+        """A rank's modes: without recomputation, and with it by each unit."""
         units = recompute_units(self.problem, self.shape.laws)
         return tuple((mode, unit) for mode in self.shape.modes for unit in (units if mode else RECOMPUTE_UNITS[:1]))
 
     def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
-        """The bytes that so many microbatches keep on a stage: whole, and by their inputs alone.
+        """The bytes of a stage that keeps `whole` microbatches whole, and `inputs` by their inputs alone.
 
-        By block, the inputs are those of all blocks, and a whole microbatch has what the largest block holds, too.
+        By block, the inputs are those of all blocks, and each whole microbatch adds the largest block's bytes.
         """
         if unit == "block":
             return self.inputs_of_blocks(whole + inputs) + whole * self.largest_bytes
@@ -163,13 +163,13 @@ class ChunkedTerms:
         return np.asarray(kept + inputs * self.chain.input_bytes[:, None])
 
     def inputs_of_blocks(self, microbatches: int) -> FloatArray:
-        """The inputs of all blocks of a stage, so many times."""
+        """The bytes of the inputs of all blocks of a stage, for `microbatches` microbatches."""
         until, before = self.chain.input_sums
         return np.asarray(microbatches * (until - before[:, None]))
 
     @cached_property
     def largest_bytes(self) -> FloatArray:
-        """The most that a block holds when it has run again."""
+        """The largest bytes of a block when it has run again."""
         found = self.chain.again_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
         return np.vstack((found, np.zeros(self.blocks + 1)))
 
@@ -205,16 +205,16 @@ class ChunkedTerms:
         return max((float(sums_s[-1]) + sum(together_s)) / ranks, block_s, exchange_s) * (1 - 1e-12)
 
     def weights_fit(self) -> bool:
-        """False where not even the weights, with what belongs to them, fit all ranks together."""
+        """False where the weights, with their gradients and optimizer states, exceed all ranks together."""
         return float(self.weights_held[-1]) <= self.shape.ranks * self.device_bytes
 
     def may_fit(self) -> bool:
         """False where no stages fit, by all ranks together.
 
-        Take a rank that keeps at least a_r microbatches of each of its stages, and b_r bytes besides. It can have (M -
+        Take a rank that keeps at least a_r microbatches of each of its stages, and b_r further bytes. It can have (M -
         b_r) / a_r of the activations, less its weights over a_r. With recomputation it keeps a whole stage of its
-        chunks. By block it keeps the input or the activations of every block, whichever is smaller, and nothing
-        besides.
+        chunks. If it recomputes by block, it keeps only the input or the activations of every block, whichever is
+        smaller.
         """
         by_block = (True, "block") in self.ways
         activations = self.chain.least_kept if by_block else float(self.kept_sums[0][-1])
@@ -246,7 +246,7 @@ class ChunkedTerms:
         return max(busy_s, weights * self.exchange_s_per_byte(rank))
 
     def memory(self, rank: int, stops: Sequence[int], *, recompute: bool) -> tuple[StageMemory, ...]:
-        """The bytes of each stage of a rank when the rank holds most, by chunk. Their sum is the rank's peak."""
+        """The bytes of each stage of a rank at its peak, by chunk."""
         return self.unit_and_memory(rank, stops, recompute=recompute)[1]
 
     def unit_and_memory(
@@ -323,7 +323,7 @@ class ChunkedTerms:
         return np.asarray(held - 8 * len(stages))
 
     def mode(self, rank: int, stops: Sequence[int]) -> bool:
-        """Whether a rank recomputes: the shorter way that fits, or (if none does) the smaller."""
+        """Whether a rank recomputes: in the faster mode that fits, or (if none does) in the smaller."""
         if len(self.shape.modes) == 1:
             return self.shape.modes[0]
         ways = []
@@ -367,13 +367,13 @@ class ChunkedTerms:
     @property
     def weight_copies(self) -> float:
         """Copies of the weights that a stage holds: one version, gradients, master weights and optimizer states, and
-        the copies that autocast makes of the version.
+        autocast's copies of the version.
         """
         return 1 + sum(self._fixed) + self._casts
 
     @cached_property
     def weights_held(self) -> FloatArray:
-        """Sums of `weight_copies` of the trained weights, and of what a rank holds once."""
+        """Sums of `weight_copies` times the trained weights, and of the frozen weights and buffers."""
         return self.chain.weights_held(self.weight_copies)
 
     @property
@@ -381,7 +381,7 @@ class ChunkedTerms:
         return cast_copies(self.problem.profile.dtype, self.problem.profile.autocast)
 
     def buffers(self, stage: int, *, recompute: bool) -> Copies:
-        """How many buffers a stage has: these fields of `costs.memory.training_copies` alone are the stage's."""
+        """A stage's buffers: only these fields of `costs.memory.training_copies` are the stage's."""
         key = stage, recompute
         if key not in self._buffers:
             ends = (None, *self.edges, None)

@@ -1,7 +1,7 @@
 """Certificate: why no partition is faster, as numbers that can be checked without trusting the search.
 
-The witness is a number n(k) for every cut k, 0 for the end. For all j < k, n(j) <= n(k) + the least machines on which
-the blocks between cut j and cut k take at most t. Added up along any pipeline within t, this says that the pipeline
+The witness is a number n(k) for every cut k, 0 for the end. For all j < k, n(j) <= n(k) + the fewest machines on which
+the blocks between cut j and cut k take at most t. Added up along any pipeline within t, this shows that the pipeline
 needs at least n(start) machines. If there are fewer, no pipeline is within t.
 
 The check solves PipeDream's recurrence again, by plain loops; the steps have the numbers of `space`.
@@ -23,13 +23,13 @@ from pipeplan.planners.problem import PlanningProblem
 QUANTITY = "slowest stage, seconds a minibatch"
 
 _ROUNDING = 1e-12
-"""How much sums in another order may differ, relatively; the gap of a witness to its bound is larger."""
+"""The relative difference of sums in another order; the gap of a witness to its bound is larger."""
 
 _EQUAL = 1e-11
-"""Times that differ by less are the same time."""
+"""Times that differ by less are equal, relatively."""
 
 _CHECKED = 5_000_000
-"""Stages that the plain recurrence of the check may solve: some ten seconds."""
+"""Upper bound on the stages that the check's plain recurrence solves: some ten seconds."""
 
 _CLAIMS = {
     "recurrence": "Every partition was compared, by the recurrence: solving it again gives the bound.",
@@ -85,16 +85,16 @@ def certificate(problem: PlanningProblem, found: Partition) -> Certificate | Non
 
 
 def units_of(problem: PlanningProblem) -> list[LevelLinks]:
-    """The levels that join anything, as the search sees them."""
+    """The search's levels: those of more than one unit."""
     levels = network(problem)
     return [links for links in levels if links.units > 1] or levels[-1:]
 
 
 def check_certificate(plan: Plan, problem: PlanningProblem) -> None:
-    """Checks what the plan's certificate claims. Raises PipeplanError if it is false, or too large to be checked.
+    """Checks the claim of the plan's certificate. Raises PipeplanError if it is false, or too large to be checked.
 
-    Plain loops over pairs of cuts, O(n^2), that share nothing with the search but the terms of the papers. Gradients
-    are exchanged as the plan's cost model says, unless `problem` asks for one exchange.
+    Plain loops over pairs of cuts, O(n^2), that share nothing with the search but the terms of the papers. The plan's
+    cost model decides how gradients are exchanged, unless `problem` requests an exchange.
     """
     held = plan.certificate
     if held is None:
@@ -144,7 +144,7 @@ def _require(condition: bool, otherwise: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Check:
-    """The terms again, one stage at a time."""
+    """The recurrence's terms, computed again one stage at a time."""
 
     states: States
     levels: tuple[LevelLinks, ...]
@@ -160,15 +160,14 @@ class _Check:
             yield from ((j, k) for k in allowed if self.between(j, k))
 
     def between(self, j: int, k: int) -> bool:
-        """Whether a stage may be there."""
+        """Whether a stage from cut j to cut k is allowed."""
         before = self.states.before
         return j < k if before is None else bool(before[j, k])
 
     def needs(self, j: int, k: int, bottleneck_s: float, wanted: float) -> tuple[float, float]:
         """The fewest units on which the blocks take at most the bottleneck, and the fewest of two and more.
 
-        Both are lower bounds if a unit has units inside: its best case may already show that `wanted` or more are
-        needed.
+        Both are lower bounds if a unit has units inside: its best case may already need `wanted` or more.
         """
         level = len(self.levels) - 1
         inside = 1
@@ -217,7 +216,7 @@ class _Check:
         return max(self.value_s(level - 1, j, k, inside), exchange_s) / units
 
     def straight_depths(self, bottleneck_s: float) -> set[int]:
-        """How many stages of one unit each a pipeline within the bottleneck may have."""
+        """The numbers of one-unit stages that a pipeline within the bottleneck may have."""
         last = len(self.states) - 1
         depths: dict[int, set[int]] = {last: {0}}
         for j, k in reversed(list(self.stages(bottleneck_s))):

@@ -1,11 +1,10 @@
-"""Fitting: what a stage holds, and the search for stages that fit on one level.
+"""Fitting: a stage's memory, and the search for stages that fit on one level.
 
 A stage on r devices has ceil(devices from this stage on / r) minibatches in flight (PipeDream 2018, section 3.3), which
-is 1 + ceil(devices downstream / r). Fewer devices downstream, or more on the stage itself, never make it hold more. So
-the fewest devices from each state to the end are the best for memory as well. The closed form of `probe` serves here
-too, from the end, where the devices downstream are known. Devices that are left over go to the first stage, which is
-downstream of no other. That argument does not reach a first stage of one device that may not have two:
-`memory_recurrence` does.
+is 1 + ceil(devices downstream / r). Fewer devices downstream, or more on the stage itself, never increase its memory.
+So the fewest devices from each state to the end are the best for memory as well. The closed form of `probe` serves here
+too, from the end, where the devices downstream are known. Spare devices go to the first stage, which is downstream of
+no other. The argument fails for a first stage of one device that may not have two; `memory_recurrence` covers it.
 """
 
 from collections.abc import Callable
@@ -27,7 +26,7 @@ FEW_DEVICES = 64
 
 
 Factors: TypeAlias = tuple[float, float, float, float, float]
-"""By how much each of a law's amounts counts, in their order."""
+"""The factor of each of a law's amounts, in their order."""
 
 Neighbours: TypeAlias = tuple[int, int, int, int]
 """The devices of the stage before, of the stage itself, of the stage after (0 where there is none), and of all later
@@ -39,8 +38,8 @@ ones.
 class Law:
     """Bytes held = fixed + held x each, of a stage's weights, activations, input, largest transient and late gradients.
 
-    `held` is the number of minibatches in flight. Both accountings of `costs.memory` have this form, but for the
-    messages that a stage has under way: `buffers` counts them, where they count, by its neighbours.
+    `held` is the number of minibatches in flight. Both accountings of `costs.memory` have this form, but for a stage's
+    messages in transit: `buffers` counts them by its neighbours, in the accounting that includes them.
     """
 
     fixed: Factors
@@ -65,21 +64,21 @@ class Memory:
     kept_output_bytes: FloatArray
 
     def messages(self, neighbours: Neighbours) -> InTransit:
-        """The messages under way of a stage between such neighbours; none where they do not count."""
+        """The messages in transit of a stage between these neighbours; none in an accounting without messages."""
         return InTransit() if self.law.buffers is None else self.law.buffers(neighbours)
 
     def message_bytes(self, rows: IntArray, columns: IntArray, messages: InTransit) -> FloatArray:
-        """The bytes of messages under way of the stages from each row to each column."""
+        """The bytes of messages in transit of the stages from each row to each column."""
         received, sent = self.boundary_bytes[rows, None], self.boundary_bytes[columns]
         return messages.bytes(received, sent, self.kept_output_bytes[columns])
 
     def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
-        """The bytes of a worker of the stages from each row to each column, with so many minibatches in flight."""
+        """The bytes of a worker of the stages from each row to each column, with `held` minibatches in flight."""
         fixed, each = self.fixed_and_each(rows, columns)
         return np.asarray(fixed + held * each)
 
     def most_in_flight(self, rows: IntArray, columns: IntArray) -> FloatArray:
-        """How many minibatches may be in flight; infinite if they take nothing, below 1 if nothing fits."""
+        """Upper bound on the minibatches in flight; infinite if they take no bytes, below 1 if none fits."""
         fixed, each = self.fixed_and_each(rows, columns)
         left = self.law.limit_bytes - fixed
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -127,7 +126,7 @@ def memory_of(states: States, space: PartitionSpace, law: Law) -> Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fitting:
-    """Stages that fit, and the bottleneck below which none do. If both are equal, the optimum is proven."""
+    """Stages that fit, and the bottleneck below which no stages fit. If both are equal, the optimum is proven."""
 
     cost_s: float
     stages: Stages
@@ -142,7 +141,7 @@ class FittingSearch:
         self.memory = memory
 
     def search(self, stages: Stages, refuted_s: float) -> Fitting:
-        """The optimum, or bounds of it, from stages that fit and what is refuted already."""
+        """The optimum, or bounds on it, from stages that fit and a refuted bottleneck."""
         cost_s, low_s = self.level.measured(stages).cost_s, refuted_s
         while cost_s * (1 - STEP) > low_s:
             # the geometric mean, or the upper end when both are next to equal
@@ -159,7 +158,7 @@ class FittingSearch:
         return Fitting(cost_s=cost_s, stages=stages, refuted_s=min(refuted_s / (1 - STEP), cost_s))
 
     def _probe(self, bottleneck_s: float) -> tuple[Stages | None, Table]:
-        """Stages within the bottleneck that fit, if the argument finds some; and the fewest devices."""
+        """Stages within the bottleneck that fit, if the search finds some; and the fewest devices."""
         level = self.level
         states = level.states(level.space.within(0, level.space.last), bottleneck_s)
         needs = level.needs(bottleneck_s, 0, level.space.last)
@@ -175,7 +174,7 @@ class FittingSearch:
         if least[0] > level.units:
             return None, table
 
-        # on all units: the first stage takes what is left over, if it may have two or more
+        # on all units: the first stage takes the spare units, if it may have two or more
         need, two = self.needs_of_row(needs, states, 0, least)
         left = 0
         if not level.fewer and least[0] < level.units:
@@ -204,15 +203,15 @@ class FittingSearch:
 
 
 def fits_any(memory: Memory, space: PartitionSpace, devices: int) -> bool:
-    """Whether stages on all devices, or on fewer, can hold no more than the limit, joined by whatever links."""
+    """Whether any stages on all devices, or on fewer, stay within the memory limit."""
     return DevicesNeeded(memory, space, devices).stages(memory.law.limit_bytes) is not None
 
 
 def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float, Stages]:
-    """The least that the worst device must hold if time does not matter, and stages that hold no more.
+    """The minimum over all stages of the fullest device's bytes, and stages that reach it.
 
-    Each limit is tried by the least devices from every state to the end. The next limit is below what the stages found
-    hold, until no stages keep it.
+    Each limit is tested by the fewest devices from every state to the end. The next limit is below the bytes of the
+    stages found, until no stages are within it.
     """
     needed = DevicesNeeded(memory, space, devices)
     stages: Stages = ((0, space.last, devices),)
@@ -220,7 +219,7 @@ def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float
     while most - 1 > low:
         limit = most - 1 if most - low < 2 else (most + low) // 2
         if not low < limit < most:
-            break  # from 2**53 bytes on there is not a number for every byte
+            break  # from 2**53 bytes on a double does not represent every byte
         found = needed.stages(limit)
         largest = most if found is None else _largest(memory, found)
         if found is None or largest >= most:
@@ -241,7 +240,7 @@ def _largest(memory: Memory, stages: Stages) -> float:
 def fewest(most_in_flight: FloatArray, space: PartitionSpace) -> FloatArray:
     """The fewest devices from each state to the end; infinite if no number suffices.
 
-    `most_in_flight`: how many minibatches each stage has room for; not a number if they take nothing and all fit.
+    `most_in_flight`: each stage's capacity in minibatches; not a number if they take no bytes and all fit.
     """
     least = np.full(len(space), np.inf)
     least[-1] = 0.0
@@ -254,7 +253,7 @@ def fewest(most_in_flight: FloatArray, space: PartitionSpace) -> FloatArray:
 
 
 def _devices_of_first(most: FloatArray, later: FloatArray) -> FloatArray:
-    """The devices of stages that have room for so many minibatches, where later stages have so many devices."""
+    """The devices of stages with a capacity of `most` minibatches, where later stages have `later` devices."""
     need = np.where(later == 0, 1.0, np.maximum(np.ceil(later / np.maximum(most - 1, 0)), 1.0))
     need[np.isnan(most)] = 1.0
     need[np.isnan(need) | (most < 1)] = np.inf
@@ -269,7 +268,7 @@ class DevicesNeeded:
         every = np.arange(len(space))
         self._fixed, self._each = memory.fixed_and_each(every, every)
         self._counts = space.before is None and devices <= FEW_DEVICES
-        # by minibatches in flight and state, the last state that a stage reaches at least, and at most
+        # by minibatches in flight and state, bounds on the last state that a stage reaches
         shape = (devices if self._counts else 0, len(space))
         self._reached, self._beyond = np.broadcast_to(every, shape), np.full(shape, space.last)
 
@@ -296,7 +295,7 @@ class DevicesNeeded:
         return tuple(stages)
 
     def _room(self, limit: float, *of: IntArray | int) -> FloatArray:
-        """For how many minibatches in flight stages have room."""
+        """The stages' capacity in minibatches in flight."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(np.floor((limit - self._fixed[of]) / self._each[of]))
 
@@ -314,8 +313,8 @@ class DevicesNeeded:
     def _fewest_by_count(self, reach: IntArray) -> FloatArray:
         """The fewest devices of a chain: p = 1, 2 and so on for all states at once, until the first state has enough.
 
-        p devices are enough if a stage of r of them reaches a state from which the other p - r are enough. The nearest
-        such state counts.
+        p devices are enough if a stage of r of them reaches a state from which the other p - r are enough: the nearest
+        such state is tested.
         """
         states = np.arange(len(self._space))
         least = np.full(len(states), np.inf)

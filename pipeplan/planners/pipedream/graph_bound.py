@@ -6,21 +6,18 @@ low <= c(I) <= high. All of them satisfy:
     inside     every block b with c(all) - c(b and what depends on it) < low: without b none of those would be in I
     outside    every block b with c(b and what it depends on) > high
     weights    at least those of the blocks inside, and the least weights of other blocks that add up to `low` compute
-               (blocks by their weights a second, the last one in part); at most all but the same of the rest
+               (blocks by their weights a second, the last one in part); the upper bound mirrors this from the end
     boundary   at least the fewest bytes that cross any cut with these blocks inside and outside (`least_crossing`), of
                this window or of one around it
 
-Every plan maps to a path over the windows of its cuts, without the stages that begin and end in the same window. A
-stage from window g to window h computes at least low(h) - high(g), has at least the least weights of h less the most of
-g, and crosses at least h's least boundary. So within a bottleneck t, no plan needs fewer devices than the path that
-needs the fewest. If that is more than there are, no plan is within t. The path is that of `probe`: PipeDream's
-recurrence at one bottleneck, with these bounds in place of the terms.
+Every plan maps to a path over the windows of its cuts, without the stages that begin and end in the same window. So
+within a bottleneck t, no plan needs fewer devices than the path that needs the fewest (`least_units`). If there are
+fewer, no plan is within t. The path is that of `probe`: PipeDream's recurrence at one bottleneck, with bounds in place
+of the terms.
 
 The same holds on several levels of network if all links count as fast as the fastest: a stage on n devices takes at
 least compute / n, and its slowest exchange at least (n - 1)/n |w| factor / (n B). And it holds for the units of an
-outer level, each as fast as all its devices together, joined by the fastest links from that level on. A stage of m
-devices, with at least r devices downstream, has ceil((m + r) / m) minibatches in flight, whose weights and activations
-must fit.
+outer level, each as fast as all its devices together, joined by the fastest links from that level on.
 """
 
 from collections import deque
@@ -34,19 +31,19 @@ from pipeplan.planners.pipedream.least_crossing import least_crossing
 from pipeplan.planners.pipedream.states import grid_s
 
 WINDOWS = 500
-"""Equal windows. The more, the nearer the bound."""
+"""The number of equal windows. More windows tighten the bound."""
 
 PLACES_AT_MOST = 500
-"""The most windows for known cuts."""
+"""Upper bound on the windows for known cuts."""
 
 BLOCKS_AT_MOST = 4000
-"""Blocks up to which there is a table of what depends on what; beyond, the bound is compute alone."""
+"""Upper bound on the blocks of a dependency table; beyond, only compute bounds a plan."""
 
 ROUNDING = 1e-12
 """Sums in different orders differ by less."""
 
 PRECISION = 1e-4
-"""How near the bound comes to the least time that it cannot refute, relatively."""
+"""The relative gap between the bound and the least time that it cannot refute."""
 
 FLOWS_AT_MOST = 250
 """Searches for the fewest bytes across a range of windows: about a millisecond each for a thousand blocks."""
@@ -59,7 +56,7 @@ _ROWS = 500
 class Windows:
     """By window, ascending; the first is the start and the last the end of the model.
 
-    `cheap` are cuts that were found on the way, of few bytes for where they are.
+    `cheap` are cuts of few bytes for their place, found during the search.
     """
 
     low_s: FloatArray
@@ -74,9 +71,9 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Blocks:
-    """A graph whose blocks stand after what they read, with what they take and put out.
+    """A graph in topological order, with its blocks' costs and outputs.
 
-    Seconds are on a grid (`grid_s`), so that sums are exact in any order.
+    Seconds are on a grid (`grid_s`), which makes sums exact in any order.
     """
 
     graph: Graph
@@ -130,7 +127,7 @@ class Sides:
         self._sinks = [block for block, readers in enumerate(graph.read_by) if not readers]
 
     def certain(self, low_s: FloatArray, high_s: FloatArray) -> tuple[BoolArray, BoolArray]:
-        """By window and block: before, and after. Every cut has something before it, and something after it."""
+        """By window and block: before, and after. Every cut has a block before it, and one after it."""
         inside = (self._total_s - self._dependent_s) < low_s[:, None]
         outside = self._needed_s > high_s[:, None]
         if len(self._sources) == 1 and len(self._sinks) == 1 and self._sources != self._sinks:
@@ -168,7 +165,7 @@ def _range(
     high_s: FloatArray,
     compute_s: FloatArray,
 ) -> tuple[FloatArray, FloatArray]:
-    """By window, the start and the end among them: the least and the most bytes of the blocks before its cuts."""
+    """By window, start and end included: lower and upper bound on the bytes of the blocks before its cuts."""
     inside, outside = certain
     total_bytes, total_s = sizes.sum(), compute_s.sum()
     least = _least(sizes, inside, inside | outside, low_s, compute_s)
@@ -203,7 +200,7 @@ def _least(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldBytes:
-    """The least that a stage holds, with so many minibatches in flight: fixed + in flight x each.
+    """Lower bound on a stage's bytes, linear in its minibatches in flight: fixed + in flight x each.
 
     Both are by byte of weights, then by byte of activations.
     """
@@ -215,9 +212,9 @@ class HeldBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """So many units of so many devices each, joined by links of this speed.
+    """`units` units of `inside` devices each, joined by links of one speed.
 
-    `exchange` is the factor of (m - 1)/m |w| / B for an update. `straight`: one unit a stage. `held` is there if a unit
+    `exchange` is the factor of (m - 1)/m |w| / B for an update. `straight`: one unit a stage. `held` is set if a unit
     is a device, and memory counts.
     """
 
@@ -230,7 +227,7 @@ class Machines:
 
     @property
     def devices(self) -> int:
-        """The number of all devices."""
+        """The total number of devices."""
         return self.units * self.inside
 
 
@@ -268,7 +265,7 @@ def bound(windows: Windows, machines: Machines, upper_s: float) -> Bound:
 
 
 def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> float:
-    """The least units on a path from start to end whose stages and boundaries are within the bottleneck."""
+    """The fewest units on a path from start to end whose stages and boundaries are within the bottleneck."""
     limit_bytes = bottleneck_s * machines.bandwidth_bytes_per_s / 2 * (1 + ROUNDING)
     allowed = windows.boundary_bytes <= limit_bytes
     allowed[[0, -1]] = True
@@ -278,7 +275,9 @@ def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> fl
     bandwidth, inside = machines.bandwidth_bytes_per_s, machines.inside
     for row in reversed(range(len(kept) - 1)):
         start, stops = int(kept[row]), kept[row + 1 :]
-        # the least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B <= t
+        # A stage from window g to h computes at least low(h) - high(g), and has at least the least weights of h less
+        # the most of g. It needs the least m >= 1 with compute / m <= t and, for m >= 2, exchange (m - 1)/m^2 |w| / B
+        # <= t.
         load = (windows.low_s[stops] - windows.high_s[start]) * ((1 - ROUNDING) / (bottleneck_s * inside))
         several: FloatArray | float = np.inf
         if not machines.straight:
@@ -294,7 +293,7 @@ def least_units(windows: Windows, machines: Machines, bottleneck_s: float) -> fl
 def _fitting(
     windows: Windows, kept: IntArray, row: int, stages: FloatArray, downstream: FloatArray, machines: Machines
 ) -> FloatArray:
-    """The least m, of at least those of `stages`, with which ceil((m + downstream) / m) minibatches in flight fit."""
+    """The least m >= `stages` with which weights and activations of ceil((m + downstream) / m) minibatches fit."""
     held = machines.held
     if held is None:
         return stages

@@ -17,7 +17,7 @@ UNLIMITED = 1 << 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastCrossing:
-    """The bytes of a least cut, and the blocks before it; None if there are more bytes than the limit."""
+    """The bytes of a minimum cut, and the blocks before it; None if it exceeds the limit."""
 
     size_bytes: int
     before: int | None
@@ -53,7 +53,7 @@ class _Network:
         return by
 
     def push(self, by: dict[int, int], sink: int) -> int:
-        """Sends what fits along the path found, and returns how much that is."""
+        """Augments the flow along the path found, and returns the amount."""
         path = []
         node = sink
         while by[node] >= 0:
@@ -69,9 +69,9 @@ class _Network:
 def least_crossing(
     graph: Graph, output_bytes: Sequence[int], inside: Sequence[bool], outside: Sequence[bool], limit_bytes: float
 ) -> LeastCrossing:
-    """The least over all cuts with `inside` before and `outside` after them, if it is within the limit.
+    """The minimum over all cuts with `inside` before and `outside` after them, if it is within the limit.
 
-    `inside` holds all that its members read, `outside` all that reads its members. O(augmenting paths x arcs).
+    `inside` contains what its members read, `outside` what reads its members. O(augmenting paths x arcs).
     """
     network = _Network()
     source, sink = network.node(), network.node()

@@ -1,27 +1,17 @@
 """Memory recurrence: PipeDream's recurrence (2018, section 3.2; SOSP 2019, section 3.1) with a limit on memory.
 
-It finds the exact partition where memory decides and the closed form of `fitting` is not enough. `space` has the
-papers' formulas and the numbers of the steps. The papers split off the last stage and do not consider memory. Here,
-memory depends on the minibatches in flight, and these depend on the devices downstream of a stage. So the first stage
-is split off: when it is added, the devices downstream of it are known.
+It finds the exact partition where memory decides and the closed form of `fitting` is not enough. The papers split off
+the last stage and do not consider memory. Here, memory depends on the minibatches in flight, and these depend on the
+devices downstream of a stage. So the first stage is split off: when it is added, the devices downstream of it are
+known. The steps have the numbers of `space`.
 
-    step 2   T^k(a..s, m)     = 1/m max(V^{k-1}(a..s, all units | ((p - m) U + d) / m), W_k(m))
-    step 3   V^k(a..b, p | d) = T^k(a..b, p)                                                            one stage
-    step 4   V^k(a..b, p | d) = min over s, m of max(T^k(a..s, m), 2 a_s / B_k, V^k(s..b, p - m | d))   several
-
-V is the smaller of steps 3 and 4, in seconds a minibatch. The pipeline from state a to state b gets p units of level k,
-and a unit has U devices. The units belong to one replica of an outer stage; d is the number of devices downstream of
-that outer stage, divided by its replicas. On the outermost level d is 0.
+V^k(a..b, p | d), in seconds a minibatch, is the time of the best pipeline from state a to state b on p units of level k
+of U devices each. The units belong to one replica of an outer stage; d is the number of devices downstream of that
+outer stage, divided by its replicas. On the outermost level d is 0.
 
 A stage of r devices has 1 + ceil(devices downstream / r) minibatches in flight (2018, section 3.3). A stage that does
-not fit its device takes infinitely long. d is rounded up when it is passed to an inner level. This loses nothing,
-because ceil(d / r) = ceil(ceil(d) / r), and it leaves at most one table for each number of devices. With n states and
-M units, one level takes O(n^2 M^2). Each further level multiplies this by n and by the number of different d.
-
-`MemoryProblem` leaves out most states. Within a limit on the bottleneck, p devices compute for at most p times the
-limit. This bounds the compute before and after the state where the last p devices begin. The caller raises the limit
-until the result is within it. On one level, memory leaves out further states: the devices upstream reach only so far,
-and those downstream hold only so much.
+not fit its device takes infinitely long. With n states and M units, one level takes O(n^2 M^2). Each further level
+multiplies this by n and by the number of different d. `MemoryProblem` leaves out most states.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +25,7 @@ from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 
 CALL_ENTRIES = 10_000
-"""Entries that could be compared in the time that numpy takes for even the smallest table of stages."""
+"""Entries compared in the time that numpy needs for the smallest table of stages."""
 
 SLACK = 1e-9
 """Rounding of sums of compute: how far two orders of addition may differ, as a share of all compute or of the limit."""
@@ -50,7 +40,7 @@ _AT_ONCE = 2**15
 class Recurrence:
     """The tables V^k, each made when it is first needed.
 
-    With `of_bytes`, the bytes that a device holds take the place of seconds: V is then the most that any device holds.
+    With `of_bytes`, a device's bytes take the place of seconds: V is then the bytes of the fullest device.
     """
 
     space: PartitionSpace
@@ -73,7 +63,7 @@ class Recurrence:
     def stage_s(
         self, level: int, units: int, downstream: int, beyond: int, rows: slice = EVERY, columns: slice = EVERY
     ) -> FloatArray:
-        """T^k in seconds of the stages from the states `rows` to the states `columns`, on so many units.
+        """T^k in seconds of the stages from the states `rows` to the states `columns`, on `units` units.
 
         `downstream` counts units of this level downstream of the stage; `beyond` is d, in devices. The shape is (rows,
         columns). An entry is infinite where there is no stage, or the stage does not fit.
@@ -94,7 +84,7 @@ class Recurrence:
         if self.of_bytes:
             return inside
 
-        # steps 1 and 2
+        # steps 1 and 2: T^k(a..s, m) = 1/m max(V^{k-1}(a..s, all units | ((p - m) U + d) / m), W_k(m))
         weight_bytes = space.weight_bytes[columns] - space.weight_bytes[rows, None]
         return np.asarray(np.maximum(inside, space.exchange_s(level, weight_bytes, units)) / units)
 
@@ -106,10 +96,10 @@ class Recurrence:
 
     @cached_property
     def _most_in_flight(self) -> FloatArray:
-        """The most minibatches in flight that each stage has memory for, to the byte; 0 where there is no stage."""
+        """Each stage's capacity in minibatches in flight, exact to the byte; 0 where there is no stage."""
         every, limit = np.arange(len(self.space)), self.memory.law.limit_bytes
         most = self.memory.most_in_flight(every, every)
-        with np.errstate(invalid="ignore"):  # nothing in flight takes nothing, however many there are
+        with np.errstate(invalid="ignore"):  # minibatches without bytes: infinity times 0
             most -= self.memory.held_bytes(every, every, most) > limit
             most += self.memory.held_bytes(every, every, most + 1) <= limit
         return np.where(self._stages, most, 0.0)
@@ -134,9 +124,9 @@ class Recurrence:
             return self._values[key]
         tables: list[FloatArray] = []
         for units in range(1, self.space.levels[level].units + 1):
-            # step 3: one stage, nothing of this level downstream
+            # step 3, one stage: V^k(a..b, p | d) = T^k(a..b, p), nothing of this level downstream
             best = self.stage_s(level, units, 0, beyond)
-            # step 4: a first stage up to the cut, the boundary, and the rest
+            # step 4, several: V^k(a..b, p | d) = min over s, m of max(T^k(a..s, m), 2 a_s / B_k, V^k(s..b, p - m | d))
             for first in range(1, units):
                 stage_s = self.stage_s(level, first, units - first, beyond)
                 later = np.maximum(tables[units - first - 1], self.boundaries_s(level)[:, None])
@@ -166,7 +156,11 @@ def _joined(stage_s: FloatArray, later: FloatArray) -> FloatArray:
 
 
 def downstream_each(devices: int, replicas: int) -> int:
-    """Devices downstream divided by replicas, rounded up."""
+    """Devices downstream divided by replicas, rounded up.
+
+    Rounding d for an inner level loses nothing, because ceil(d / r) = ceil(ceil(d) / r), and leaves at most one table
+    for each number of devices.
+    """
     return -(-devices // replicas)
 
 
@@ -202,7 +196,9 @@ class MemoryProblem:
     def _near(self, units: int, limit_s: float) -> list[slice]:
         """By the number of last units, from 0 to all: the range of states where their stages may begin.
 
-        No stage of the pipeline takes longer than the limit. No units at all begin at the stop.
+        No stage takes longer than the limit, so p units compute for at most p times the limit: this bounds the compute
+        before and after the state where the last p units begin. No units begin at the stop. The caller raises the limit
+        until the result is within it.
         """
         space, of_bytes = self.tables.space, self.tables.of_bytes
         left = np.arange(units + 1)
@@ -220,7 +216,7 @@ class MemoryProblem:
         return [slice(self.stop, self.stop + 1), *every[1:]]
 
     def _farthest(self, units: int) -> list[int]:
-        """By the number of last units: the last state that stages on the other units reach, as far as memory goes."""
+        """By the number of last units: the last state that stages on the other units reach within their memory."""
         reach, farthest = self.tables.reach, [0] * (units + 1)
         for left in reversed(range(units)):
             stages = (
@@ -233,7 +229,7 @@ class MemoryProblem:
         return self.tables.stage_s(self.level, units, downstream, self.beyond, rows, columns)
 
     def preferred(self, units: int, cost_s: float) -> Stages:
-        """The stages to choose among those within the cost, in seconds.
+        """The preferred stages among those within the cost, in seconds.
 
         Fewer stages come first, then fewer bytes sent, then smaller cuts, then fewer units on the earlier stages.
         """

@@ -1,13 +1,13 @@
 """Message recurrence: PipeDream's recurrence (2018, section 3.2) with memory, messages included, on one level.
 
-What a stage has under way depends on the replicas of the stages before and after it (`fitting.Neighbours`). So the
-recurrence of `memory_recurrence` is solved by the replicas of both:
+A stage's messages in transit depend on the replicas of the stages before and after it (`fitting.Neighbours`). So the
+recurrence of `memory_recurrence` has both as parameters:
 
     V(a, p, r | q) = min over b, t of max(T(a..b, r), 2 a_b / B, V(b, p - r, t | r))        V(end, 0) = 0
 
-is the best pipeline from state a to the end on p devices, r of them its first stage's, after a stage of q replicas (0:
-none). T is infinite where the stage does not fit between stages of q and t. Most q, and most t, lead to the same counts
-of messages: such are taken together. O(n^2 M^4), for few devices.
+is the time of the best pipeline from state a to the end on p devices, r of them its first stage's, after a stage of q
+replicas (0: none). T is infinite where the stage does not fit between stages of q and t. Most q, and most t, lead to
+the same counts of messages; these are solved together. O(n^2 M^4), for few devices.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ Values = dict[tuple[int, int, int], FloatArray]
 """By p, r and q, the value from each state."""
 
 Stage = Callable[[InTransit], FloatArray]
-"""Of stages on certain devices: their value with such messages under way, by state at both ends."""
+"""The value of stages on certain devices with these messages in transit, by state at both ends."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +59,7 @@ class MessageRecurrence:
         space = self.tables.space
         between_bytes = space.exchange * (space.weight_bytes - space.weight_bytes[:, None])
         cuts_bytes = 2.0 * space.boundary_bytes
-        one_stage = 2.0 * float(cuts_bytes.sum()) + float(between_bytes[0, -1]) + 1.0  # more than all stages send
+        one_stage = 2.0 * float(cuts_bytes.sum()) + float(between_bytes[0, -1]) + 1.0  # exceeds what all stages send
 
         def within(first: int, later: int) -> Stage:
             fitting, rank = self._fitting(first, later), one_stage + (first - 1) / first * between_bytes
@@ -77,12 +77,12 @@ class MessageRecurrence:
         return min(float(values[total, first, 0][0]) for first in range(1, total + 1))
 
     def _values(self, stages: Callable[[int, int], Stage], boundary: FloatArray, combine: np.ufunc) -> Values:
-        """V, where `stages` on r devices before so many others, and a boundary, have these values."""
+        """V from the values of `stages`, by their devices and those downstream, and of boundaries."""
         values: Values = {}
         for total in range(1, self._units + 1):
             for first in range(1, total + 1):
                 later, stage = total - first, stages(first, total - first)
-                # by a worker's edges to the stage after: a number of its replicas that stands for all with as many
+                # by a worker's edges to the next stage: one number of its replicas stands for all with equal edges
                 following: dict[int, tuple[int, FloatArray]] = {} if later else {0: (0, self._at_end)}
                 for t in range(1, later + 1):
                     after, edges = combine(values[later, t, first], boundary), edges_to(first, t)
@@ -98,7 +98,7 @@ class MessageRecurrence:
         return values
 
     def _alike_before(self, total: int, first: int) -> list[list[int]]:
-        """The replicas of a stage before one, as far as devices are left, in groups of the same count of messages."""
+        """The possible replicas of the stage before, in groups of equal counts of messages."""
         memory, found = self.tables.memory, defaultdict(list)
         for replicas in range(self._units - total + 1):
             found[memory.messages((replicas, first, 0, total - first)).inputs].append(replicas)

@@ -1,16 +1,16 @@
 """Near: the stages and replicas that are one move away from those of a PipeDream plan, for a search by play.
 
-A move hands over a block or a device, or changes the number of stages:
+A move transfers a block or a device, or changes the number of stages:
 
-    cut       a stage hands its first or last block to its neighbour
-    block     the same to a stage further on: all stages between the two hand one on
-    replica   a stage hands a device to another one
+    cut       a stage gives its first or last block to its neighbour
+    block     a stage gives a block to a distant stage: all stages between the two pass one on
+    replica   a stage gives a device to another one
     merge     two neighbours become one stage on the devices of both
     split     a stage on several devices becomes two
 
-Devices that change hands are counted on in a row, as stages on one level are placed, and also kept where they are. With
-one device a stage, only cuts and blocks move; where devices may stay idle, stages also merge onto one device, or split
-onto an idle one.
+After a move, stages take their devices in a row, as on one level, or keep the devices that they have. With one device a
+stage, only cuts and blocks move; where devices may stay idle, stages also merge onto one device, or split onto an idle
+one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,10 +35,10 @@ from pipeplan.planners.pipedream.terms import FACTORS, gradient_copies, search, 
 from pipeplan.planners.problem import PlanningProblem
 
 SLOWEST = 4
-"""Of how many stages blocks go to any other, and how many get a device from any other."""
+"""The number of slow stages that give blocks to any other stage, and of those that get a device from any other."""
 
 CUTS = 2
-"""In how many places a stage is split between the same devices."""
+"""The number of places where a stage is split between the same devices."""
 
 Devices = tuple[tuple[int, ...], ...]
 """By stage, the devices of its replicas."""
@@ -46,7 +46,7 @@ Devices = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """Where stages end, in places of an order of the blocks, and on which devices they are."""
+    """The stages' stops, as places of an order of the blocks, and their devices."""
 
     stops: tuple[int, ...]
     devices: Devices
@@ -59,7 +59,7 @@ class StageLayout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Near:
-    """The plans near one of a problem. Its model is cut along the plan's order of the blocks."""
+    """The plans near a plan of a problem. The model is cut along the plan's order of the blocks."""
 
     model: CutModel
     wanted: PartitionSearch
@@ -95,7 +95,7 @@ class Near:
                 yield made
 
     def likely_s(self, layout: StageLayout) -> float:
-        """About what a minibatch takes: the slowest of the stages and of their turns (`planners.bound`, 11)."""
+        """An estimate of a minibatch's time: the slowest of the stages and of their turns (`planners.bound`, 11)."""
         hops_s = [
             2 * (float(self.model.states.boundary_bytes[stop]) / link.bandwidth_bytes_per_s + link.latency_s)
             for stop, link in zip(layout.stops, _links(self.model.problem.cluster, layout.devices), strict=False)
@@ -111,13 +111,13 @@ class Near:
         return max(float(turning_s), *self._alone_s(layout))
 
     def _alone_s(self, layout: StageLayout) -> list[float]:
-        """By stage, what a minibatch takes."""
+        """By stage, a minibatch's time."""
         places = np.asarray((0, *layout.stops))
         stages = zip(places[:-1], places[1:], layout.devices, strict=True)
         return [float(self._stage_s(start, stop, devices)) for start, stop, devices in stages]
 
     def _stage_s(self, start: IntArray | int, stop: IntArray | int, devices: Sequence[int]) -> FloatArray:
-        """What a minibatch takes: the longer of a stage's compute and its exchange, divided by its replicas."""
+        """A minibatch's time: the longer of a stage's compute and its exchange, divided by its replicas."""
         states, count = self.model.states, len(devices)
         factor = FACTORS[synchronisation(self.model.problem)] * (count - 1) / count
         bandwidth = self.model.problem.cluster.link(devices).bandwidth_bytes_per_s
@@ -196,7 +196,7 @@ def replica_moves(own: StageLayout, slowest: Sequence[int]) -> Iterator[StageLay
             counts[taker] += 1
             yield StageLayout(own.stops, in_a_row(counts))
             devices = list(own.devices)
-            # the device that is nearest to those of the other stage
+            # the device nearest to those of the other stage
             handed = min(own.devices[giver], key=lambda each: min(abs(each - other) for other in own.devices[taker]))
             devices[giver] = tuple(each for each in own.devices[giver] if each != handed)
             devices[taker] = (*own.devices[taker], handed)
@@ -204,7 +204,7 @@ def replica_moves(own: StageLayout, slowest: Sequence[int]) -> Iterator[StageLay
 
 
 def merge_moves(own: StageLayout, *, straight: bool) -> Iterator[StageLayout]:
-    """Two neighbours as one stage: on the devices of both, or, if it is to be `straight`, on one."""
+    """Two neighbours as one stage: on the devices of both or, with `straight`, on one."""
     for stage in range(len(own.stops) - 1):
         stops = own.stops[:stage] + own.stops[stage + 1 :]
         both = () if straight else own.devices[stage] + own.devices[stage + 1]
@@ -215,7 +215,7 @@ def merge_moves(own: StageLayout, *, straight: bool) -> Iterator[StageLayout]:
 
 
 def in_a_row(counts: Sequence[int]) -> Devices:
-    """So many devices for each stage, in order."""
+    """`counts[s]` consecutive devices for each stage s."""
     ends = accumulate(counts)
     return tuple(tuple(range(end - count, end)) for count, end in zip(counts, ends, strict=True))
 
@@ -226,7 +226,7 @@ def _links(cluster: Cluster, devices: Devices) -> Iterator[Level]:
 
 
 def _copies(cluster: Cluster, own: Sequence[int], following: Sequence[int]) -> int:
-    """In how many units of the network the replicas of two stages send to each other and to no others."""
+    """The number of network units in which the replicas of two stages send to each other and to no others."""
     rounds = range(lcm(len(own), len(following)))
     pairs = [(own[k % len(own)], following[k % len(following)]) for k in rounds]
     for unit in accumulate((level.size for level in cluster.levels), mul):

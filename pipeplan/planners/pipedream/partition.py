@@ -1,17 +1,9 @@
-"""Partition: PipeDream's partitioning: states on the levels of a network -> the stages whose slowest is the fastest.
+"""Partition: PipeDream's partitioning: states on the levels of a network -> the stages with the least bottleneck.
 
 It is A(N, M) of PipeDream's recurrence (2018, section 3.2), with the stages that reach it. On several levels it is the
 later form (SOSP 2019, section 3.1), inside out: a server's pipeline for a part of the model is the unit of the level
-around it. `space` has the formulas and numbers their steps. The recurrence is solved in one of five ways:
-
-    recurrence          without memory, exactly; memory is checked afterwards
-    message_recurrence  where memory decides on one level of few devices, exactly
-    memory_recurrence   where memory decides, exactly but for messages
-    fitting             where memory decides and `memory_recurrence` would take too long; the proof may leave a gap
-    straight            one device a stage, exactly
-
-The third and fourth leave out the messages that a stage has under way, which depend on its neighbours. If a stage then
-does not fit with its messages, they are solved again with less memory, until all do: the proof may leave a gap.
+around it. `space` has the formulas and numbers their steps. Five solvers share the work; `partition` chooses among
+them.
 
 Where we differ: stages must fit their devices, a stated rule chooses among equal optima (`ties`), and a proof comes
 with the answer.
@@ -42,27 +34,29 @@ from pipeplan.planners.pipedream.straight import Straight
 from pipeplan.planners.pipedream.ties import preferred
 
 RECURRENCE_ENTRIES = 3e8
-"""Entries that the recurrence with memory may compare: a few seconds. Beyond, a search may leave a gap."""
+"""Upper bound on the entries that the recurrence with memory compares: a few seconds. Beyond, a gap may remain."""
 
 RAISED = 1.5
-"""How much the limit on the bottleneck is raised where nothing that fits is within it."""
+"""The factor by which the limit on the bottleneck grows where no stages that fit are within it."""
 
 
 def partition(search: PartitionSearch) -> Partition | None:
-    """The best partition; None if none fits, or none exists."""
+    """The best partition; None if none fits or exists."""
     if search.straight:
-        # first without memory, which is quicker and mostly enough
+        # `straight`: one device a stage, exact. First without memory, which is faster and mostly enough.
         straight = _best_straight(search, Straight(space=search.space))
         if straight is None or search.memory is None or fits(search, straight):
             return straight
         return _best_straight(search, Straight(space=search.space, memory=search.memory))
 
+    # `recurrence`: without memory, exact; memory is checked afterwards.
     level = LevelSearch(search.space, search.outermost, fewer=search.fewer)
     optimum = level.optimum(0, search.space.last)
     found = made(search, _parts(level, 0, search.space.last), optimum.cost_s, _proof(search, level))
     if search.memory is None or fits(search, found):
         return found
     if search.outermost == 0:
+        # `message_recurrence`: memory decides on one level of few devices, exact.
         recurrence = MessageRecurrence(tables=Recurrence(space=search.space, memory=search.memory))
         if recurrence.work() <= RECURRENCE_ENTRIES:
             return _of_recurrence(search, recurrence)
@@ -70,7 +64,7 @@ def partition(search: PartitionSearch) -> Partition | None:
 
 
 def least_s(search: PartitionSearch) -> float:
-    """The time of the best partition without limits of memory; 0 if none exists. No stages are chosen or proven."""
+    """The time of the best partition without memory limits; 0 if none exists. No stages are chosen or proven."""
     if search.straight:
         straight = _best_straight(search, Straight(space=search.space))
         return 0.0 if straight is None else straight.cost_s
@@ -96,7 +90,7 @@ def _proof(search: PartitionSearch, level: LevelSearch) -> Proof:
     before = units_before(level.needs(optimum.refuted_s, 0, space.last), every)
     rows = []
     for least in [table.least] if table.replicated is None else [table.least, table.replicated]:
-        # by state as given: what is needed, but no more than is too much with what lies before
+        # by original state: the units needed, capped where they exceed the total with the units before the state
         needed, row = np.full(len(space), np.inf), np.zeros(len(space))
         needed[table.states] = least
         row[space.original[every]] = np.minimum(needed[every], level.units + 1 - before)
@@ -132,7 +126,9 @@ def _in_units(space: PartitionSpace, level: int, stages: Stages) -> tuple[LevelP
 
 
 def _fitting(search: PartitionSearch, level: LevelSearch, optimum: Optimum) -> Partition | None:
-    """Memory decides: by the recurrence if that is affordable, else by a search whose proof may leave a gap."""
+    """Where memory decides, without messages: `memory_recurrence`, exact, if it is affordable; else `fitting`, whose
+    proof may leave a gap.
+    """
     memory = _memory(search)
     if not fits_any(memory, search.space, search.devices):
         return None
@@ -146,7 +142,7 @@ def _fitting(search: PartitionSearch, level: LevelSearch, optimum: Optimum) -> P
         return made(search, parts, cost_s, Proof(method="recurrence", bound_s=cost_s))
 
     if search.outermost > 0:
-        # as if every link were the slowest: the plan is possible, and no slower than it says
+        # as if every link were the slowest: the plan is possible, and no slower than predicted
         flat = partition(search.on_one_level)
         return None if flat is None else replace(flat, proof=_proof(search, level))
     stages = smallest(memory, search.space, search.devices)[1]
@@ -165,11 +161,13 @@ def _of_recurrence(search: PartitionSearch, recurrence: MessageRecurrence) -> Pa
 
 
 def _with_room(search: PartitionSearch, level: LevelSearch, optimum: Optimum) -> Partition | None:
-    """Stages that fit with their messages, by searches that know of none: each leaves more of the memory free."""
+    """Stages that fit with their messages, by searches without messages: each reserves more memory for them. The proof
+    may leave a gap.
+    """
     memory, reserved_bytes, smaller = _memory(search), 0.0, search
     first = found = _fitting(search, level, optimum)
     while found is not None and not fits(search, found):
-        # as much as rules out one of the stages that do not fit, whatever its neighbours are
+        # enough to rule out one of the stages that do not fit, for any neighbours
         limit = memory.law.limit_bytes
         ruled_out = min(
             limit - alone for alone, messages in held_bytes_apart(search, found) if alone + messages > limit

@@ -1,4 +1,4 @@
-"""Parts: PipeDream's stages on the levels of a network, what they take and hold, and the search that they answer."""
+"""Parts: PipeDream's stages on the levels of a network, with their times and bytes, and the search's input."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from pipeplan.planners.pipedream.states import States
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelPart:
-    """Blocks between two states on so many units of a level; `inside` says how each unit lays them out."""
+    """Blocks between two states on `units` units of a level; `inside` has each unit's own parts."""
 
     start: int
     stop: int
@@ -24,7 +24,7 @@ class LevelPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelShare:
-    """A stage: from state to state on so many replicas. `time_s` a minibatch is that of the slowest of its levels."""
+    """A stage: from state to state, with its replicas. `time_s` a minibatch is that of the slowest of its levels."""
 
     start: int
     stop: int
@@ -34,15 +34,15 @@ class LevelShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Why nothing is better: no plan is below `bound_s`.
+    """The proof of a lower bound: no plan is below `bound_s`.
 
-    `method` is `probe` (no plan is, even without limits of memory), `recurrence` (every plan was compared),
-    `recurrence without messages` (every plan was compared, as if there were none) or `fewest that fit` (plans that fit
-    need more devices than there are).
+    `method` is `probe` (by a probe, even without memory limits), `recurrence` (every plan was compared), `recurrence
+    without messages` (every plan was compared, as if there were no messages) or `fewest that fit` (plans that fit need
+    more devices than there are).
 
-    `rows` prove that no plan has the bottleneck `refuted_s`. A row gives, by state, the least units of the outermost
-    level that the rest of the model needs; from the first state that is more than there are. A second row counts only
-    plans with a stage on two units or more. The first row then only supports it.
+    `rows` prove that no plan has the bottleneck `refuted_s`. A row has, by state, the fewest units of the outermost
+    level that the rest of the model needs; from the first state these are more than there are. A second row counts only
+    plans with a stage on two units or more; the first row then only supports it.
     """
 
     method: str
@@ -72,7 +72,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartitionSearch:
-    """What is searched: all units of the outermost level, or `fewer`; `straight`, one device a stage, or any number."""
+    """A search's input: on all units of the outermost level, or on `fewer`; `straight` has one device a stage."""
 
     space: PartitionSpace
     memory: Memory | None = None
@@ -90,7 +90,7 @@ class PartitionSearch:
 
     @property
     def on_one_level(self) -> "PartitionSearch":
-        """The same, as if all devices were joined by the slowest links."""
+        """The same search, with the slowest links between all devices."""
         slowest = min(links.bandwidth_bytes_per_s for links in self.space.levels)
         levels = (LevelLinks(units=self.devices, bandwidth_bytes_per_s=slowest),)
         return replace(self, space=replace(self.space, levels=levels))
@@ -105,7 +105,7 @@ def search_of(
     straight: bool = False,
     fewer: bool = False,
 ) -> PartitionSearch:
-    """The search for these states, without levels of one unit, which join nothing; one level is always left."""
+    """The search for these states, without levels of one unit, which join nothing; at least one level remains."""
     joining = [links for links in levels if links.units > 1] or [levels[-1]]
     space = space_of(states, tuple(joining), exchange)
     memory = None if law is None else memory_of(states, space, law)
@@ -139,7 +139,7 @@ def held_bytes_apart(search: PartitionSearch, found: Partition) -> Iterator[tupl
 
 
 def data_parallel(search: PartitionSearch) -> Partition:
-    """Everything on every device."""
+    """The whole model on every device."""
     parts: tuple[LevelPart, ...] = ()
     for links in search.space.levels:
         parts = (LevelPart(start=0, stop=search.space.last, units=links.units, inside=parts),)
@@ -148,8 +148,8 @@ def data_parallel(search: PartitionSearch) -> Partition:
 
 
 def priced(search: PartitionSearch, parts: tuple[LevelPart, ...]) -> Partition:
-    """These stages on the search's network, whichever network they were found for; nothing is proven about them."""
-    if search.outermost > 0 and not parts[0].inside:  # found as if there were one level
+    """The stages, found for any network, on the search's network, without a proof."""
+    if search.outermost > 0 and not parts[0].inside:  # found on one level
         search = search.on_one_level
     found = made(search, parts, 0.0, Proof(method="none", bound_s=0.0))
     stages_s = (share.time_s for share in found.shares)
@@ -157,7 +157,7 @@ def priced(search: PartitionSearch, parts: tuple[LevelPart, ...]) -> Partition:
 
 
 def _boundaries_s(space: PartitionSpace, level: int, parts: Sequence[LevelPart], copies: int) -> Iterator[float]:
-    """What the boundaries between these parts take a minibatch, and those inside them: step 4's 2 a / B."""
+    """Seconds a minibatch of the boundaries between these parts, and inside them: step 4's 2 a / B."""
     for place, part in enumerate(parts):
         if place > 0:
             sent_bytes = 2 * float(space.boundary_bytes[part.start])
@@ -178,7 +178,7 @@ def made(search: PartitionSearch, parts: tuple[LevelPart, ...], cost_s: float, p
 def _shares(
     space: PartitionSpace, level: int, parts: Sequence[LevelPart], copies: int, around_s: float
 ) -> Iterator[LevelShare]:
-    """The stages in order. There are `copies` of these parts, and what is around them takes `around_s` a minibatch."""
+    """The stages in order. There are `copies` of these parts; the levels around them take `around_s` a minibatch."""
     for part in parts:
         # step 2 along one part: the slowest of its levels, each divided by all replicas
         weight_bytes = space.weight_bytes[part.stop] - space.weight_bytes[part.start]

@@ -3,9 +3,9 @@
 On several levels of network it is the planner of SOSP 2019, section 3.1: inside a server first, whose result is the
 unit of the level around it. `partition` searches; `space` has the recurrence. Beyond the papers, a stage must fit its
 device. It holds ceil(machines from this stage on / its replicas) minibatches and as many weight versions (2018, section
-3.3). Gradients are exchanged by the all-reduce that runs; the papers have a parameter server, as `--synchronisation
-parameter-server` counts and plays it. Latencies are not in the closed form; the simulation has them. `--semantics
-release` gives what the authors' published program computes (`release`).
+3.3). Gradients are exchanged by an all-reduce; the papers' parameter server is `--synchronisation parameter-server`.
+Latencies are not in the closed form; the simulation has them. `--semantics release` follows the authors' published
+program (`release`).
 """
 
 from collections.abc import Iterator
@@ -54,15 +54,15 @@ USED = (
 """The options that this planner reads."""
 
 MAX_STATES = 12_000
-"""Cuts of a model: a few seconds of searching, which takes the square of them."""
+"""Upper bound on a model's cuts: a few seconds of search, whose time grows with their square."""
 
 MAX_RELEASED = 2e10
-"""Entries that the tables of the released program compare: about a minute."""
+"""Upper bound on the entries that the released program's tables compare: about a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutModel:
-    """A problem's model as it is cut: the states, and the blocks of its profile that they stand for."""
+    """A problem's model with its cuts: the states, and the profile's blocks between them."""
 
     problem: PlanningProblem
     microbatch_size: int
@@ -70,7 +70,7 @@ class CutModel:
 
     @property
     def states(self) -> States:
-        """Where it can be cut."""
+        """The states, one for each cut."""
         return self.cuts.states
 
     def stages(self, found: Partition) -> tuple[Stage, ...]:
@@ -84,17 +84,17 @@ class CutModel:
         return with_messages(self.problem, stages, laws, self.microbatch_size, self.order(found))
 
     def order(self, found: Partition) -> tuple[int, ...] | None:
-        """The blocks of a graph in an order in which those of each stage stand together; None for a chain."""
+        """An order of a graph's blocks in which each stage is contiguous; None for a chain."""
         if self.problem.profile.edges is None:
             return None
         return self.cuts.order_of([0, *(share.stop for share in found.shares)])
 
 
 def pipedream(problem: PlanningProblem) -> Answer:
-    """The best partition onto all devices, or how many bytes the nearest miss lacks.
+    """The best partition onto all devices, or the bytes that the nearest miss lacks.
 
-    A batch of the plan is what passes between two points at which every stage has updated: the smallest number of
-    minibatches that all stages' replicas share evenly (or the most that can be counted).
+    A batch of the plan lies between two points at which every stage has updated: it is the smallest number of
+    minibatches that all stages' replicas share evenly (or the largest countable one).
     `configurations_considered` counts the stages that the partition is chosen from: pairs of cuts times numbers of
     replicas.
     """
@@ -118,7 +118,7 @@ def pipedream(problem: PlanningProblem) -> Answer:
 
 
 def _released(model: CutModel, wanted: PartitionSearch) -> Partition | None:
-    """The partition of the authors' program, which does not look at memory."""
+    """The partition of the authors' program, which ignores memory."""
     states, outermost = len(model.states), model.problem.cluster.levels[-1].size
     inside = model.problem.cluster.levels[:-1]
     entries = states**2 * outermost**2 / 2 + sum(states**3 * level.size**2 / 6 for level in inside)
@@ -159,7 +159,7 @@ def _check(problem: PlanningProblem) -> None:
 
 
 def minibatch_size(problem: PlanningProblem) -> int:
-    """The size of a minibatch: as asked for, the only one measured, or the one of the batch. Raises InvalidInputError.
+    """A minibatch's size: the requested one, the only measured one, or the batch's. Raises InvalidInputError.
 
     PipeDream never divides a minibatch: one minibatch is one measurement.
     """
@@ -177,7 +177,7 @@ def minibatch_size(problem: PlanningProblem) -> int:
 
 
 def cut_model(problem: PlanningProblem) -> CutModel:
-    """The problem's model as it may be cut. Raises InvalidInputError where it has too many cuts, or too few."""
+    """The problem's model with its possible cuts. Raises InvalidInputError if these are too many or too few."""
     size = minibatch_size(problem)
     blocks = len(problem.profile.blocks)
     rule = f"must be at most {MAX_STATES} for the planner {NAME}"
@@ -235,7 +235,7 @@ def _considered(wanted: PartitionSearch) -> int:
 
 
 def _alternatives(model: CutModel, wanted: PartitionSearch, found: Partition) -> Iterator[Alternative]:
-    """The two that everybody knows, unless they are the answer: data parallelism and a straight pipeline.
+    """Data parallelism and a straight pipeline, unless they are the answer.
 
     Their rates are the paper's. So both are left out with other semantics, and with vertical sync, which is straight.
     """
@@ -268,13 +268,13 @@ def _alternative(model: CutModel, loser: Partition) -> Alternative:
 
 
 def _largest(model: CutModel, found: Partition) -> tuple[int, int]:
-    """The stage that holds the most, the first of several, and its bytes."""
+    """The fullest stage (ties prefer the first), and its bytes."""
     held_bytes = [stage.memory_bytes for stage in model.stages(found)]
     return held_bytes.index(max(held_bytes)), max(held_bytes)
 
 
 def _nearest_miss(model: CutModel, wanted: PartitionSearch) -> Infeasible:
-    """The partition whose worst stage exceeds its device the least."""
+    """The partition that minimises the largest excess over a device."""
     closest = nearest(wanted)[0]
     index, memory_bytes = _largest(model, closest)
     replicas = "-".join(str(count) for count in closest.replicas)

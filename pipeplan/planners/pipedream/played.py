@@ -1,4 +1,4 @@
-"""Played: the partitions that PipeDream's planner plays, with a rate that no partition exceeds.
+"""Played: the partitions that PipeDream's planner plays, with an upper bound on the rates of all partitions.
 
 PipeDream's recurrence gives every pair of devices a link of its own. On a real network, the devices of a server share
 its port, and another stage may then be the slowest. So the recurrence is solved for more than one network, and the
@@ -10,7 +10,7 @@ plays decide:
 4. for `auto`, all of these on some of the devices, unless the pipeline must be straight;
 5. for a graph, the first two again, with only those cuts that one tensor crosses.
 
-Whatever the network, the slowest stage computes no less than in the best partition on an infinitely fast network.
+The best partition on an infinitely fast network has the least bottleneck in compute, which bounds all of them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.spaces import EverySplit, Splits
 
 FEW = 16
-"""The most devices that count as a small number."""
+"""Upper bound on a small number of devices."""
 
 _ROUNDING = 1e-9
 
@@ -55,7 +55,7 @@ class PlayedPartition:
         return ()
 
     def most_of(self, stops: tuple[int, ...]) -> float:
-        """The rate that no partition exceeds, by compute that is spread evenly."""
+        """Upper bound on the rate of all partitions: evenly spread compute."""
         return self.most
 
     def most_of_any(self) -> float:
@@ -107,7 +107,7 @@ class PlayedPartitions:
 
     @cached_property
     def beyond(self) -> float:
-        """Samples a second that no partition exceeds; 0 if these are not the `whole` space.
+        """Upper bound on all partitions' samples a second; 0 if these are not the `whole` space.
 
         By compute alone, on one level; for a graph with more cuts than were listed, spread evenly.
         """
@@ -159,11 +159,11 @@ class PlayedPartitions:
 def _found(
     model: CutModel, levels: Sequence[LevelLinks], *, own: bool = False, beside: bool = True
 ) -> Iterator[PlayedPartition]:
-    """The partitions of a model on these levels: with `own` also that for their own bandwidths; and those `beside`."""
+    """The partitions of a model on levels of divided bandwidth (2); `own` adds 1 on these levels, `beside` adds 3."""
     problem, wanted = model.problem, search(model.problem, model.states, levels=levels)
     even_s = float(wanted.space.compute_s[-1]) / wanted.devices
     finders: list[Callable[[], Partition | None]] = [lambda: partition(wanted)] if own else []
-    divided, devices = [], 1  # what each device has if all of its unit send at once
+    divided, devices = [], 1  # each device's bandwidth if all devices of its unit send at once
     for level in levels:
         divided.append(replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / devices))
         devices *= level.units
@@ -178,15 +178,15 @@ def _found(
 
 
 def _most(model: CutModel, slowest_s: float) -> float:
-    """Samples a second where the slowest stage computes at least so long, as profiled. A backward right after its
-    forward may be shorter.
+    """Upper bound on samples a second if the slowest stage's profiled compute is at least `slowest_s`. A backward right
+    after its forward may be shorter.
     """
     slowest_s *= min(model.problem.profile.overheads.backward_after_forward, 1.0)
     return model.microbatch_size / slowest_s * (1 + _ROUNDING) if slowest_s > 0 else inf
 
 
 def _of_single_tensors(problem: PlanningProblem) -> CutModel | None:
-    """A graph as it is cut where one tensor crosses; None where these cuts are too few for a straight pipeline."""
+    """A graph with only the cuts that one tensor crosses; None if they are too few for a straight pipeline."""
     try:
         return cut_model(replace(problem, options=replace(problem.options, cuts="single-tensor")))
     except InvalidInputError:  # anything else would have been refused before

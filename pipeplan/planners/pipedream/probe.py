@@ -1,18 +1,16 @@
-"""Probe: PipeDream's recurrence at one bottleneck t: the least units that stages within t need, from state to end.
+"""Probe: PipeDream's recurrence at one bottleneck t: the fewest units of stages within t, from each state to the end.
 
-The papers (2018, section 3.2; SOSP 2019, section 3.1) ask for the least time on m units. We ask the inverse question:
-is there a pipeline within t? The table A(j, m) then shrinks to one row of unit counts, whatever m is. The steps, by the
-numbers of `space`:
+The papers (2018, section 3.2; SOSP 2019, section 3.1) minimise the time on m units. The probe decides the inverse
+question: is there a pipeline within t? The table A(j, m) then shrinks to one row of unit counts, for any m. The steps,
+by the numbers of `space`:
 
     steps 1, 2   T(a..b, m) <= t     becomes   m >= need(a, b, t)
     step 3       a single stage      becomes   b = end, with R(end) = 0
     step 4       min over i and m'   becomes   R(a) = min over b of need(a, b, t) + R(b)
                  2 C_i <= t          becomes   the states that may be cut (`PartitionSpace.allowed`)
 
-Some pipeline on at most m units is within t exactly if R(start) <= m. need has a closed form, as T falls with m but for
-the step from 1 to 2, where the exchange begins: factor (m - 1)/m |w| / B <= t m solves to m >= z + sqrt(z (z - 2)) with
-z = (factor / 2) |w| / (B t), and any m >= 2 will do if z <= 2. `least_with_replicas` and `straight_path` find pipelines
-on exactly m units.
+Some pipeline on at most m units is within t exactly if R(start) <= m. need has a closed form (`_loads`).
+`least_with_replicas` and `straight_path` find pipelines on exactly m units.
 """
 
 from dataclasses import dataclass, field, replace
@@ -64,7 +62,7 @@ class UnitsNeeded:
         if self.furthest is not None:
             single &= columns <= self.furthest[rows, None]
         if self.known:
-            # what is known exactly replaces the bounds
+            # known exact values replace the bounds
             first = int(columns[0])
             for i, row in enumerate(rows.tolist()):
                 known = self.known.get(row)
@@ -84,7 +82,11 @@ class UnitsNeeded:
         return single, many
 
     def _loads(self, starts: IntArray, stops: IntArray) -> tuple[FloatArray, FloatArray | None]:
-        """Compute, in bottlenecks of a unit; and z of the exchange, or None if z > 2 nowhere."""
+        """Compute, in bottlenecks of a unit; and z of the exchange, or None if z > 2 nowhere.
+
+        T falls with m but for the step from 1 to 2, where the exchange begins: factor (m - 1)/m |w| / B <= t m solves
+        to m >= z + sqrt(z (z - 2)) with z = (factor / 2) |w| / (B t); if z <= 2, any m >= 2 is enough.
+        """
         space = self.space
         # step 2, its left term: A^{k-1} / t, at best
         load = space.compute_s[stops] - space.compute_s[starts]
@@ -157,7 +159,7 @@ def least_units(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
                 least[here] = inside[nearest_inside]
                 after[here] = here + 1 + nearest_inside
 
-        # a state is alive if what is before it leaves enough units
+            # a state is alive if the blocks before it leave enough units
         fresh = np.flatnonzero(least[start:stop] + before[start:stop] <= units) + start
         alive = np.concatenate((fresh, alive))
     return Table(states=states, least=least, after=after)
@@ -193,14 +195,14 @@ def _least_by_count(needs: UnitsNeeded, states: IntArray, units: int) -> Table:
 
 
 def units_before(needs: UnitsNeeded, states: IntArray) -> FloatArray:
-    """The least units that the blocks before each state need, by their compute."""
+    """Lower bound on the units of the blocks before each state, by their compute."""
     compute_s = needs.space.compute_s
     load = (compute_s[states] - compute_s[states[0]]) * ((1 - ROUNDING) / (needs.bottleneck_s * needs.devices))
     return np.asarray(np.ceil(load))
 
 
 def least_with_replicas(needs: UnitsNeeded, table: Table) -> Table:
-    """R of pipelines with at least one stage of two or more units. Such a stage can also use the spare units."""
+    """R of pipelines with a stage of two or more units, which can also use the spare units."""
     states, least, last = table.states, table.least, len(table.states) - 1
     replicated = np.full_like(least, np.inf)
     for stop in range(last, 0, -_BLOCK):
@@ -221,7 +223,7 @@ Stages = tuple[tuple[int, int, int], ...]
 
 
 def path(table: Table, start: int = 0) -> Stages:
-    """The stages on the least units in all, from a position on."""
+    """The stages on the fewest units in total, from a position on."""
     stages, here = [], start
     least, after = table.least.tolist(), table.after.tolist()
     states = table.states.tolist()
@@ -249,7 +251,7 @@ def path_with_replicas(needs: UnitsNeeded, table: Table, replicas: Table) -> Sta
 
 
 def straight_path(needs: UnitsNeeded, table: Table, stages: int) -> Stages | None:
-    """So many stages of one unit each, every one as long as possible; None if there are none."""
+    """`stages` one-unit stages, each as long as possible; None if there are none."""
     last = len(table.states) - 1
     if stages > last:
         return None

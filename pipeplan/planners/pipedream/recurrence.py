@@ -4,9 +4,9 @@ A^k(i->j, m) is the time of the slowest stage, in seconds a minibatch, of the be
 units of level k. `space` defines the terms and numbers the steps. Two solvers give the same values:
 
 - `bare_recurrence` fills the papers' table, step by step, on a chain. It is the faster one for few states and units.
-- `LevelSearch` computes a single entry without the table. It asks `probe` whether some pipeline stays within a given
-  bottleneck. If there is one, its true cost is the best so far, and the next probe asks for less. The search ends when
-  a probe just below the best cost finds none.
+- `LevelSearch` computes a single entry without the table. A `probe` decides whether a pipeline stays within a given
+  bottleneck. If one does, its true cost is the best so far, and the next probe has a smaller bottleneck. The search
+  ends when a probe just below the best cost finds none.
 
 A unit of an outer level is itself a network. Step 2 then needs A^{k-1}, which has no closed form, and the probe uses
 two bounds instead. The lower bound shares the compute equally among all devices of the unit. The upper bound is data
@@ -38,19 +38,19 @@ NOTHING = 1e-18
 """The first bottleneck to test where the lower bound is 0, as a share of the best cost so far."""
 
 _FIRST_STEP = 0.005
-"""How far above the lower bound the search begins, as a share of it: the optimum is often near its bound."""
+"""The first bottleneck's distance from the lower bound, as a share of it: the optimum is often near its bound."""
 
 _NEAR_ENOUGH = 1.03
 """Ratio of the best cost to the refuted bottleneck. Below it, the next test is just under the best cost."""
 
 _NEAR = 24
-"""How many states after a start are solved together, because the search often asks for them next."""
+"""The number of states after a start that are solved together, because the search often needs them next."""
 
 _MANY_UNITS = 256
-"""Inner levels of more units are not bounded by `furthest`: it takes longer than what it saves."""
+"""Inner levels of more units are not bounded by `furthest`: it takes longer than it saves."""
 
 _SMALL = 1_000_000
-"""Up to so many entries, (states x units)^2, the bare recurrence is the faster solver."""
+"""Up to this number of entries, (states x units)^2, the bare recurrence is the faster solver."""
 
 
 def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
@@ -64,7 +64,7 @@ def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
     (N - 1,). O(N^2 M^2).
     """
     units, states, _ = stage_s.shape
-    before_s = np.empty((units, states))  # [m - 1, i]: max(A(i, m), 2 C_i), what step 4 needs of a sub-pipeline
+    before_s = np.empty((units, states))  # [m - 1, i]: max(A(i, m), 2 C_i), step 4's term of a sub-pipeline
     best = stage_s[0, 0]
     for count in range(units):
         # step 3: a single stage; on one unit (the initialization) there is no other case
@@ -94,7 +94,7 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelStep:
-    """How the next bottleneck to test is chosen, between the refuted one and the best cost.
+    """The choice of the next bottleneck to test, between the refuted one and the best cost.
 
     Until a pipeline is found, it lies above the refuted bottleneck by the share `up` of it. After that it is the
     geometric mean of the two, or just below the best cost where the two are close.
@@ -112,7 +112,7 @@ class LevelStep:
         return min(max(middle_s, low_s * (1 + STEP), high_s * NOTHING), top_s)
 
     def after(self, found: bool) -> "LevelStep":
-        """The step after this test. `up` grows as long as no pipeline is found."""
+        """The next step. `up` grows as long as no pipeline is found."""
         if found:
             return LevelStep()
         return LevelStep(up=min(4 * self.up, max(self.up, 1.0)), refuted=not self.up)
@@ -121,8 +121,8 @@ class LevelStep:
 class LevelSearch:
     """The optima A^k of one level; `inner` has those of the level inside it.
 
-    A pipeline takes all units of the level, or with `fewer` at most all. What was computed is kept: `known[a][b]` is
-    A^{k-1}(a..b, all units inside) in seconds, NaN where it was not asked for. `probes` counts the probes.
+    A pipeline takes all units of the level, or with `fewer` at most all. Results are cached: `known[a][b]` is
+    A^{k-1}(a..b, all units inside) in seconds, NaN where it was not computed. `probes` counts the probes.
     """
 
     def __init__(self, space: PartitionSpace, level: int, *, fewer: bool = False) -> None:
@@ -149,7 +149,7 @@ class LevelSearch:
         weight_bytes = self.space.weight_bytes[stop] - self.space.weight_bytes[start]
         exchange_s = float(self.space.exchange_s(self.level, weight_bytes, units))
 
-        # A^{k-1}, what one unit takes; an upper bound is enough if it is at most the exchange, or equals the lower one
+        # A^{k-1} of one unit; its upper bound is enough if it is at most the exchange, or equals the lower bound
         unit_s = float(self.space.compute_s[stop] - self.space.compute_s[start])
         if self.inner is not None:
             least_s = unit_s / self.devices
@@ -222,7 +222,7 @@ class LevelSearch:
         if (start, stop) in self._optima:
             return self._optima[start, stop]
         everything = ((start, stop, self.units),)
-        # step 3: a single stage is the first that is found
+        # step 3: a single stage is the first candidate
         best = Optimum(cost_s=self.stage_s(*everything[0]), stages=everything, refuted_s=0.0)
         low_s, table = self.bound_s(start, stop), None
         between = self.space.within(start, stop)
@@ -234,7 +234,7 @@ class LevelSearch:
             found, probed = self.probe(between, bottleneck_s)
             if found is not None:
                 best = self.measured(found)
-                # from now on without the states that need too much on both sides: a lesser bottleneck needs no less
+                # drop the states that need too many units on both sides: smaller bottlenecks need no fewer
                 needs = UnitsNeeded(space=self.space, level=self.level, bottleneck_s=bottleneck_s, devices=self.devices)
                 between = probed.states[probed.least + units_before(needs, probed.states) <= self.units]
             else:
@@ -316,13 +316,13 @@ class LevelSearch:
         needs = self.needs(bottleneck_s, int(between[0]), int(between[-1]))
         while True:
             self.probes += 1
-            # one look with the bounds known so far: stages that may be within the bottleneck, on all units
+            # stages that may be within the bottleneck, by the bounds known so far, on all units
             table = least_units(needs, states, self.units)
             if table.least[0] > self.units:
                 return None, table
             found = path(table)
             if not (self.fewer or table.least[0] == self.units or any(units > 1 for _, _, units in found)):
-                # units are left over and every stage has one: from one unit to two T may rise, as the exchange begins
+                # spare units, and every stage has one: from one unit to two T may rise, as the exchange begins
                 replicas = least_with_replicas(needs, table)
                 if replicas.least[0] <= self.units:
                     found = path_with_replicas(needs, table, replicas)
@@ -333,12 +333,12 @@ class LevelSearch:
                         return None, table
                     found = straight
             stages = self.spread(found)
-            # for devices the closed form is exact; a stage of networks may turn out slower: then it is known, try again
+            # exact for devices; a stage of networks may turn out slower: then its time is known, and the probe repeats
             if self.inner is None or self.cost_s(stages) <= bottleneck_s * (1 + 2 * ROUNDING):
                 return stages, table
 
     def spread(self, stages: Stages) -> Stages:
-        """The stages on all units: the first stage of more than one unit also takes those that are left over."""
+        """The stages on all units: the first stage of more than one unit also takes the spare units."""
         left = 0 if self.fewer else self.units - sum(units for _, _, units in stages)
         spread = []
         for start, stop, units in stages:
@@ -353,7 +353,7 @@ class LevelSearch:
         It is an upper bound. Only compute and exchange limit how far a stage on m units goes, and inner levels are
         bounded in the same way.
         """
-        # how far one stage on so many units goes at best, from each state
+        # upper bound on the reach of one stage, by its units and first state
         part, reach = slice(start, stop + 1), list[IntArray]()
         for units in range(1, self.units + 1):
             within_s = bottleneck_s * units * (1 + ROUNDING)
@@ -365,7 +365,7 @@ class LevelSearch:
                 alone = np.minimum(alone, self.inner.furthest(bottleneck_s, start, stop) - start)
             reach.append(alone)
 
-        # how far several go: the last stage begins where the others may be cut
+        # of several stages: the last one begins where the others may be cut
         here = np.arange(stop - start + 1)
         allowed = np.flatnonzero(self.space.allowed(self.level, bottleneck_s)[start : stop + 1])
         nearest = np.searchsorted(allowed, here, side="right") - 1
@@ -383,8 +383,8 @@ def _last_within(sums: FloatArray, allowance: float) -> IntArray:
     """By entry of the ascending `sums`: the index of the last entry that is higher by at most the allowance.
 
     The search compares sums, whose rounding may exceed a small allowance. So the differences are compared as well,
-    twice, one entry back each time. Where more entries lie so close together, the answer is too high. That is allowed:
-    the caller needs an upper bound.
+    twice, one entry back each time. Where more entries are this close, the answer is too high, as an upper bound may
+    be.
     """
     last = np.searchsorted(sums, (sums + allowance) * (1 + ROUNDING), side="right") - 1
     for _ in range(2):

@@ -5,7 +5,7 @@
 3. If the gap is not negligible, the search adds two kinds of cuts: cuts of few bytes that the bound found on the way,
    and cuts near those of the plan. A near cut differs by a few blocks, or by one block that moves to the other side
    together with every block that must follow it. The search then solves the states again. It stops when this does not
-   help any more, or after `ROUNDS` times.
+   help any more, or after `ROUNDS` rounds.
 """
 
 from collections import deque
@@ -39,13 +39,13 @@ ENTRIES_AT_MOST = 2e7
 """(Cuts x devices) squared: if memory decides, a search compares this many entries in about a second."""
 
 ROUNDS = 4
-"""How often cuts are added."""
+"""Upper bound on the rounds in which cuts are added."""
 
 CUTS_AT_MOST = 1200
-"""The most states that are solved at once after the first time."""
+"""Upper bound on the states that are solved at once after the first round."""
 
 STEPS_AT_MOST = 100_000
-"""The most blocks that are examined for the cuts near one cut of a plan. This takes a few hundredths of a second."""
+"""Upper bound on the blocks examined for the cuts near one cut of a plan: a few hundredths of a second."""
 
 NEAR = 1e-3
 """A gap that is not worth another round."""
@@ -53,7 +53,7 @@ NEAR = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refined:
-    """The best partition, the states between which its stages lie, and what is proven about it."""
+    """The best partition, the states between which its stages lie, and the proof."""
 
     cuts: CutStates
     found: Partition
@@ -61,7 +61,7 @@ class Refined:
 
 
 def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> Refined | None:
-    """The best partition of some cuts of a graph, with a proof of how much better another could be. None if none fits.
+    """The best partition of some cuts of a graph, with a bound on all others. None if none fits.
 
     Deterministic: effort is counted, not timed.
     """
@@ -92,7 +92,7 @@ def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> R
 
 
 def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Partition] | None:
-    """The best partition of these cuts. If memory decides, it uses only as many of them as take little time."""
+    """The best partition of these cuts, or of a part of them if memory decides and all would take too long."""
     wanted = search(problem, cuts.states)
     found = partition(replace(wanted, memory=None))
     if found is not None and not fits(wanted, found):
@@ -102,7 +102,9 @@ def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Parti
 
 
 def _room(problem: PlanningProblem) -> int:
-    """The most cuts that are solved at once. Time grows with their square, if memory decides also with the devices'."""
+    """Upper bound on the cuts that are solved at once: time grows with their square and, if memory decides, with that
+    of the devices.
+    """
     return max(min(CUTS_AT_MOST, int(ENTRIES_AT_MOST**0.5 / problem.cluster.devices)), 50)
 
 
@@ -160,7 +162,7 @@ def _certificate(problem: PlanningProblem, found: Partition, proven: Bound) -> C
 
 
 class _Cut:
-    """Where a graph is cut, and where it could be."""
+    """A graph's cuts, those of a plan and possible ones."""
 
     def __init__(self, *, blocks: Blocks, machines: Sequence[Machines]) -> None:
         self._blocks = blocks
@@ -169,7 +171,7 @@ class _Cut:
         self._sides = Sides(blocks)
 
     def bound(self, cuts: CutStates, found: Partition) -> tuple[Bound, tuple[int, ...]]:
-        """What is proven over all cuts, and cuts of few bytes."""
+        """The bound over all cuts, and cuts of few bytes."""
         proven = compute_bound(self._blocks, self._machines[0].units, found.cost_s)
         cheap: tuple[int, ...] = ()
         for machines in self._machines:
@@ -182,7 +184,7 @@ class _Cut:
         return proven, cheap
 
     def around(self, cuts: CutStates, found: Partition, cheap: Sequence[int], most: int) -> list[int]:
-        """Cuts to be solved next, by size: the plan's own, and as many of the others as there is room for."""
+        """The next cuts to solve, by size: the plan's own and others, at most `most`."""
         own = [cuts.cut(share.stop) for share in found.shares]
         chosen = dict.fromkeys((0, *own))
         allowed = np.flatnonzero(cuts.states.boundary_bytes <= self._limit_bytes(found)).tolist()
@@ -196,11 +198,11 @@ class _Cut:
         return sorted(chosen, key=lambda cut: (cut.bit_count(), cut))
 
     def _limit_bytes(self, found: Partition) -> float:
-        """What crosses a cut within the time of the plan."""
+        """The bytes that can cross a cut within the time of the plan."""
         return found.cost_s * self._machines[0].bandwidth_bytes_per_s / 2
 
     def _moved(self, cut: int, limit_bytes: float, room: int) -> list[int]:
-        """The cuts that differ by one block and what has to follow it; first those that move the least compute."""
+        """The cuts that differ by one block and its dependents; those that move the least compute first."""
         moved = [
             cut & ~self._dependent[block] if cut >> block & 1 else cut | self._needed[block]
             for block in range(len(self._blocks.graph))

@@ -1,14 +1,7 @@
 """Release: PipeDream's recurrence as the authors' published program computes it, which is not what their papers say.
 
-The steps are those of the papers (2018, section 3.2; SOSP 2019, section 3.1; `space` numbers them), level by level from
-the inside out. c is the cost of the level inside; on the innermost it is the compute of the blocks.
-
-    step 1   W = 4 (m - 1) |w| / (B m)
-    step 2   T = (c + W / machines of the level inside) / m      the first stage of a level
-             T = (c + W) / m                                     the others
-    step 3   A = T of a first stage                              case 1: a single stage
-    step 4   A = min over s, m' of                               case 2: several stages; the last begins at s, and
-                 max(A(s, m - m'), T of m', boundaries)          2 a / (B m' ratio) into and out of it are boundaries
+The steps beside the code are those of the papers (2018, section 3.2; SOSP 2019, section 3.1; `space` numbers them),
+level by level from the inside out. c is the cost of the level inside; on the innermost it is the blocks' compute.
 
 The program differs from the papers: it adds compute and synchronisation and does not take the larger; the width of the
 level inside divides the exchange of a first stage only; a boundary costs nothing unless a compression ratio is given,
@@ -53,23 +46,24 @@ class Released:
 
     def exchange_s(self, units: int) -> FloatArray:
         """The exchange of each stage for an update."""
-        # step 1
+        # step 1: W = 4 (m - 1) |w| / (B m)
         weight_bytes = self.states.weight_bytes - self.states.weight_bytes[:, None]
         return np.asarray(FACTOR * (units - 1) / (self.links.bandwidth_bytes_per_s * units) * weight_bytes)
 
     def single_s(self, units: int) -> FloatArray:
-        """The cost of a single stage on so many machines."""
-        # step 2, of a first stage
+        """The cost of a single stage on `units` machines."""
+        # step 2, the first stage of a level: T = (c + W / machines of the level inside) / m
         if self.straight and units > 1:
             return np.full_like(self.inside_s, np.inf)
         return (self.inside_s + self.exchange_s(units) / self.inside_units) / units
 
     def last_s(self, units: int) -> FloatArray:
         """The cost of the last of several stages, with the boundaries that it sees."""
-        # step 2, of a later stage, and its boundaries of step 4
+        # step 2, a later stage: T = (c + W) / m
         stage_s = (self.inside_s + self.exchange_s(units)) / units
         if self.ratio is None:
             return stage_s
+        # step 4: boundaries of 2 a / (B m' ratio) into and out of the stage
         crossing = 2.0 * self.states.boundary_bytes / (self.links.bandwidth_bytes_per_s * units * self.ratio)
         crossing[-1] = 0.0
         return np.maximum(stage_s, np.maximum(crossing[:, None], crossing))
@@ -78,11 +72,11 @@ class Released:
         """The least cost from each of these states to every state, by machines less one."""
         tables: list[FloatArray] = []
         for units in range(1, self.links.units + 1):
-            # step 3
+            # step 3, a single stage: A = T of a first stage
             best = self.single_s(units)[starts]
             if self.fewer and tables:
                 best = np.minimum(best, tables[-1])
-            # step 4, over the machines of the last stage and where it begins
+            # step 4, several: A = min over s, m' of max(A(s, m - m'), T of m', boundaries); the last begins at s
             for last in range(1, min(2, units) if self.straight else units):
                 before, last_s = tables[units - last - 1], self.last_s(last)
                 if len(before) == 1:
@@ -97,10 +91,10 @@ class Released:
 
 
 def released_cuts(profile: Profile, cuts: CutStates) -> CutStates:
-    """The cuts that the program knows: it goes on from the first block, and along edges.
+    """The cuts that the program enumerates, from the first block along edges.
 
-    So the first block is before every cut, and another block that reads nothing (an embedding of the decoder's) only
-    together with one that reads it.
+    So the first block is before every cut, and another source (an embedding of the decoder's) only together with one of
+    its readers.
     """
     if cuts.cuts is None or profile.edges is None:
         return cuts
@@ -120,10 +114,10 @@ def released_cuts(profile: Profile, cuts: CutStates) -> CutStates:
 
 
 def released_boundaries(profile: Profile, cuts: CutStates, output_bytes: Sequence[float]) -> CutStates:
-    """The cuts with the bytes that cross them in the program: of the last blocks, and what is read beside their past.
+    """The cuts with the bytes that cross them in the program: of the last blocks, and of their other inputs.
 
-    That is at least what a later stage really reads: the program also counts a block whose other reader lies before
-    the cut on another branch.
+    These are upper bounds on a later stage's inputs: the program also counts a block whose other reader lies before the
+    cut on another branch.
     """
     if cuts.cuts is None or profile.edges is None:
         return cuts
@@ -195,7 +189,7 @@ class ReleasedProgram:
                 stages.append((start, stop, units))
                 return tuple(reversed(stages))
 
-            # the last stage on the units that are left: the smallest cut, then the fewest machines
+            # the last stage on the remaining units: the smallest cut, then the fewest machines
             cost = tables[units - 1][row, stop]
             choices = []
             for last in range(1, min(2, units) if here.straight else units):
@@ -206,7 +200,7 @@ class ReleasedProgram:
             stop, units = cut, units - last
 
     def partition(self) -> Partition | None:
-        """What the program would print, flattened: a stage on m servers with r replicas in each has m r."""
+        """The partition that the program prints, flattened: a stage on m servers with r replicas in each has m r."""
         if not np.isfinite(self.cost_s):
             return None
         parts = self._parts(len(self.levels) - 1, 0, len(self.states) - 1)

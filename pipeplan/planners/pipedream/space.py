@@ -1,7 +1,7 @@
 """Space: the terms of PipeDream's recurrence: states, network levels, and the time that a stage takes on them.
 
 PipeDream (2018, section 3.2) defines the recurrence for one level of network: the layers 1..N on M machines that are
-joined by links of bandwidth B. The cases are the paper's, the numbers are ours; the code is marked with them.
+joined by links of bandwidth B. The cases are the paper's; comments in the solvers refer to our step numbers.
 
     step 1   W_l^m = 4 (m - 1)/m |w_l| / B     C_i = a_i / B                  exchange of weights; boundary
     step 2   T(i->j, m) = 1/m max(sum T_l, sum W_l^m)      l = i..j           a stage, replicated on m machines
@@ -65,7 +65,7 @@ class PartitionSpace:
 
     @property
     def last(self) -> int:
-        """The state that has everything before it."""
+        """The state after all blocks."""
         return len(self) - 1
 
     def devices_inside(self, level: int) -> int:
@@ -73,13 +73,13 @@ class PartitionSpace:
         return int(np.prod([links.units for links in self.levels[:level]], dtype=np.int64))
 
     def allowed(self, level: int, bottleneck_s: float) -> BoolArray:
-        """The states where a cut takes at most the bottleneck: 2 a / B, activations and gradients. Both ends do."""
+        """The states where a cut takes at most the bottleneck: 2 a / B, activations and gradients; always both ends."""
         # the boundary term of step 4, solved for the bytes
         limit = bottleneck_s * self.levels[level].bandwidth_bytes_per_s * (1 + ROUNDING)
         return np.asarray(2.0 * self.boundary_bytes <= limit)
 
     def within(self, start: int, stop: int) -> IntArray:
-        """The states on the ways from one state to another, both included."""
+        """The states on the paths from one state to another, both included."""
         if self.before is None:
             return np.arange(start, stop + 1)
         inner = np.flatnonzero(self.before[start] & self.before[:, stop])
@@ -99,7 +99,7 @@ class PartitionSpace:
 
 
 def space_of(states: States, levels: tuple[LevelLinks, ...], exchange: float) -> PartitionSpace:
-    """The states, sorted by compute: the states within the reach of a stage of so much work are then a range."""
+    """The states, sorted by compute: the states within a stage's reach are then a range."""
     order = np.argsort(states.compute_s, kind="stable")
     before = None if states.before is None else np.ascontiguousarray(states.before[np.ix_(order, order)])
     return PartitionSpace(

@@ -1,9 +1,9 @@
-"""States: where a model can be cut, and what lies before every cut.
+"""States: a model's possible cuts, with sums over the blocks before each.
 
 A chain of n blocks has n + 1 states, one before every block and one after the last. A model that is a graph has one
-for every set of blocks that holds all that its members read: the blocks that are done where a stage ends. PipeDream's
-optimizer has the same states as antichains (SOSP 2019). A stage is what lies between two states, and its sums are
-differences. `CutStates` also has the order of the blocks in which those of each stage stand together.
+for every set of blocks that is closed under its inputs: the blocks that are done where a stage ends. PipeDream's
+optimizer has the same states as antichains (SOSP 2019). A stage lies between two states, and its sums are differences.
+`CutStates` also has the order of the blocks in which each stage is contiguous.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.profile import Profile
 
 STATES_AT_MOST = 5000
-"""Cuts of a graph that are listed one by one; if there are more, some are chosen (`refine`)."""
+"""Upper bound on a graph's cuts that are all listed; if there are more, some are chosen (`refine`)."""
 
 _COMPARED_AT_ONCE = 2**20
 """Pairs of sets: 8 MB."""
@@ -43,7 +43,7 @@ ENTRIES_AT_MOST = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class States:
-    """One entry a state, sources first: state 0 has nothing before it, the last one everything."""
+    """One entry a state, in topological order: state 0 has no block before it, the last one all blocks."""
 
     compute_s: FloatArray
     """Forward and backward of a minibatch, over all blocks before the state."""
@@ -52,33 +52,32 @@ class States:
     """Of trained weights, over all blocks before the state."""
 
     added_bytes: FloatArray
-    """Over all blocks before the state: a stage keeps of a minibatch this where it ends, less `kept_before` where
-    it begins (`costs.memory.kept_sums`).
+    """Over all blocks before the state: a stage's kept bytes of a minibatch are this at its stop less `kept_before` at
+    its start (`costs.memory.kept_sums`).
     """
 
     kept_before: FloatArray
     """See `added_bytes`."""
 
     boundary_bytes: FloatArray
-    """What crosses the state in one direction; 0 at both ends."""
+    """The bytes that cross the state in one direction; 0 at both ends."""
 
     input_bytes: FloatArray
-    """What a stage that begins at the state keeps as its input."""
+    """The input that a stage beginning at the state keeps."""
 
     kept_output_bytes: FloatArray | None = None
-    """The part of `boundary_bytes` that the stage before keeps anyway (`Measurement.kept_output_bytes`); None if none.
-    """
+    """The part of `boundary_bytes` among the stage's activations (`Measurement.kept_output_bytes`); None if none."""
 
     late_bytes: FloatArray | None = None
-    """What gradients take beyond activations (`costs.memory.replacing_bytes`), over all blocks before the state; None
+    """The gradients' bytes beyond activations (`costs.memory.replacing_bytes`), over all blocks before the state; None
     if none are counted.
     """
 
     untrained_bytes: FloatArray | None = None
-    """What a worker holds once, frozen weights and buffers, over all blocks before the state; None if none."""
+    """The bytes of frozen weights and buffers, over all blocks before the state; None if none."""
 
     before: BoolArray | None = None
-    """before[a, b]: a stage may reach from a to b; None for a chain, where any a < b may."""
+    """before[a, b]: a stage may reach from a to b; None for a chain, where any a < b is allowed."""
 
     transient_bytes: FloatArray | None = None
     """transient_bytes[a, b]: the largest workspace of a block between the two; None if all are 0."""
@@ -123,10 +122,10 @@ def _sums(values: Sequence[float] | FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutStates:
-    """The states of a profile and what stands for them in it.
+    """The states of a profile, with the blocks before each.
 
-    `blocks_before` counts the blocks before each state. `complete`: no cut of the kind asked for is missing. If the
-    states are places in one `order`, `cuts` is None; else it holds the set of blocks before each (`costs.graph`).
+    `blocks_before` counts the blocks before each state. `complete`: no cut of the requested kind is missing. If the
+    states are places in one `order`, `cuts` is None; else it has the set of blocks before each (`costs.graph`).
     """
 
     states: States
@@ -136,9 +135,9 @@ class CutStates:
     complete: bool = True
 
     def order_of(self, path: Sequence[int]) -> tuple[int, ...]:
-        """The profile's blocks so that those between two states of a path, first to last, stand together.
+        """An order of the profile's blocks in which those between two states of a path are contiguous.
 
-        Between two states they keep the profile's own order; the answer is the identity if that will do.
+        Between two states they keep the profile's order; the answer is the identity where possible.
         """
         order: list[int] = []
         for start, stop in pairwise(path):
@@ -184,13 +183,12 @@ def cut_states(
 ) -> CutStates:
     """The states of a chain, or of a graph.
 
-    A graph has one for every set of blocks that holds all that its members read, with one exception: a block that costs
-    nothing (no time, no bytes) and reads only such blocks stands with the first block that reads it, as anywhere
-    earlier would be the same. What crosses a cut is the output of every block before it that a block after it reads;
-    a stage in between forwards what it does not read itself (SOSP 2019; the antichains of PipeDream's optimizer are
-    these sets). `cuts="single-tensor"` keeps the cuts that one output alone crosses. If a graph has more than `at_most`
-    cuts, the answer is the places of one order (`graph.line_of`): incomplete unless the graph is a path. `gradients` is
-    as for a chain.
+    A graph has one for every set of blocks that is closed under its inputs, with one exception: a block without costs
+    (no time, no bytes) that reads only such blocks joins its first reader, as any earlier place is equivalent. A cut is
+    crossed by the output of every block before it that a block after it reads; a stage in between forwards what it does
+    not read itself (SOSP 2019; the antichains of PipeDream's optimizer are these sets). `cuts="single-tensor"` keeps
+    the cuts that only one output crosses. If a graph has more than `at_most` cuts, the answer is the places of one
+    order (`graph.line_of`): incomplete unless the graph is a path. `gradients` is as for a chain.
     """
     if profile.edges is None:
         states = chain_states(profile, microbatch_size, gradients=gradients)
@@ -231,7 +229,7 @@ def along(
 
 
 def evenly(values: Sequence[int], count: int) -> Sequence[int]:
-    """So many of the values, from the first to the last."""
+    """`count` evenly spaced values, the first and the last among them."""
     if len(values) <= count:
         return values
     return [values[index] for index in np.linspace(0, len(values) - 1, count).astype(int).tolist()]
@@ -240,7 +238,7 @@ def evenly(values: Sequence[int], count: int) -> Sequence[int]:
 def _line_states(
     by_block: Sequence[FloatArray], graph: Graph, measured: Sequence[Measurement], line: Line, chosen: Sequence[int]
 ) -> CutStates:
-    """The states at these places of an order. `by_block` is what they sum up (`summed`)."""
+    """The states at these places of an order. `by_block` has the terms to sum (`summed`)."""
     order, places = np.asarray(line.order), np.asarray(chosen)
     sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in by_block]
     boundary = crossing_bytes(graph, line.order, [block.output_bytes for block in measured])[places]
@@ -276,9 +274,9 @@ def states_of(
     *,
     complete: bool = True,
 ) -> CutStates:
-    """The states of these cuts, which hold the empty and the full one and are sorted by size.
+    """The states of these cuts, which are sorted by size and include the empty and the full one.
 
-    `by_block` is what they sum up (`summed`).
+    `by_block` has the terms to sum (`summed`).
     """
     inside = membership(cuts, len(graph))
     sums = [inside @ values for values in by_block]
@@ -312,7 +310,7 @@ def states_of(
 
 
 def _within_others(inside: FloatArray) -> BoolArray:
-    """[a, b]: set b holds all of set a, and more.
+    """[a, b]: set a is a proper subset of set b.
 
     The sets are compared 64 blocks at a time. A product of matrices takes several times as long, on several threads.
     """
@@ -330,7 +328,7 @@ def _within_others(inside: FloatArray) -> BoolArray:
 
 def summed(profile: Profile, measured: Sequence[Measurement], gradients: int) -> tuple[FloatArray, ...]:
     """By block, the terms that a stage adds up: seconds, trained weights, activations, gradients beyond these, and
-    what is held once.
+    frozen weights with buffers.
     """
     weights = np.asarray([block.trained_bytes for block in profile.blocks], dtype=np.float64)
     activations = np.asarray([block.activation_bytes for block in measured], dtype=np.float64)
@@ -344,7 +342,7 @@ def summed(profile: Profile, measured: Sequence[Measurement], gradients: int) ->
 
 
 def exactly_summed(seconds: FloatArray) -> FloatArray:
-    """The seconds, rounded to a grid on which sums are the same in any order."""
+    """The seconds, rounded to a grid on which sums are equal in any order."""
     unit_s = grid_s(float(seconds.sum()))
     return np.asarray(np.rint(seconds / unit_s) * unit_s)
 
@@ -355,7 +353,7 @@ def grid_s(total_s: float) -> float:
 
 
 def _inputs(graph: Graph, measured: Sequence[Measurement], boundary: FloatArray) -> FloatArray:
-    """What a stage that begins at each state keeps as its input: what crosses, or what the data loader hands over."""
+    """The input bytes that a stage keeps, by first state: the boundary's, or those of the data loader."""
     inputs = boundary.copy()
     inputs[0] = loaded_bytes(graph, measured)
     return inputs

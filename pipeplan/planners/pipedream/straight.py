@@ -1,12 +1,8 @@
 """Straight: PipeDream's recurrence (2018, section 3.2) without replication: one device a stage, all devices used.
 
 The stages are counted from the end. A stage with j - 1 downstream keeps j minibatches in flight, and the cut before it
-crosses the level whose units j stages fill. So all terms are known, and the plain recurrence gives the optimum. By the
-numbers of `space`, with m' = 1:
-
-    step 4   V(a, j) = min over b of max(T(a..b), 2 a_b / B, V(b, j - 1))        V(end, 0) = 0
-
-O(n^2 M), less what lies beyond a bound on the work of a stage.
+crosses the level whose units j stages fill. So all terms are known, and the plain recurrence gives the optimum.
+O(n^2 M), less the stages beyond a bound on their work.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +25,7 @@ class Straight:
     of_bytes: bool = False
 
     def optimum(self, stages: int) -> tuple[float, Stages] | None:
-        """The least bottleneck (or bytes) of exactly so many stages, and the stages; None if there are none.
+        """The least bottleneck (or bytes) of exactly `stages` stages, and these; None if there are none.
 
         Ties: fewer bytes sent, then the smaller first cut, and so on.
         """
@@ -39,23 +35,23 @@ class Straight:
         bound_s, best = 0.0, np.inf
         longest_s = max(2 * total_s / stages, float(np.diff(self.space.compute_s).max()))
         while best > bound_s and bound_s < total_s:
-            # What was found beyond a bound is the next one: nothing better has a longer stage.
+            # A cost beyond the bound becomes the next bound: no better pipeline has a longer stage.
             next_s = best if np.isfinite(best) else max(2 * bound_s, longest_s)
             bound_s = total_s if self.of_bytes else min(next_s, total_s)
-            # V by j and first state, and the same with the cut before that state
+            # V by j and first state, V(end, 0) = 0; and the same with the cut before that state
             values = np.full((stages + 1, len(self.space)), np.inf)
             values[0, -1] = 0.0
             after = values.copy()
             cuts_s = self._cuts_s(stages)
             for here, window, cost in self._rows(stages, bound_s):
-                # step 4
+                # step 4 of `space` with m' = 1: V(a, j) = min over b of max(T(a..b), 2 a_b / B, V(b, j - 1))
                 values[1:, here] = np.maximum(cost, after[:-1, window]).min(axis=1, initial=np.inf)
                 after[:, here] = np.maximum(values[:, here], cuts_s[:, here])
             best = float(values[stages, 0])
         return (best, tuple(self._preferred(stages, best))) if np.isfinite(best) else None
 
     def _rows(self, stages: int, bound_s: float) -> Iterator[tuple[int, slice, FloatArray]]:
-        """By first state, from the last: the states at which a stage within the bound may end, and what it takes.
+        """By first state, from the last: the states at which a stage within the bound may end, and its cost.
 
         The last is by j as well if memory counts.
         """
@@ -73,7 +69,7 @@ class Straight:
             yield here, window, cost if space.before is None else np.where(space.before[here, window], cost, np.inf)
 
     def _messages(self, stages: int) -> Callable[[int, IntArray], FloatArray]:
-        """The bytes under way of stages from one state to others, by the number of stages from there to the end."""
+        """The bytes in transit of stages from one state to others, by the number of stages from there to the end."""
         memory = self.memory
         if memory is None or memory.law.buffers is None:
             return lambda here, columns: np.zeros((1, 1))
@@ -95,7 +91,7 @@ class Straight:
         return np.asarray(2.0 * self.space.boundary_bytes / bandwidth[:, None])
 
     def _preferred(self, stages: int, cost: float) -> Iterator[tuple[int, int, int]]:
-        """Of the stages within the cost, those of the fewest bytes sent, then of the smallest cuts."""
+        """The stages within the cost that send the fewest bytes; ties prefer the smallest cuts."""
         limit = cost * (1 + 2 * ROUNDING)
         at_cut = np.where(self._cuts_s(stages) <= limit, 2 * self.space.boundary_bytes, np.inf)
         # the bytes sent by j and first state, and the same with the cut before that state

@@ -1,4 +1,4 @@
-"""Terms: what PipeDream's partitioner takes from a problem: network levels, search, and the law of a stage's memory."""
+"""Terms: the inputs of PipeDream's partitioner: network levels, search, and the law of a stage's memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,19 +19,20 @@ from pipeplan.schedules.registry import schedule_named
 _PIPEDREAM = schedule_named("pipedream")
 
 FACTORS = {"parameter-server": 4.0, "all-reduce": 2.0}
-"""The factor of (m - 1)/m |w|: what each of m workers sends and receives for an update (2018, section 3.2)."""
+"""The factor of (m - 1)/m |w|, the bytes that each of m workers sends and receives for an update (2018, section 3.2).
+"""
 
 
 def synchronisation(problem: PlanningProblem) -> str:
-    """How replicas exchange gradients, unless asked otherwise: by the all-reduce that runs.
+    """How replicas exchange gradients: by an all-reduce, unless the options name the parameter server.
 
-    The authors' program knows only the papers' parameter server.
+    The authors' program supports only the papers' parameter server.
     """
     return problem.options.synchronisation or ("parameter-server" if released(problem) else "all-reduce")
 
 
 def released(problem: PlanningProblem) -> bool:
-    """Whether the authors' program is asked for instead of the papers' method."""
+    """Whether the options request the authors' program instead of the papers' method."""
     return problem.options.semantics == "release"
 
 
@@ -50,7 +51,7 @@ def search(
     straight: bool | None = None,
     levels: Sequence[LevelLinks] | None = None,
 ) -> PartitionSearch:
-    """The search that the problem asks for, on its cluster's network or another one."""
+    """The problem's search, on its cluster's network or another one."""
     return search_of(
         states,
         network(problem) if levels is None else levels,
@@ -62,8 +63,8 @@ def search(
 
 
 def law(problem: PlanningProblem) -> Law:
-    """The accounting asked for, as a linear function of the minibatches in flight; both accountings are linear, but
-    for messages.
+    """The requested accounting, as a linear function of the minibatches in flight. Both accountings are linear, but for
+    messages.
     """
     one, two = (
         (count.weights, count.activations, count.inputs, count.transients, float(bool(count.late_gradients)))
@@ -85,7 +86,7 @@ def _messages(neighbours: Neighbours) -> InTransit:
 
 
 def copies(problem: PlanningProblem, held: int) -> Copies:
-    """What is held with so many minibatches in flight and as many weight versions.
+    """The copies held with `held` minibatches in flight and as many weight versions.
 
     With vertical sync, which needs a straight pipeline, there are as many versions as devices.
     """
@@ -115,12 +116,12 @@ def gradient_copies(problem: PlanningProblem) -> int:
 
 
 def synchronised(problem: PlanningProblem) -> bool:
-    """Whether PipeDream's vertical sync is asked for."""
+    """Whether PipeDream's vertical sync is requested."""
     return problem.options.schedule is not None and schedule_named(problem.options.schedule).vertical_sync
 
 
 def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int, blocks: tuple[int, int]) -> Stage:
-    """A plan's stage of a share, with what a worker of it holds at so many minibatches in flight."""
+    """A plan's stage of a share, with a worker's memory at `held` minibatches in flight."""
     a, b, count = share.start, share.stop, copies(problem, held)
     weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
     activation_bytes = int(states.added_bytes[b] - states.kept_before[a])

@@ -1,9 +1,9 @@
-"""Ties: of all stages that reach the least bottleneck, those that a stated rule prefers.
+"""Ties: the rule that chooses among all stages with the least bottleneck.
 
 The rule: fewer stages; then fewer bytes sent (each boundary both ways, and every stage's exchange of gradients); then
 the smaller first cut, then the smaller second, and so on; then fewer units on the earlier stages. On at most all units,
-fewer units come before everything. If the table of bytes would have more than `TABLE_ENTRIES` entries, bytes are not
-compared: the stages then take the least units, and the first with more than one takes what is left over.
+fewer units come first of all. If the table of bytes would have more than `TABLE_ENTRIES` entries, bytes are not
+compared: the stages then take the fewest units, and the first with more than one takes the spare units.
 """
 
 from collections.abc import Iterator
@@ -27,9 +27,9 @@ _ROWS = 48
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Edges:
-    """The stages within a bottleneck that are on some way, by position among `states`, sorted by start, then stop.
+    """The stages within a bottleneck on some path, by position among `states`, sorted by start, then stop.
 
-    `need` is the least number of units, `two` the least of two and more.
+    `need` is the fewest units, `two` the fewest of two and more.
     """
 
     states: IntArray
@@ -62,7 +62,7 @@ def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
     whole_s = level.stage_s(*everything)
     evenly_s = float(level.space.compute_s[stop] - level.space.compute_s[start]) / (level.units * level.devices)
     if not level.fewer and whole_s <= evenly_s * (1 + 2 * ROUNDING):
-        return (everything,)  # nothing is faster than compute that is shared evenly
+        return (everything,)  # no stages are faster than evenly shared compute
     cost_s = level.optimum_s(start, stop)
     limit_s = cost_s * (1 + 2 * ROUNDING)
     if not level.fewer and whole_s <= limit_s:
@@ -71,7 +71,7 @@ def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
     states = level.states(level.space.within(start, stop), within_s)
     needs = level.needs(within_s, start, stop)
     while True:
-        # one look with the bounds known so far; a stage that turns out slower is known at the next look
+        # by the bounds known so far; if a stage turns out slower, its time is known in the next round
         units = int(least_units(needs, states, level.units).least[0]) if level.fewer else level.units
         edges = edges_on_a_way(needs, states, units)
         layers, replicated = _layers(edges, units, exactly=not level.fewer)
@@ -86,7 +86,7 @@ def preferred(level: LevelSearch, start: int, stop: int) -> Stages:
 
 
 def edges_on_a_way(needs: UnitsNeeded, states: IntArray, units: int) -> Edges:
-    """The stages that are part of a way from start to end on so many units."""
+    """The stages that are part of a path from start to end on at most `units` units."""
     downstream = least_units(needs, states, units).least
     available = units - units_before(needs, states)
     parts = []
@@ -118,9 +118,9 @@ def edges_on_a_way(needs: UnitsNeeded, states: IntArray, units: int) -> Edges:
 
 
 def _layers(edges: Edges, units: int, *, exactly: bool) -> tuple[list[FloatArray], list[FloatArray]]:
-    """The least units from each state to the end in 0, 1, 2... stages, up to the fewest stages that will do.
+    """The fewest units from each state to the end in 0, 1, 2... stages, up to the fewest stages that are enough.
 
-    The second list is the same with at least one stage of two units or more, which can take what is left over.
+    The second list is the same with at least one stage of two units or more, which can take the spare units.
     """
     last = len(edges.states) - 1
     least = np.full(last + 1, np.inf)
@@ -139,7 +139,7 @@ def _layers(edges: Edges, units: int, *, exactly: bool) -> tuple[list[FloatArray
 def _fewest_units(
     edges: Edges, layers: list[FloatArray], replicated: list[FloatArray] | None
 ) -> Iterator[tuple[int, int, int]]:
-    """The fewest stages on the least units, the smallest cuts first; with `replicated`, one of two units or more."""
+    """The fewest stages on the fewest units, the smallest cuts first; with `replicated`, one has two units or more."""
     here = 0
     for downstream in reversed(range(len(layers) - 1)):
         row = slice(*np.searchsorted(edges.start, (here, here + 1)))
@@ -162,7 +162,7 @@ def _least_sent(
     takes = [_Taking.above_need(level, edges, extra) for extra in range(left + 1)]
     sent = list[tuple[IntArray, FloatArray]]()
     for stages in range(1, len(layers)):
-        # In a long chain few edges begin so many stages.
+        # In a long chain few edges begin a path of this many stages.
         first = np.isfinite(layers[stages])[edges.start] & np.isfinite(layers[stages - 1])[edges.stop]
         some = np.flatnonzero(first)
         sent.append((some, np.stack([taking.some(some).sent(layers, table, stages) for taking in takes])))
@@ -173,7 +173,7 @@ def _least_sent(
     for stages in reversed(range(1, len(layers))):
         some, choices = sent[stages - 1]
         row = np.flatnonzero(edges.start[some] == here)
-        # of the edges from here that are part of the least, that of the smallest cut, then of the fewest units
+        # of the optimal edges from here, the smallest cut, then the fewest units
         from_here = choices[:, row, over]
         enough = from_here.min() * (1 + ROUNDING)
         place, extra = (int(found[0]) for found in np.nonzero((from_here <= enough).T))
@@ -199,7 +199,7 @@ class _Taking:
 
     @classmethod
     def above_need(cls, level: LevelSearch, edges: Edges, extra: int) -> "_Taking":
-        """So many units above."""
+        """`extra` units above the need."""
         units, space, stop = edges.need + extra, level.space, edges.states[edges.stop]
         weight_bytes = space.weight_bytes[stop] - space.weight_bytes[edges.states[edges.start]]
         downstream = np.where(edges.stop < len(edges.states) - 1, 2.0 * space.boundary_bytes[stop], 0.0)
@@ -212,9 +212,9 @@ class _Taking:
         return _Taking(self.start[edges], self.stop[edges], self.units[edges], self.able[edges], self.own[edges])
 
     def sent(self, layers: list[FloatArray], table: FloatArray, stages: int) -> FloatArray:
-        """Bytes by edge and by units above the least, if the first of so many stages takes these units.
+        """Bytes by edge and by units above the minimum, if the first of `stages` stages takes these units.
 
-        From each of the edges a way of so many leads to the end.
+        From each of the edges a path of `stages` stages leads to the end.
         """
         shift = (layers[stages][self.start] - self.units - layers[stages - 1][self.stop]).astype(np.int64)
         over = np.arange(table.shape[1]) + shift[:, None]

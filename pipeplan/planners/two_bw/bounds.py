@@ -1,8 +1,8 @@
-"""Bounds: for many configurations at once, rates that no split of them exceeds, and bytes that no split goes below.
+"""Bounds: for many configurations at once, upper bounds on the rates and lower bounds on the bytes of their splits.
 
 The slowest stage takes at least an equal share of all compute and transfers, at least its gradient exchange, and at
 least the time that whole blocks need (`whole_blocks`). Transfers are charged on the fastest links that an orientation
-leaves. Only the crossings that every row of ranks has are charged on the slower links.
+leaves. Only the crossings of every row of ranks are charged on the slower links.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Configurations:
 
     @property
     def filled(self) -> BoolArray:
-        """Where a batch fills the pipeline for longer than a moment: no stage keeps all of it, unless all stages do.
+        """Where a batch is longer than the pipeline's fill: no stage keeps all of it, unless all stages do.
 
         Where a stage keeps all of a batch, its gradients may be late.
         """
@@ -58,7 +58,7 @@ class Configurations:
         )
 
     def shape(self, place: int, sizes: Sequence[int]) -> PipelineShape:
-        """One of them; `sizes` are those that the indices stand for."""
+        """The shape of configuration `place`; `sizes` maps the indices to microbatch sizes."""
         return PipelineShape(
             schedule=self.execution.schedule,
             width=int(self.width[place]),
@@ -105,7 +105,7 @@ class RateBounds:
     master_weights: bool
 
     def row_rates(self, rows: ShapeRows) -> FloatArray:
-        """Samples a second that a row does not exceed at any depth, by its compute."""
+        """By row, an upper bound on samples a second at any depth, by its compute."""
         total_s, block_s = self._total_s[rows.size], self._block_s.max(axis=1)[rows.size]
         if not self.execution.laws.pipelined:
             least_s = total_s
@@ -130,7 +130,7 @@ class RateBounds:
         )
 
     def least_s(self, found: Configurations, computes_s: FloatArray | float = 0.0) -> FloatArray:
-        """Seconds a microbatch, the flush included, that no split goes below on the better orientation.
+        """Lower bounds on seconds a microbatch, the flush included, on the better orientation.
 
         `computes_s`: a known lower bound on the longest stage's compute.
         """
@@ -142,13 +142,13 @@ class RateBounds:
         return np.asarray(found.width * self._sizes[found.size] / least_s)
 
     def least_bytes(self, found: Configurations) -> FloatArray:
-        """The least that any split's worst stage holds: `PipelineTerms.least_bytes`, and at least its largest block."""
+        """Lower bounds on the fullest stage's bytes: `PipelineTerms.least_bytes`, and at least the largest block's."""
         recomputes = self.execution.recompute is not False
         copies_of_weights = np.where(found.filled, self._weights(filled=True), self._weights(filled=False))
         weights, activations = self.measured.weight_bytes, self.measured.added_bytes
         untrained = self.measured.untrained_bytes
 
-        # Over the stages: the most copies of activations, and the sum of 1 / (copies of activations).
+        # Over the stages: the maximum copies of activations, and the sum of 1 / (copies of activations).
         depth = found.depth.astype(np.float64)
         if recomputes or not self.execution.laws.fills:
             most, shares = np.ones(len(found)), depth
@@ -272,7 +272,7 @@ class RateBounds:
 
     @cached_property
     def _crossing(self) -> FloatArray:
-        """[size, edges]: the fewest bytes of so many boundaries, both ways."""
+        """[size, edges]: the fewest bytes of this number of boundaries, in both directions."""
         crossing = np.sort(boundary_bytes(1.0) * self.measured.output_bytes[:, :-1], axis=1)
         return np.pad(np.cumsum(crossing, axis=1), ((0, 0), (1, 0)))
 

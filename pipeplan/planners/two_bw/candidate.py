@@ -52,7 +52,7 @@ class Miss:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """Finds the best split of shapes; what several of them need is computed once.
+    """Finds the best split of shapes; common results are computed once.
 
     `measured` holds the microbatch sizes that shapes may have.
     """
@@ -68,11 +68,11 @@ class Evaluator:
 
     @property
     def device_bytes(self) -> int:
-        """What a stage may hold."""
+        """The capacity of a stage's device."""
         return self.problem.cluster.device.usable_bytes
 
     def chain(self, microbatch_size: int, depth: int = 1) -> ProfileChain:
-        """The profile at this size, with the copies of shared weights that so many stages have at least."""
+        """The profile at this size, with the copies of shared weights that any `depth` stages have."""
         profile = self.problem.profile
         copies_bytes, frozen_copies_bytes = (
             copies_apart(every, self.measured.blocks, depth) if every else ()
@@ -176,7 +176,7 @@ class Evaluator:
         return best
 
     def possible(self, shape: PipelineShape, step_s: float) -> bool:
-        """Whether a step could take at most so long within the memory, at the shape's depth and any width."""
+        """Whether some stages may take at most `step_s` within the memory, at the shape's depth and any width."""
         if not shape.laws.pipelined:
             return self._some_terms(shape).possible(step_s)
         key = (shape.schedule, shape.recompute, shape.width, shape.microbatch_size)
@@ -214,7 +214,7 @@ class Evaluator:
     def stops(self, best: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end.
 
-        Without pipelining many splits are equally fast: the one whose worst stage holds least, then the most even.
+        Without pipelining many splits are equally fast: ties prefer the smallest fullest stage, then the most even.
         """
         terms = best.terms
         if best.found is not None:
@@ -225,7 +225,7 @@ class Evaluator:
         return even_min_sum(terms.within(starts, 0.0), starts, held=terms.memory_bytes, squares=terms.squares)
 
     def nearest(self, shape: PipelineShape, ceiling_bytes: float = inf) -> Miss | None:
-        """The excess of the split that exceeds the device the least; None if that is above the ceiling."""
+        """The minimum over all splits of the excess over the device; None if that is above the ceiling."""
         terms = self._some_terms(shape)
         search = terms.smallest()
         found = search.least_max(ceiling_bytes)
@@ -334,7 +334,7 @@ def decision(
 
 
 def lost(found: Candidate, stops: tuple[int, ...], best: Candidate) -> Alternative:
-    """It fits, but the best one is faster, or as fast and preferred."""
+    """The entry of a shape that fits, but is slower than the best, or as fast and not preferred."""
     rate = found.throughput_samples_per_s
     split = chosen(found.terms, stops)
     return unpriced(
@@ -347,12 +347,12 @@ def lost(found: Candidate, stops: tuple[int, ...], best: Candidate) -> Alternati
 
 
 def bounded(shape: PipelineShape, throughput_samples_per_s: float) -> Alternative:
-    """It cannot be faster, whether it fits or not."""
+    """The entry of a shape whose bound is not above the best."""
     return unpriced(shape, at_most(throughput_samples_per_s), recompute=bool(shape.recompute))
 
 
 def too_large(miss: Miss) -> Alternative:
-    """It does not fit."""
+    """The entry of a shape that does not fit."""
     recompute = miss.shape.recompute is not False
     return unpriced(
         miss.shape, shortfall(miss.stage, miss.missing_bytes), recompute=recompute, memory_bytes=miss.memory_bytes
@@ -360,5 +360,5 @@ def too_large(miss: Miss) -> Alternative:
 
 
 def ruled_out(shape: PipelineShape, reason: str) -> Alternative:
-    """It cannot run at all."""
+    """The entry of a shape that cannot run."""
     return unpriced(shape, reason, recompute=bool(shape.recompute))

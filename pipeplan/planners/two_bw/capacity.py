@@ -3,7 +3,7 @@
 In t seconds a stage computes at most t of the blocks' least seconds. Memory allows less: without recomputation the
 longest run of blocks that fits with the microbatches in flight at its place; with recomputation more blocks, which take
 longer. All stages together must compute all blocks. The least t for which they can is a bound, for every depth at once.
-It gives the cost of memory in seconds, where `fewest` counts stages one by one. Transfers are not in it.
+It gives the cost of memory in seconds, while `fewest` counts stages one by one. It does not count transfers.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NEXT_PLACE = 1.5
 """Capacity is computed for numbers of downstream stages in this ratio; others take that of the next smaller one."""
 
 HALVINGS = 12
-"""How often the gap to the least seconds is halved."""
+"""The number of times that the gap to the least seconds is halved."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class StageCapacity:
         return np.append(0.0, low * (1 - ROUNDING))
 
     def _computed(self, limit_s: FloatArray) -> FloatArray:
-        """[depth]: how much of the blocks' least seconds so many stages together compute within their limit."""
+        """[depth]: the part of the blocks' least seconds that all stages together compute within their limit."""
         others = np.arange(self.deepest)
         again_s = limit_s * self._share
         plain_s, either_s = self._inner_s
@@ -66,7 +66,7 @@ class StageCapacity:
 
     @cached_property
     def _share(self) -> float:
-        """The most of a block's least seconds that a second with recomputation computes; 0 if no stage recomputes."""
+        """Upper bound on the least seconds that a second with recomputation computes; 0 if no stage recomputes."""
         if True not in self.count.modes:
             return 0.0
         least_s, again_s = np.diff(self._sums_s), np.diff(self.count.chain.recomputed_s)
@@ -82,7 +82,7 @@ class StageCapacity:
 
     @property
     def _inner_s(self) -> tuple[FloatArray, FloatArray]:
-        """[place - 1]: the compute that memory allows a stage, without recomputation and in either way, falling."""
+        """[place - 1]: the compute that memory allows a stage, without recomputation and in either mode, descending."""
         return self._by_place[0], self._by_place[1]
 
     @cached_property
@@ -92,7 +92,7 @@ class StageCapacity:
 
     @property
     def _first_s(self) -> tuple[FloatArray, FloatArray]:
-        """The same for the first of so many stages."""
+        """The same for the first stage, by the number of stages."""
         return self._by_place[2], self._by_place[3]
 
     @cached_property
@@ -112,5 +112,5 @@ class StageCapacity:
 
 
 def _reaching(falling: FloatArray, values: FloatArray) -> IntArray:
-    """How many of the first entries are at least so large."""
+    """By value, the number of leading entries that are at least as large."""
     return np.searchsorted(-falling, -values, side="right")

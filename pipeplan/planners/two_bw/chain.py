@@ -1,13 +1,13 @@
-"""Chain: a profile as arrays, at the microbatch sizes that a planner looks at, and as prefix sums over its blocks.
+"""Chain: a profile as arrays, at a planner's microbatch sizes, and as prefix sums over its blocks.
 
 Three steps lead from a profile to a stage's cost:
 
 1. `measured` puts the profile into arrays, a row a measured microbatch size and a column a block.
-2. `profiled` chooses the sizes that a planner looks at, those measured and some between them, and interpolates.
+2. `profiled` chooses the planner's sizes, the measured ones and some between them, and interpolates.
 3. `ProfileChain` sums one size's row from the first block on. A stage's sum is the difference of two entries.
 
-Seconds are put on a grid so fine (2^-52 of all of them together) that such sums and differences are exact: stages of
-equal blocks are equal to the last bit, wherever they begin.
+Seconds are multiples of 2^-52 of their total, which makes such sums and differences exact: stages of equal blocks are
+equal to the last bit, wherever they begin.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.measured import MeasuredBlocks, measured
 
 MAX_INTERPOLATED = 32
-"""How many sizes between the measured ones are considered; if there are more, those in the most equal ratios."""
+"""Upper bound on the sizes between the measured ones; if there are more, those in the most equal ratios."""
 
 MAX_ROWS = 2**21
-"""Pairs of widths and sizes that are considered; fewer sizes if a safe batch allows every width."""
+"""Upper bound on the pairs of widths and sizes; fewer sizes if a safe batch allows every width."""
 
 _MAX_BETWEEN = 2**20
 """Other sizes are at most this far above the smallest measured one."""
@@ -37,9 +37,9 @@ _MAX_BETWEEN = 2**20
 def profiled(problem: PlanningProblem) -> MeasuredBlocks:
     """The profile at the sizes to be considered.
 
-    These are the size asked for, or all measured sizes and those between them that divide the batch or, with
-    `safe_batch`, a smaller one. Raises InvalidInputError if none divides it, the size asked for lies beyond those
-    measured, or the blocks take no time.
+    These are the requested size, or all measured sizes and those between them that divide the batch or, with
+    `safe_batch`, a smaller one. Raises InvalidInputError if none divides it, the requested size lies beyond the
+    measured ones, or the blocks take no time.
     """
     profile, asked = problem.profile, problem.options.microbatch_size
     sizes = profile.microbatch_sizes
@@ -47,7 +47,7 @@ def profiled(problem: PlanningProblem) -> MeasuredBlocks:
         profile.at(asked)
         sizes = (asked,)
     else:
-        # Those between the measured ones: of too many, the ones nearest to equal ratios.
+        # Sizes between the measured ones: if there are too many, those nearest to equal ratios.
         between = np.arange(sizes[0], min(sizes[-1], sizes[0] + _MAX_BETWEEN, problem.batch_size) + 1)
         most = MAX_INTERPOLATED
         if problem.options.safe_batch:
@@ -78,12 +78,12 @@ def profiled(problem: PlanningProblem) -> MeasuredBlocks:
 class ProfileChain:
     """The blocks at one microbatch size: entry i of a sum is of the blocks [0, i).
 
-    `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: what
-    crosses the boundary before each block, both ways (nothing at the ends), `output_bytes`: one way, and
-    `kept_output_bytes` the part of it that the stage before keeps anyway. `input_bytes`: what a stage that begins there
-    takes in. `kept_sums` are those of activations (`costs.memory`), `added_bytes` the first of both. `input_sums` are
-    those of the inputs of all blocks, where what a block only passes on is kept once. `shared_bytes` is by block.
-    `weight_bytes` counts `copies_bytes`, by block, those of weights that another stage has as well (`costs.tied`), and
+    `compute_s` and `recomputed_s`: forward and backward without and with recomputation. `boundary_bytes`: the bytes
+    across the boundary before each block in both directions (0 at the ends), `output_bytes`: in one direction, and
+    `kept_output_bytes` the part of it among the stage's activations. `input_bytes`: the input of a stage that begins
+    there. `kept_sums` are those of activations (`costs.memory`), `added_bytes` the first of both. `input_sums` are
+    those of the inputs of all blocks; a forwarded input is kept once. `shared_bytes` is by block. `weight_bytes` counts
+    `copies_bytes`, by block, the copies of weights that another stage has as well (`costs.tied`), and
     `untrained_bytes` counts `frozen_copies_bytes`.
     """
 
@@ -106,7 +106,7 @@ class ProfileChain:
 
     @property
     def microbatch_size(self) -> int:
-        """The size that the sums are of."""
+        """The microbatch size of the sums."""
         return self.source.sizes[self.row]
 
     @cached_property
@@ -125,12 +125,12 @@ class ProfileChain:
 
     @cached_property
     def untrained_bytes(self) -> FloatArray:
-        """Sums of what a worker holds once: frozen weights and buffers."""
+        """Sums of frozen weights and buffers, of which a worker holds one copy."""
         own_bytes = self.source.untrained_bytes
         return self._sums(own_bytes + np.asarray(self.frozen_copies_bytes) if self.frozen_copies_bytes else own_bytes)
 
     def weights_held(self, copies: float) -> FloatArray:
-        """Sums of so many copies of the trained weights, and of what is held once."""
+        """Sums of `copies` times the trained weights, and of frozen weights and buffers."""
         return np.asarray(copies * self.weight_bytes + self.untrained_bytes)
 
     def copies_of(self, stops: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -170,14 +170,16 @@ class ProfileChain:
         return self._crossing(self.source.kept_output_bytes)
 
     def least_output_buffers(self, outputs: FloatArray, kept: FloatArray) -> FloatArray:
-        """The least bytes of so many buffers of an output between stages; `kept` of them need what is not kept."""
+        """The least bytes of `outputs` buffers of an output between stages; `kept` of them need only the part that is
+        not among the activations.
+        """
         if self.blocks == 1:  # no stage sends one
             return outputs * LARGEST_AMOUNT
         inner = outputs[:, None] * self.output_bytes[1:-1] - kept[:, None] * self.kept_output_bytes[1:-1]
         return np.asarray(inner.min(axis=1))
 
     def moved_bytes(self, start: int, stop: int) -> tuple[int, int, int]:
-        """A stage's input, its output, and what it keeps of the output anyway, as `Copies.buffer_bytes` takes them."""
+        """A stage's input, its output, and the part of it among its activations: arguments of `Copies.buffer_bytes`."""
         return int(self.input_bytes[start]), int(self.output_bytes[stop]), int(self.kept_output_bytes[stop])
 
     @cached_property
@@ -185,17 +187,17 @@ class ProfileChain:
         return boundary_bytes(1.0) * self.output_bytes
 
     def late_bytes(self, gradients: int) -> FloatArray:
-        """The sums of what so many gradients take beyond activations (`costs.memory.replacing_bytes`)."""
+        """The sums of the bytes of `gradients` gradients beyond activations (`costs.memory.replacing_bytes`)."""
         if gradients not in self._late:
             weights, added = np.diff(self.weight_bytes), np.diff(self.added_bytes)
             self._late[gradients] = self._sums(replacing_bytes(gradients, weights, added))
         return self._late[gradients]
 
     def held(self, weights: float, activations: float, inputs: float = 0.0, late_gradients: int = 0) -> FloatArray:
-        """The sums of so many copies of the weights, of the activations, of all blocks' inputs and of late gradients,
-        and of what is held once.
+        """The sums of `weights` copies of the weights, `activations` of the activations, `inputs` of all blocks'
+        inputs, and of late gradients, frozen weights and buffers.
 
-        Differences are what a stage holds at least: its first block may keep `shared_bytes` more.
+        Differences are lower bounds on a stage's bytes: its first block may keep `shared_bytes` more.
         """
         key = (weights, activations, inputs, late_gradients)
         if key not in self._held:
@@ -249,7 +251,7 @@ class ProfileChain:
         return self._largest(self._workspaces, starts, stops)
 
     def again_bytes(self, starts: slice, stops: slice) -> FloatArray:
-        """The most that a block holds when it has run again, for the stages that begin and end in these ranges."""
+        """The largest bytes of a block that has run again, for the stages that begin and end in these ranges."""
         return self.most_again(*_grid(starts, stops))
 
     def most_again(self, starts: IntArray, stops: IntArray) -> FloatArray:
@@ -266,7 +268,7 @@ class ProfileChain:
 
     @cached_property
     def least_kept(self) -> float:
-        """The least that a microbatch keeps of all blocks, of each its activations or its input."""
+        """Lower bound on a microbatch's bytes: the smaller of activations and input, over all blocks."""
         return float(self.source.least_kept[self.row].sum())
 
     def _largest(self, doubled: FloatArray, starts: IntArray, stops: IntArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Chosen: how each stage of a split keeps its microbatches, all stages at once."""
+"""Chosen: the mode of each stage of a split, all stages at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from pipeplan.planners.two_bw.terms import PipelineTerms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenStage:
-    """A stage's mode and what is held by it, its time a microbatch, and its bytes."""
+    """A stage's mode with its copies held, its time a microbatch, and its bytes."""
 
     start: int
     stop: int

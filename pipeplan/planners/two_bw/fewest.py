@@ -1,8 +1,8 @@
-"""Fewest stages: the fewest with which a pipeline keeps a limit on every stage's compute, and the device's memory.
+"""Fewest stages: the fewest with which all stages stay within a limit on compute, and within the device's memory.
 
-The more stages follow a stage, the more microbatches it holds in flight. So stages are counted from the last one, and
-each begins as early as it may, because any part of a stage that keeps its limits keeps them too. The memory of the last
-k stages then does not depend on the depth. One count rules out all smaller depths at once.
+A stage holds more microbatches in flight if more stages follow it. So stages are counted from the last one, and each
+begins as early as it may, because any part of a stage within its limits is within them too. The memory of the last k
+stages then does not depend on the depth. One count rules out all smaller depths at once.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ from pipeplan.programs.schedule import Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageLimit:
-    """Sums over the blocks [0, i): of their compute, and of the least bytes that a stage holds of them. Also the bytes
-    for which the device has room: as the first stage, and as a stage that receives its inputs.
+    """Sums over the blocks [0, i): of their compute, and of lower bounds on their bytes in a stage. Also the capacity
+    for these bytes: of the first stage, and of a stage that receives its inputs.
     """
 
     sums_s: FloatArray
@@ -34,10 +34,9 @@ class StageLimit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FewestStages:
-    """The counts for a schedule and a microbatch size; `microbatches` is the most that are ever in flight.
+    """The counts for a schedule and a microbatch size; `microbatches` is the upper bound on those in flight.
 
-    A stage may keep microbatches in several ways: by its modes, without and with recomputation, and of the latter by
-    unit.
+    A stage has several modes: without recomputation, and with it by each unit.
     """
 
     problem: PlanningProblem
@@ -53,7 +52,7 @@ class FewestStages:
         most_s = limit_s * (1 + 2 * ROUNDING)
         left_s, stop = self.chain.least_s, self.chain.blocks
         for place in range(1, most + 1):
-            if left_s[stop] > (most + 1 - place) * most_s:  # too much for all stages that are left
+            if left_s[stop] > (most + 1 - place) * most_s:  # too much for all remaining stages
                 break
             start = stop
             for limit in self.limits(place):
@@ -70,7 +69,7 @@ class FewestStages:
         return inf
 
     def limits(self, place: int) -> list[StageLimit]:
-        """By way, the limit of the stage at this place; the last stage's place is 1."""
+        """By mode, the limit of the stage at this place; the last stage's place is 1."""
         if place not in self._limits:
             self._limits[place] = [self._limit(mode, unit, place) for mode, unit in self.ways]
         return self._limits[place]
@@ -98,7 +97,7 @@ class FewestStages:
         )
 
     def _copies(self, recompute: bool, unit: str, place: int) -> Copies:
-        """What the stage at this place holds at least."""
+        """Lower bounds on the copies held by the stage at this place."""
         options = self.problem.options
         if options.memory == "paper":
             return paper_copies(self.laws, recompute=recompute, depth=place, microbatches=self.microbatches)

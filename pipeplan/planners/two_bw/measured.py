@@ -17,8 +17,8 @@ _BYTES = (*KNOWN_BYTES, "shared_bytes")
 class MeasuredBlocks:
     """A profile's measurements, a row a microbatch size and a column a block.
 
-    `weight_bytes` are those of trained weights, `untrained_bytes` all that stays as it is. `counts_input`: whether the
-    block's input is known to be among its activations.
+    `weight_bytes` are those of trained weights, `untrained_bytes` those of frozen weights and buffers. `counts_input`:
+    whether the block's input is known to be among its activations.
     """
 
     sizes: tuple[int, ...]
@@ -53,7 +53,7 @@ class MeasuredBlocks:
 
     @property
     def added_bytes(self) -> FloatArray:
-        """The least that a microbatch keeps of every block, whatever its stage: `Measurement.added_bytes`."""
+        """Lower bound on a microbatch's bytes of every block, in any stage: `Measurement.added_bytes`."""
         return self.activation_bytes - self.shared_bytes
 
     @property
@@ -63,12 +63,12 @@ class MeasuredBlocks:
 
     @property
     def passed_inputs(self) -> FloatArray:
-        """What of every block's input the block before it has only passed on (`costs.memory.passed_inputs`)."""
+        """The part of every block's input that the block before only forwards (`costs.memory.passed_inputs`)."""
         return np.pad(np.minimum(self.passed_bytes[:, :-1], self.input_bytes[:, 1:]), ((0, 0), (1, 0)))
 
     @property
     def again_bytes(self) -> FloatArray:
-        """What every block holds when it has run again: `Measurement.again_bytes`."""
+        """Every block's bytes when it has run again: `Measurement.again_bytes`."""
         known = self.counts_input * self.input_bytes + np.maximum(self.kept_output_bytes - self.passed_bytes, 0.0)
         return np.asarray(self.output_bytes - self.passed_bytes + np.maximum(self.activation_bytes - known, 0.0))
 

@@ -1,4 +1,4 @@
-"""Memory counts: what a pipeline's stages hold, as counts of what their blocks hold (2BW 2021, appendix A.1.2)."""
+"""Memory counts: the copies of their blocks' bytes that a pipeline's stages hold (2BW 2021, appendix A.1.2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from pipeplan.documents.plan import RECOMPUTE_UNITS
 
 @dataclass(frozen=True, eq=False)
 class MemoryCounts:
-    """What is held on every stage of a pipeline by one way to keep microbatches: `Copies`, and as an array each count.
+    """The copies held on every stage of a pipeline in one mode: `Copies`, and each count as an array.
 
-    `unit` is the unit of recomputation, where the way recomputes.
+    `unit` is the unit of recomputation, where the mode recomputes.
     """
 
     copies: tuple[Copies, ...]
@@ -41,17 +41,17 @@ class MemoryCounts:
 
     @cached_property
     def inputs(self) -> FloatArray:
-        """Inputs that are kept and buffers as large."""
+        """Kept inputs, and buffers of their size."""
         return self._column(lambda held: held.inputs + held.input_buffers)
 
     @cached_property
     def outputs(self) -> FloatArray:
-        """Buffers as large as the output."""
+        """Buffers of the output's size."""
         return self._column(lambda held: held.output_buffers)
 
     @cached_property
     def kept_outputs(self) -> FloatArray:
-        """Those of them that are outputs of microbatches kept whole."""
+        """The part of them that are outputs of microbatches kept whole."""
         return self._column(lambda held: held.kept_outputs)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Misses: configurations that do not fit, by how much they exceed a device, and those that the batch rules out."""
+"""Misses: configurations that do not fit, with their excess over a device, and those that the batch rules out."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from pipeplan.planners.two_bw.search import BestFirstSearch
 from pipeplan.planners.two_bw.terms import PipelineShape, is_flushed
 
 REASONS = 10
-"""Classes (a schedule at a depth) that are named when nothing fits."""
+"""Upper bound on the classes (a schedule at a depth) that are named when nothing fits."""
 
 
 def infeasible(planner: str, search: BestFirstSearch) -> Infeasible:
-    """The nearest miss of every class, the nearest of all first; then all others together, and what the batch allows.
+    """The nearest miss of every class, the nearest of all first; then the others together, and the batch's limits.
 
     The reasons' counts add up to the configurations considered.
     """
@@ -60,7 +60,7 @@ def infeasible(planner: str, search: BestFirstSearch) -> Infeasible:
 
 
 def shallowest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
-    """If a plan was found: the classes of fewest stages that do not fit by a bound, each at its smallest shape.
+    """Beside a plan: the classes of fewest stages that do not fit by a bound, each at its smallest shape.
 
     Fewer stages transfer less, so these show what more memory would allow.
     """
@@ -76,7 +76,7 @@ def shallowest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
 
 
 def nearest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
-    """Where nothing fits: the classes that can miss the least by a bound; the first misses the least of all shapes."""
+    """Where nothing fits: the nearest misses by a bound, one a class; the first is the nearest of all shapes."""
     nearest: dict[tuple[str, int], Miss] = {}
     least_bytes = inf
     several = list(_distinct_bytes(search))
@@ -96,10 +96,10 @@ def nearest_misses(search: BestFirstSearch, count: int) -> list[Miss]:
 
 
 def _distinct_bytes(search: BestFirstSearch) -> Iterator[tuple[Configurations, FloatArray]]:
-    """Every execution's configurations that memory tells apart, and their bounds.
+    """Every execution's configurations that differ in memory, and their bounds.
 
-    Of several with the same memory one is listed: the one of the smallest width where the batch does not matter. It
-    always matters whether it fills the pipeline.
+    One of several with the same memory is listed: that of the smallest width where the batch does not matter. Whether
+    the batch fills the pipeline always matters.
     """
     for place, rows in enumerate(search.space.rows):
         own = [found for found in search.examined if found.execution is rows.execution]
@@ -116,7 +116,7 @@ def _distinct_bytes(search: BestFirstSearch) -> Iterator[tuple[Configurations, F
 
 
 def _batch(search: BestFirstSearch) -> Iterator[Reason]:
-    """What the batch rules out: widths and sizes that do not divide it, and batches shorter than 2BW's depth."""
+    """The batch's limits: widths and sizes that do not divide it, and batches shorter than 2BW's depth."""
     space = search.space
     batch_size = space.problem.batch_size
     undivided = space.considered - space.runnable - space.too_shallow

@@ -1,4 +1,4 @@
-"""Placements: which devices hold which stages and replicas, and the bandwidths that this leaves.
+"""Placements: the devices of stages and replicas, and the resulting bandwidths.
 
 The two ends are pipelines in a row and stages in a row (`orientations`); between them a unit of devices holds some
 replicas of some consecutive stages (`mixtures`), of a server, of a rack, or of both.
@@ -35,9 +35,8 @@ class Links:
 def orientations(cluster: Cluster, width: int, depth: int) -> tuple[Links, ...]:
     """Pipelines in a row, and stages in a row unless its links are the same: 2BW orients by trying both.
 
-    The slowest link of all replicas counts. Which replicas share a server decides whether pipelines or gradient
-    exchanges stay inside it; a width that fills a server stays inside as well, which the paper's bandwidth_width(w)
-    excludes.
+    The slowest link of all replicas counts. A server holds pipelines, or replicas of a stage whose gradient exchange
+    then stays inside it; unlike the paper's bandwidth_width(w), a width that fills a server stays inside as well.
     """
     bandwidths = Bandwidths(cluster)
     stages = np.arange(depth)
@@ -72,8 +71,8 @@ def mixtures(cluster: Cluster, width: int, depth: int) -> Iterator[Links]:
     """Some replicas of several stages in each unit: between pipelines in a row (one replica) and stages in a row.
 
     On every level of the cluster, with k replicas of u / k consecutive stages in a unit of u devices, for every k that
-    divides both (2BW 2021, section 3.3, has the two ends alone). On several levels, each chooses for itself: a server
-    may have one replica of some stages, and its rack several of them.
+    divides both (2BW 2021, section 3.3, has only the two ends). On several levels, each has its own k: a server may
+    have one replica of some stages, and its rack several of them.
     """
     bandwidths, devices = Bandwidths(cluster), np.arange(width * depth)
     known = {devices.reshape(width, depth).T.tobytes(), devices.reshape(depth, width).tobytes()}
@@ -102,8 +101,8 @@ Grid: TypeAlias = tuple[int, int]
 
 
 def _grids(cluster: Cluster) -> Iterator[tuple[Grid, ...]]:
-    """A grid of the devices of a unit, for every level but the outermost. If there are several, also one for each of
-    them at once, the outer ones first.
+    """A grid of a unit's devices, for every level but the outermost; and combinations of several levels' grids, the
+    outer ones first.
     """
     for unit in Bandwidths(cluster).units.tolist():
         yield from (((replicas, unit // replicas),) for replicas in range(2, unit) if unit % replicas == 0)
@@ -119,7 +118,7 @@ class _Mixed:
     ranks: IntArray
 
     def __call__(self, widths: Sequence[int]) -> tuple[Worker, ...]:
-        """The placement of stages that all have as many replicas."""
+        """The placement of stages of equal width."""
         stages, replicas = np.divmod(np.argsort(self.ranks, axis=None), widths[0])
         return tuple(
             Worker(stage=stage, replica=replica)

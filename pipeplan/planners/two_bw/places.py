@@ -1,7 +1,7 @@
-"""Places: where stages may begin and end, as the arrays from which their costs are computed.
+"""Places: the possible starts and stops of stages, as the arrays from which their costs are computed.
 
 A `StageTable` has one stage, every start against every stop. `Bands` have several stages at once, every start against
-so many lengths: for short stages this leaves few cells, and few calls. Both give the same numbers for a place.
+`reach` lengths: for short stages this leaves few cells, and few calls. Both give the same numbers for a place.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class StageTable:
     last: slice
 
     def of_stages(self, values: FloatArray) -> FloatArray:
-        """What an array has of the stage."""
+        """An array's entry of the stage."""
         return np.asarray(values[self.stage])
 
     def starts(self, sums: FloatArray, rows: IntArray | None = None) -> FloatArray:
@@ -54,7 +54,7 @@ class StageTable:
 class Bands:
     """[stage, start, length]: consecutive stages; of stage s, `rows` starts from `lows[s]` on, against `reach` lengths.
 
-    The shortest is `shortest[s]`. Where a stop is beyond all `blocks`, a cell has the number of some other place.
+    The shortest is `shortest[s]`. Where a stop is beyond all `blocks`, a cell has the value of another place.
     """
 
     stages: slice
@@ -65,7 +65,7 @@ class Bands:
     blocks: int
 
     def of_stages(self, values: FloatArray) -> FloatArray:
-        """What an array has of each stage."""
+        """An array's entries of the stages."""
         return np.asarray(values[self.stages][:, None])
 
     def starts(self, sums: FloatArray, rows: IntArray | None = None) -> FloatArray:
@@ -87,7 +87,7 @@ class Bands:
 
     @property
     def none(self) -> BoolArray:
-        """Which cells are no stage that is asked for: those that end beyond all blocks."""
+        """The cells that are no stage: those that end beyond all blocks."""
         ends = (self.lows + self.shortest)[:, None] + np.arange(self.rows + self.reach - 1)
         return windows(ends > self.blocks, self.reach).copy()
 

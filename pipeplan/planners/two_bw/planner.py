@@ -1,9 +1,8 @@
 """PipeDream-2BW's planner (2021, appendix A, algorithm 1): every width, depth, microbatch size and recomputation.
 
 The appendix's three executions are candidates: no pipelining (data parallelism at depth 1, one stage after the other
-at larger depths), pipelining, and pipelining with recomputation. Every stage decides on recomputation for itself: it
-recomputes where it does not fit otherwise. With `Options.schedule` only that schedule is searched; 1F1B and GPipe pay
-for their flush.
+at larger depths), pipelining, and pipelining with recomputation. Each stage has its own mode: it recomputes where it
+does not fit otherwise. With `Options.schedule` only that schedule is searched; 1F1B and GPipe pay for their flush.
 
 Where we differ:
 
@@ -11,8 +10,6 @@ Where we differ:
 - The links follow from the placement: pipelines in a row or stages in a row, whichever is faster.
 - Stages are the best contiguous split under the memory limit instead of equal numbers of blocks.
 - A microbatch may be of any size between the measured ones that the batch allows.
-
-The steps of algorithm 1 are in `search`; 2BW's throughput formula and memory formula (A.1) are in `terms`.
 """
 
 from collections.abc import Iterator
@@ -41,7 +38,7 @@ from pipeplan.schedules.registry import schedule_named, schedule_names
 NAME = "pipedream-2bw"
 
 ALTERNATIVES = {"split": 2, "slower": 20, "memory": 2, "impossible": 10}
-"""How many of each kind of alternative a plan keeps, the best first; of the slower ones, `split` are split."""
+"""The number of each kind of alternative that a plan keeps, the best first; of the slower ones, `split` are split."""
 
 
 def plans_for(schedule: Schedule) -> bool:
@@ -52,9 +49,9 @@ def plans_for(schedule: Schedule) -> bool:
 def two_bw(problem: PlanningProblem) -> Answer:
     """The configuration of the highest throughput that fits.
 
-    Ties go to a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the registry's order;
-    among the splits of one configuration to the least sum of squares, then to the smallest cuts; without pipelining
-    first to the least memory on the worst stage.
+    Ties prefer a measured microbatch size, fewer devices, smaller depth, smaller microbatches, the registry's order;
+    among the splits of one configuration the least sum of squares, then the smallest cuts; without pipelining first the
+    least memory on the fullest stage.
     `configurations_considered` counts all of (schedule, w, d, b, recomputation). Configurations
     whose bound rules them out are not split into stages; the certificate counts them.
     """
@@ -107,7 +104,7 @@ def _certificate(search: BestFirstSearch, best: Candidate) -> Certificate:
 
 
 def _alternatives(search: BestFirstSearch, best: Candidate) -> Iterator[Alternative]:
-    # Some of the other pairs of schedule, width and depth, each at the size of the highest bound, that first.
+    # Some of the other pairs of schedule, width and depth, each at the size of the highest bound, the highest first.
     seen = sorted(search.seen, key=lambda seen: (-seen[0], search.preference(seen[1])))
     chosen: dict[tuple[str, int, int], tuple[float, PipelineShape]] = {}
     for rate, shape in seen:

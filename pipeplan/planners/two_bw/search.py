@@ -1,14 +1,6 @@
 """Search: 2BW's algorithm 1, best first through the space of configurations until no bound allows a better one.
 
-PipeDream-2BW (Narayanan et al. 2021), appendix A.2, algorithm 1. Its steps, as the comments number them:
-
-1. For w = 1 to N, for d = 1 to N / w: every width and depth (`ShapeSpace`, a row a width with all its depths).
-2. SEARCH(w, d, B): the microbatch size b and the recomputation r. Here both are enumerated as w and d are: b is a part
-   of a row, and r is an execution or left to every stage.
-3. THROUGHPUT(w, d, b, r): appendix A.1.1, in `terms`.
-4. MEMORY(w, d, b, r) > M: skip; appendix A.1.2, in `costs.memory` (`paper_copies`).
-5. t > t_max: keep. A tie goes to what `BestFirstSearch.preference` puts first.
-6. g_opt = B / (N b_opt): here a row has the microbatches of a batch from the beginning, m = B / (w b) = g d.
+PipeDream-2BW (Narayanan et al. 2021), appendix A.2, algorithm 1. Comments number its steps, 1 to 6.
 
 Where we differ: steps 3 and 4 are bounded first, for many configurations at once (`bounds`). Only a configuration whose
 bound reaches t_max is split into stages, and that gives its true time.
@@ -28,13 +20,13 @@ from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import order_of
 
 FIRST_CONFIGURATIONS = 2_000
-"""How many configurations are bounded before the first is split: enough to find a good one among them."""
+"""The number of configurations bounded before the first is split: enough to find a good one among them."""
 
 MOST_CONFIGURATIONS = 200_000
-"""How many are bounded at a time after that."""
+"""The number bounded at a time after that."""
 
 REMEMBERED = 21
-"""How many pairs of width and depth of a chunk are remembered as alternatives: those that a plan keeps, and its own."""
+"""The pairs of width and depth of a chunk that are remembered as alternatives: those that a plan keeps, and its own."""
 
 Preference = tuple[bool, int, int, int, tuple[int, str]]
 
@@ -51,7 +43,7 @@ class SearchCounts:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BestFirstSearch:
-    """The fastest configuration that fits, with what was seen on the way.
+    """The fastest configuration that fits, with the search's record.
 
     `seen` holds the best by their bounds, each with the rate that bounds it; `examined` all that were bounded.
     """
@@ -66,7 +58,7 @@ class BestFirstSearch:
     bounds: list[RateBounds] = field(default_factory=list)
 
     def run(self) -> None:
-        """Looks at everything that could be better than the best."""
+        """Examines every configuration that could be better than the best."""
         self.bounds = [
             RateBounds(
                 problem=self.space.problem,
@@ -76,23 +68,25 @@ class BestFirstSearch:
             )
             for rows in self.space.rows
         ]
-        for execution, rows in self._chunks():  # steps 1 and 2
+        # 1. For w = 1 to N, for d = 1 to N / w: `ShapeSpace` has a row a width with all its depths.
+        # 2. SEARCH(w, d, B): b is a part of a row, and r is an execution or left to every stage.
+        for execution, rows in self._chunks():
             bounds, found = self.bounds[execution], expand(rows)
             self.examined.append(found)
 
-            # Step 4, by a bound on the memory of all splits.
+            # 4. MEMORY(w, d, b, r) > M: skip; by a bound on all splits (A.1.2, `costs.memory.paper_copies`).
             fits = np.flatnonzero(bounds.least_bytes(found) <= self.evaluator.device_bytes)
             self.counts.memory += (len(found) - len(fits)) * found.execution.ways
             found = found.some(fits)
 
-            # Step 3, by a bound on the time of all splits, and for those that it leaves by a closer one.
+            # 3. THROUGHPUT(w, d, b, r), A.1.1: by a bound on all splits, and for the remaining shapes by a tighter one.
             rates = bounds.rates(found, bounds.least_s(found))
             self._remember(found, rates)
             found = found.some(np.flatnonzero(rates >= self.rate * (1 - TIE)))
             least_s = bounds.least_s(found, self._computes_s(found))
             rates = bounds.rates(found, least_s)
 
-            # The highest rate first, of equal ones what is preferred.
+            # The highest rate first; ties in the order of preference.
             keys = (found.size, found.depth, found.width * found.depth, -rates)
             for index in np.lexsort(keys).tolist():
                 if rates[index] <= 0.0 or rates[index] < self.rate * (1 - TIE):
@@ -125,11 +119,11 @@ class BestFirstSearch:
 
     @property
     def rate(self) -> float:
-        """The highest throughput so far, which is to be reached: algorithm 1's t_max."""
+        """The highest throughput so far: algorithm 1's t_max."""
         return self.best.throughput_samples_per_s if self.best else 0.0
 
     def _chunks(self) -> Iterator[tuple[int, ShapeRows]]:
-        """The rows of all executions, those first whose bound is highest, a chunk at a time while any can win."""
+        """The rows of all executions, the highest bounds first, a chunk at a time while any can win."""
         queues: list[tuple[FloatArray, ShapeRows]] = []
         for bounds, rows in zip(self.bounds, self.space.rows, strict=True):
             rates = bounds.row_rates(rows)
@@ -152,14 +146,17 @@ class BestFirstSearch:
             yield index, deep_enough.some(np.arange(taken))
 
     def _look_at(self, shape: PipelineShape, least_s: float, rate: float) -> None:
-        """Steps 3 to 5 for one configuration with its best split, unless it is known to lose."""
+        """Steps 3 to 5 for one configuration with its best split, unless it is known to lose.
+
+        6. g_opt = B / (N b_opt): here a row has the microbatches of a batch from the beginning, m = B / (w b) = g d.
+        """
         ceiling_s = np.inf
         if self.best is not None:
             if rate <= self.rate * (1 + TIE) and self.preference(shape) > self.preference(self.best.shape):
                 return
             ceiling_s = shape.width * shape.microbatch_size / self.rate * (1 + TIE)
 
-        # With the same memory at another width, a step so short was impossible, and so it is here.
+        # At another width with the same memory, a step of at most `step_s` was impossible, and so it is here.
         key = memory_key(shape)
         step_s = np.inf if not shape.laws.pipelined else ceiling_s / shape.slots
         if step_s <= self._hopeless.get(key, 0.0):
@@ -172,7 +169,7 @@ class BestFirstSearch:
         found = self.evaluator.fastest(shape, least_time_s=least_s, ceiling_s=ceiling_s)
         if found is None:
             return
-        rate = found.throughput_samples_per_s
+        rate = found.throughput_samples_per_s  # 5. t > t_max: keep.
         tie = abs(rate - self.rate) <= TIE * self.rate
         if self.best is None or (
             self.preference(shape) < self.preference(self.best.shape) if tie else rate > self.rate
@@ -190,13 +187,13 @@ class BestFirstSearch:
         )
 
     def preference(self, shape: PipelineShape) -> Preference:
-        """Orders equal rates: first a size that was measured, fewer devices, less depth, smaller microbatches."""
+        """The order of equal rates: a measured size first, then fewer devices, less depth, smaller microbatches."""
         interpolated = shape.microbatch_size not in self.space.profiled_sizes
         return interpolated, shape.devices, shape.depth, shape.microbatch_size, order_of(shape.schedule)
 
 
 def memory_key(shape: PipelineShape) -> MemoryKey:
-    """What the memory of a shape's stages depends on: not the width, and the batch only where it is flushed."""
+    """The inputs of the stages' memory: without the width, and with the batch only where it is flushed."""
     laws = shape.laws
     counts = laws.pipelined and (laws.flushes or not laws.fills)
     microbatches = shape.microbatches if counts else 0

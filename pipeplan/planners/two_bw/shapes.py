@@ -1,4 +1,4 @@
-"""Shapes: the space of 2BW's search as arrays, and how much of it the batch rules out.
+"""Shapes: the space of 2BW's search as arrays, and the part of it that the batch rules out.
 
 A row is a schedule, a width and a microbatch size. They determine how many microbatches a batch has; the depths that
 can run are then a range.
@@ -20,7 +20,7 @@ from pipeplan.schedules.registry import schedule_named
 TWO_BW = "pipedream-2bw"
 
 UNLESS_ASKED = ("data-parallel", "naive", TWO_BW)
-"""The schedules that are searched where none is asked for: the appendix's executions."""
+"""The schedules that are searched by default: the appendix's executions."""
 
 SYNCHRONOUS = ("data-parallel", "naive", "1f1b")
 """The same where no gradient may be late: the pipeline is flushed (2BW 2021, section 3.2)."""
@@ -47,7 +47,7 @@ class Execution:
 
     @property
     def ways(self) -> int:
-        """How many of the appendix's executions that is: with and without recomputation."""
+        """The number of the appendix's executions that it stands for: with and without recomputation."""
         return 2 if self.recompute is None else 1
 
 
@@ -67,7 +67,7 @@ class ShapeRows:
 
     @property
     def depths(self) -> IntArray:
-        """How many depths each row has."""
+        """The number of depths of each row."""
         return np.asarray(np.maximum(self.deepest - self.shallowest + 1, 0))
 
     def some(self, chosen: IntArray) -> "ShapeRows":
@@ -96,7 +96,7 @@ class ShapeSpace:
 
     @cached_property
     def executions(self) -> tuple[Execution, ...]:
-        """The appendix's three, or the one schedule that was asked for."""
+        """The appendix's three, or the requested schedule."""
         options = self.problem.options
         deepest = min(self.problem.cluster.devices, self.measured.blocks)
         if options.schedule is None:
@@ -159,26 +159,26 @@ class ShapeSpace:
 
     @cached_property
     def considered(self) -> int:
-        """How many configurations (schedule, w, d, b, with recomputation or without) there are."""
+        """The number of configurations (schedule, w, d, b, with recomputation or without)."""
         deepest = self.problem.cluster.devices // self._widths
         pairs = [int(self._reaching(deepest, execution).sum()) * execution.ways for execution in self.executions]
         return len(self.measured.sizes) * sum(pairs)
 
     @cached_property
     def runnable(self) -> int:
-        """How many of them the batch allows."""
+        """The number of them that the batch allows."""
         return sum(int(rows.depths.sum()) * rows.execution.ways for rows in self.rows)
 
     @cached_property
     def too_shallow(self) -> int:
-        """How many have whole microbatches, but fewer than 2BW has stages."""
+        """The number of those with whole microbatches, but fewer than 2BW has stages."""
         width, _ = self._pairs
         deepest = self.problem.cluster.devices // width
         whole = sum(int(self._reaching(deepest, e).sum()) * e.ways for e in self.executions)
         return whole - self.runnable
 
     def _reaching(self, deepest: IntArray, execution: Execution) -> IntArray:
-        """How many of an execution's depths there are where the devices allow depths up to `deepest`."""
+        """The number of an execution's depths that devices for depths up to `deepest` allow."""
         return np.asarray(np.maximum(np.minimum(deepest, execution.deepest) - execution.shallowest + 1, 0))
 
     def shape(self, execution: Execution, width: int, size: int, microbatches: int, depth: int) -> PipelineShape:
@@ -193,7 +193,7 @@ class ShapeSpace:
         )
 
     def ruled_out(self, count: int) -> Iterator[tuple[PipelineShape, str]]:
-        """Some of what the batch rules out, with the reason: of all widths those that would use the most devices."""
+        """Some configurations that the batch rules out, with the reason: the widths that would use the most devices."""
         batch_size, sizes, safe = self.problem.batch_size, self.measured.sizes, self.problem.options.safe_batch
         for execution, rows in zip(self.executions, self.rows, strict=True):
             deepest = np.minimum(self.problem.cluster.devices // self._widths, execution.deepest)

@@ -1,13 +1,13 @@
 """Split: n blocks into exactly d contiguous stages, where a stage's cost depends on which stage it is.
 
 A recurrence folds the suffixes from the last stage on. The walk from the front takes the first best stop, hence the
-lexicographically smallest cuts. That takes O(d (n - d + 1)^2) time where every start is looked at.
+lexicographically smallest cuts. Over all starts, that takes O(d (n - d + 1)^2) time.
 
-Few starts are looked at. A stage costs at least the work of its blocks, and work adds up. If no stage may cost more
-than a limit, then stage s starts no later than s stages of at most so much work reach from the front, and no earlier
-than the other stages reach back from the end. The search for the least largest cost raises the limit until what it
-finds is within the limit: no split outside can then be as good. For the least sum of squares the limit is on the sum,
-and the work before a stage is near its even share.
+Few starts are needed. A stage costs at least the work of its blocks, and work adds up. If no stage may cost more than a
+limit, then stage s starts no later than s stages within the limit reach from the front, and no earlier than the other
+stages reach back from the end. The search for the least largest cost raises the limit until its result is within the
+limit: no split outside can then be as good. For the least sum of squares the limit is on the sum, and the work before a
+stage is near its even share.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,25 +21,25 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.two_bw.places import Bands, windows
 
 ROUNDING = 1e-9
-"""The most by which sums in different orders differ: no bound is trusted to be more exact."""
+"""Upper bound on the difference of sums in different orders, and so the tolerance of all bounds."""
 
 TIE = 1e-12
 """Costs of splits, and rates, that differ by no more than this share of them are equal."""
 
 NEAR = 1 / 64
-"""The limit of a search is brought as near as this to the least that leaves any starts, as a share of it."""
+"""The gap between a search's limit and the least that leaves any starts, as a share of it."""
 
 BAND = 64
-"""How many starts of a stage are folded together."""
+"""The number of starts of a stage that are folded together."""
 
 CELLS = 2**15
-"""How many places of stages are computed together: their tables stay in the processor's cache."""
+"""The number of places of stages that are computed together: their tables stay in the processor's cache."""
 
 NARROW = 32
 """If the lengths of a stage differ by this much or more, its longest within the limits is looked up."""
 
 HALVINGS = 12
-"""The most halvings of the gap between a limit that leaves starts and one that leaves none."""
+"""Upper bound on the halvings of the gap between a limit that leaves starts and one that leaves none."""
 
 Costs = Callable[[int, slice, slice], FloatArray]
 """(stage, starts, stops) -> the costs of the stage with the blocks [i, j), for i and j of the two ranges; infinite
@@ -49,13 +49,13 @@ BandCosts = Callable[[Bands], FloatArray]
 """The costs of several stages at once."""
 
 Way = Sequence[tuple[Sequence[float], float]]
-"""Pairs of sums over the blocks [0, i), for every i up to n, and how much of such a sum a stage may have."""
+"""A mode: pairs of sums over the blocks [0, i), for every i up to n, and a stage's limit on the sum."""
 
 Limits = Callable[[float], Sequence[Sequence[Way]]]
-"""Limit on the cost -> the ways in which each stage may keep it: a stage outside all of its ways costs more."""
+"""Limit on the cost -> each stage's modes within it: a stage outside all of its modes costs more."""
 
 Starts = tuple[slice, ...]
-"""Where each stage may start, and as the last element the end of the blocks."""
+"""Each stage's possible starts, and as the last element the end of the blocks."""
 
 
 def every_start(blocks: int, depth: int) -> Starts:
@@ -65,14 +65,14 @@ def every_start(blocks: int, depth: int) -> Starts:
 
 
 def starts_within(limits: Limits, limit: float, among: Starts) -> Starts | None:
-    """Where the stages may start if none may cost more than the limit; None if there is no such split."""
+    """The stages' possible starts if none may cost more than the limit; None if there is no such split."""
     every = limits(limit)
     highest = _highest(every, among)
     if highest is None:
         return None
     lowest = [among[-1].start]
     for ways, may, high in zip(reversed(every), reversed(among[:-1]), reversed(highest[:-1]), strict=True):
-        # The first start from which a stage reaches its lowest stop, in the best of its ways.
+        # The first start from which a stage reaches its lowest stop, in the best of its modes.
         first = lowest[-1]
         for way in ways:
             reach = 0
@@ -87,7 +87,7 @@ def starts_within(limits: Limits, limit: float, among: Starts) -> Starts | None:
 
 
 def is_within(limits: Limits, limit: float, among: Starts) -> bool:
-    """Whether there is such a split: it is enough to look at the one whose stages are all as long as possible."""
+    """Whether there is such a split: it is enough to test the one whose stages are all as long as possible."""
     return _highest(limits(limit), among) is not None
 
 
@@ -95,7 +95,7 @@ def _highest(every: Sequence[Sequence[Way]], among: Starts) -> list[int] | None:
     """The last start of every stage, if all before it are as long as possible; None if one ends too early."""
     start, highest = 0, [0]
     for ways, may in zip(every, among[1:], strict=True):
-        # The last stop that the stage reaches, in the best of its ways; no farther than it may.
+        # The last stop that the stage reaches, in the best of its modes; no farther than allowed.
         reached, farthest = 0, may.stop
         for way in ways:
             reach = farthest
@@ -116,7 +116,7 @@ def _highest(every: Sequence[Sequence[Way]], among: Starts) -> list[int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The least largest cost of a split, and starts among which are those of all splits that reach it.
+    """The least largest cost of a split, and starts that include those of all splits that reach it.
 
     `best`: by the start of every stage, the first stop of a split of it and those after it whose largest cost is least.
     """
@@ -128,7 +128,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSearch:
-    """What is split: the stages' costs, their limits, where stages may start, and about how large the largest cost is.
+    """A search's input: the stages' costs, their limits, their possible starts, and a lower bound on the result.
 
     `bands` makes the costs among some starts. `about` is no more than the least largest cost: a cost below it may be
     given as any value below it.
@@ -148,7 +148,7 @@ class SplitSearch:
         if not is_within(self.limits, ceiling, self.starts):
             return None
 
-        # Raise the limit, four times as far each time, until it leaves starts; then halve the gap to what leaves none.
+        # Raise the limit in steps that quadruple until it leaves starts; then halve the gap to one that leaves none.
         low, more = self.about, 4 * NEAR
         high = min(self.about * (1 + more), ceiling)
         while high < ceiling and not is_within(self.limits, high, self.starts):
@@ -177,7 +177,7 @@ class SplitSearch:
                 limit, more = min(limit * (1 + more) if more < 1 else inf, ceiling), 4 * more
 
     def stops(self, found: Found) -> tuple[int, ...]:
-        """The stops of the split found, of several that of the least sum of squares."""
+        """The stops of the split found; ties prefer the least sum of squares."""
         costs = self.bands(found.starts, 0.0)
 
         def squares(at: Bands) -> FloatArray:
@@ -188,7 +188,7 @@ class SplitSearch:
         return _followed(found.starts, _fold_bands(squares, found.starts, np.add, limits)[1])
 
     def any_stops(self, found: Found) -> tuple[int, ...]:
-        """The stops of any split found: less work than `stops` where it does not matter which."""
+        """The stops of any split found: faster than `stops` where ties do not matter."""
         return _followed(found.starts, found.best)
 
 
@@ -206,7 +206,7 @@ def even_min_sum(costs: Costs, starts: Starts, *, held: Costs, squares: Costs) -
     """The stops of the split of the least sum whose largest `held` is least, then whose sum of `squares` is.
 
     There must be a split. A stage is in a split of the least sum if its cost, with the least sums before and after it,
-    comes to that sum. Stages of this kind that follow each other make only splits of the least sum.
+    comes to that sum. A sequence of such stages is always a split of the least sum.
     """
     before, after = _fold_back(costs, starts), _fold(costs, starts, np.add)
     most = after[0].item(0) * (1 + TIE)
@@ -235,7 +235,7 @@ def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], start
     depth, total = len(starts) - 1, work[-1]
     excess = (total / depth) ** 2 / depth
     while True:
-        # The starts before which the work is as near to its even share as the excess allows.
+        # The starts where the work before is as near to its even share as the excess allows.
         near = []
         for stage, may in enumerate(starts):
             even = stage * total / depth
@@ -278,7 +278,7 @@ def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
 def _fold_bands(
     costs: BandCosts, starts: Starts, combine: np.ufunc, limits: Sequence[Sequence[Way]]
 ) -> tuple[float, list[IntArray]]:
-    """The best cost, and by start of every stage its first best stop; what costs more than the limits is no stage."""
+    """The best cost, and by start of every stage its first best stop; stages beyond the limits are left out."""
     suffix, choices = np.zeros(1), list[IntArray]()
     parts, chosen = list[FloatArray](), list[IntArray]()
     for bands in _bands(starts, limits):
@@ -289,7 +289,7 @@ def _fold_bands(
             first, shortest = int(bands.lows[place]), int(bands.shortest[place])
             rows = min(begins.stop - first, bands.rows)
 
-            # What follows, by start and length: infinite outside the starts of the next stage.
+            # The cost of the later stages, by start and length: infinite outside the starts of the next stage.
             after = np.full(bands.rows + bands.reach - 1, inf)
             shift = first + shortest - ends.start
             low, high = max(shift, 0), min(shift + len(after), ends.stop - ends.start)
@@ -353,7 +353,7 @@ def _bands(starts: Starts, limits: Sequence[Sequence[Way]]) -> Iterator[Bands]:
 
 
 def _longest(ways: Sequence[Way], begins: slice, arrays: dict[int, FloatArray]) -> int:
-    """The most blocks that a stage has from any of these starts, in the best of its ways."""
+    """Upper bound on a stage's blocks from any of these starts, in the best of its modes."""
     longest = 0
     for way in ways:
         reached = []

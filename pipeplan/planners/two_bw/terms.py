@@ -1,24 +1,7 @@
 """Terms: the closed forms of PipeDream-2BW (2021), appendix A.1, on the links that a placement crosses.
 
-2BW's throughput formula (A.1.1, THROUGHPUT):
-
-1. A stage's time a microbatch is max(c T_comp + sum T_comm, T_exchange / m): `PipelineTerms.mode_s`, with `_busy_s` its
-   first part and `_exchange` its second. T_comp sums forward and backward of the stage's blocks. With recomputation
-   c is `Options.recompute_factor`, the paper's 4/3 for instance; if none is given, the forward is counted twice.
-   m = B / (w b) is the number of microbatches of a batch.
-2. T_comm = 2 |A| / bandwidth_depth(d) on every edge that the stage has: activations one way, their gradients the other.
-   T_exchange is the all-reduce at bandwidth_width(w). `placements` says which links these are.
-3. A microbatch takes t = the sum over the stages without pipelining, their maximum with it (`split`), times
-   `PipelineShape.slots` for the schedules that flush, which the appendix leaves out.
-4. The throughput is w b / t: `PipelineShape.throughput_samples_per_s`.
-
-2BW's memory formula (A.1.2, MEMORY), with |W| / d and |A| / d replaced by what the stage's own blocks hold:
-
-1. Without recomputation 2 |W| / d + d |A_total| / d + d |A_input|, with it 2 |W| / d + |A_total| / d + d |A_input|.
-   `costs.memory.paper_copies` has the factors (the practical accounting, `training_copies`, has more of them).
-2. `MemoryCounts` lists the factors by stage; `PipelineTerms.mode_bytes` multiplies them with what the blocks hold.
-
-All tables are those of `split.Costs`.
+2BW's throughput formula (A.1.1, THROUGHPUT) is in `PipelineTerms.mode_s` and `PipelineShape`, its memory formula
+(A.1.2, MEMORY) in `PipelineTerms.unit_bytes`. Docstrings number the steps. All tables are those of `split.Costs`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +73,11 @@ class PipelineShape:
 
     @property
     def slots(self) -> float:
-        """A microbatch's share of a batch's time, in steps of the slowest stage: a flush adds filling and draining."""
+        """A microbatch's share of a batch's time, in steps of the slowest stage.
+
+        3. Throughput: a microbatch takes t = the sum over the stages without pipelining, their maximum with it
+        (`split`), times these slots. A flush, which the appendix leaves out, adds filling and draining.
+        """
         if is_flushed(self.laws):
             return (self.microbatches + self.depth - 1) / self.microbatches
         return 1.0
@@ -103,7 +90,7 @@ class PipelineShape:
         return (self.depth - 1) / (self.microbatches + self.depth - 1) if is_flushed(self.laws) else 0.0
 
     def throughput_samples_per_s(self, time_per_microbatch_s: float) -> float:
-        """The whole job's: the paper's b / t is that of one of the `width` pipelines."""
+        """4. Throughput: the whole job's w b / t; the paper's b / t is that of one of the `width` pipelines."""
         return self.width * self.microbatch_size / time_per_microbatch_s
 
 
@@ -122,7 +109,10 @@ class PipelineTerms:
     device_bytes: int
 
     def mode_s(self, recompute: bool, at: Places) -> FloatArray:
-        """A stage's time a microbatch, with or without recomputation: step 1 of the throughput formula."""
+        """A stage's time a microbatch, with or without recomputation.
+
+        1. Throughput: max(c T_comp + sum T_comm, T_exchange / m), where m = B / (w b) is a batch's microbatches.
+        """
         busy_s = self._busy_s(recompute, at)
         if self.shape.width == 1:
             return busy_s
@@ -131,12 +121,12 @@ class PipelineTerms:
         return np.asarray(np.maximum(busy_s, exchanged_s))
 
     def mode_bytes(self, recompute: bool, at: Places) -> FloatArray:
-        """What a worker of a stage holds, with or without recomputation, by the unit that holds least."""
+        """A worker's bytes of a stage, with or without recomputation, by the unit that holds least."""
         held = [self.unit_bytes(counts, at) for counts in self.counts[recompute]]
         return held[0] if len(held) == 1 else np.minimum.reduce(held)
 
     def mode_fits(self, recompute: bool, at: Places) -> BoolArray:
-        """Whether a stage fits, with or without recomputation. Where all fit by one unit, no other is looked at."""
+        """Whether a stage fits, with or without recomputation. Where all fit by one unit, no other is tested."""
         fits = at.none
         for counts in self.counts[recompute]:
             fits |= self.unit_bytes(counts, at) <= self.device_bytes
@@ -145,7 +135,12 @@ class PipelineTerms:
         return fits
 
     def unit_bytes(self, counts: MemoryCounts, at: Places) -> FloatArray:
-        """What a worker of a stage holds by one way to keep microbatches: step 2 of the memory formula."""
+        """A worker's bytes of a stage in one mode.
+
+        The memory formula, with |W| / d and |A| / d replaced by the bytes of the stage's own blocks: without
+        recomputation 2 |W| / d + d |A_total| / d + d |A_input|, with it 2 |W| / d + |A_total| / d + d |A_input|.
+        `costs.memory.paper_copies` has the factors, the practical accounting, `training_copies`, more of them.
+        """
         chain = self.chain
         weights, activations = at.of_stages(counts.weights), at.of_stages(counts.activations)
         # Sums up to the stops, and up to the starts: bytes are whole numbers, and their differences exact.
@@ -184,7 +179,7 @@ class PipelineTerms:
         return np.minimum(times_s[0], times_s[-1])
 
     def memory_bytes(self, stage: int, starts: slice, stops: slice) -> FloatArray:
-        """What a worker of a stage holds, in the mode that holds least."""
+        """A worker's bytes of a stage, in the mode that holds least."""
         return self._stages_only(self._least_held(StageTable(stage, starts, stops)), starts, stops)
 
     def _least_held(self, at: Places) -> FloatArray:
@@ -196,7 +191,7 @@ class PipelineTerms:
         return np.square(self.chain.compute_s[stops] - self.chain.compute_s[starts][:, None])
 
     def within(self, starts: Starts, floor_s: float) -> Costs:
-        """`time_s` among these starts, without computing what cannot matter there.
+        """`time_s` among these starts, without the terms that cannot matter there.
 
         Memory is left out where the largest stage of a place fits, a gradient exchange where it is below the floor.
         """
@@ -223,14 +218,14 @@ class PipelineTerms:
         return cost
 
     def _left_out(self, starts: Starts, floor_s: float) -> tuple[list[bool], list[bool]]:
-        """For which stages memory, and for which the exchange, cannot matter among these starts."""
+        """By stage, whether memory, and whether the exchange, cannot matter among these starts."""
         lows = np.asarray([may.start for may in starts[:-1]])
         highs = np.asarray([may.stop - 1 for may in starts[1:]])
         exchanged_s = self._exchange * (self.chain.weight_bytes[highs] - self.chain.weight_bytes[lows])
         return self._always_fits(lows, highs), (exchanged_s <= floor_s * (1 - ROUNDING)).tolist()
 
     def fitting_starts(self) -> Starts | None:
-        """Where the stages of splits that fit may start; None if none fits."""
+        """The possible starts of the stages of splits that fit; None if none fits."""
         every, depth = self.every_start, self.shape.depth
         if all(self._always_fits(np.zeros(depth, dtype=np.int64), np.full(depth, self.chain.blocks))):
             return every
@@ -241,11 +236,11 @@ class PipelineTerms:
         return SplitSearch(bands=self.bands_within, limits=self._limits, starts=starts, about=about_s)
 
     def possible(self, limit_s: float) -> bool:
-        """Whether stages could keep the limit if no transfer took time: the same for every width and orientation."""
+        """Whether stages could stay within the limit without transfers: the same for every width and orientation."""
         return is_within(self._limits_of_compute, limit_s, self.every_start)
 
     def smallest(self) -> SplitSearch:
-        """The search for the split whose worst stage holds the least."""
+        """The search for the split that minimises the fullest stage's bytes."""
         return SplitSearch(
             bands=lambda *_: self._least_held,
             limits=self._memory_limits,
@@ -259,7 +254,7 @@ class PipelineTerms:
         return every_start(self.chain.blocks, self.shape.depth)
 
     def least_bytes(self) -> float:
-        """A lower bound on the bytes of the worst stage of any split.
+        """A lower bound on the fullest stage's bytes, over all splits.
 
         If no stage holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of
         weights and a_s of activations. Summed over the stages this bounds all activations, and so x from below. Where a
@@ -274,15 +269,18 @@ class PipelineTerms:
         return together / sum(1.0 / count for count in activations)
 
     def places(self, stops: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-        """Every stage with where it starts and stops."""
+        """Every stage with its start and stop."""
         return zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
 
     def slices(self, stops: tuple[int, ...]) -> Iterator[tuple[int, slice, slice]]:
-        """The same as slices, in the form that tables take."""
+        """The same as slices, the tables' arguments."""
         return ((stage, slice(start, start + 1), slice(stop, stop + 1)) for stage, start, stop in self.places(stops))
 
     def _busy_s(self, recompute: bool, at: Places) -> FloatArray:
-        """Compute and transfers."""
+        """c T_comp + sum T_comm: T_comp sums forward and backward of the stage's blocks. With recomputation c is
+        `Options.recompute_factor`, for instance the paper's 4/3; by default the forward counts twice.
+        2. T_comm = 2 |A| / bandwidth_depth(d) on each of the stage's edges (`placements`): activations and gradients.
+        """
         begins, ends = self._edges_s[recompute]
         before, after = self._links_of_stages
         return at.between(at.starts(begins, before), at.stops(ends, after))
@@ -307,7 +305,7 @@ class PipelineTerms:
 
     @cached_property
     def _exchange(self) -> FloatArray:
-        """Seconds of gradient exchange a byte of weights and microbatch, on every stage."""
+        """T_exchange / m a byte of weights, on every stage: the all-reduce at bandwidth_width(w) (`placements`)."""
         exchange = in_turn if self.shape.laws.update == "replica" else all_reduce
         share = float(exchange(np.asarray(float(self.shape.width))))
         return share / self.links.groups / self.shape.microbatches
@@ -336,7 +334,7 @@ class PipelineTerms:
         return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
 
     def _limits(self, limit_s: float) -> list[tuple[Way, ...]]:
-        """Compute within the limit, less the least transfers, and memory within the device, less the least messages."""
+        """Compute within the limit less the least transfers, and memory within the device less the least messages."""
         most_s = [(limit_s - transfers_s) * (1 + ROUNDING) for transfers_s in self._transfers_s]
         return self._limits_of(most_s)
 
@@ -358,7 +356,7 @@ class PipelineTerms:
         return self._rooms(self.device_bytes)
 
     def _rooms(self, limit_bytes: float) -> list[list[tuple[Sequence[float], float]]]:
-        """By mode and unit, and by stage: the least that it holds, and the most that it may hold."""
+        """By mode and unit, and by stage: lower bounds on its bytes, and its capacity."""
         most_bytes = limit_bytes * (1 + ROUNDING)
         return [
             [(held, most_bytes - message) for held, message in zip(sums, messages, strict=True)]
@@ -367,10 +365,10 @@ class PipelineTerms:
 
     @cached_property
     def _held_least(self) -> list[tuple[bool, list[Sequence[float]], list[float]]]:
-        """By mode and unit, for every stage: the least that it holds of the blocks [0, i), and the least besides.
+        """By mode and unit, for every stage: lower bounds on its bytes of the blocks [0, i), and on all others.
 
         The first counts copies of the weights, activations and blocks' inputs; the second counts inputs and buffers,
-        and the least that a block holds when it has run again.
+        and the minimum over blocks of the bytes of one that has run again.
         """
         inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
         inputs[0] = self.chain.input_bytes[0]

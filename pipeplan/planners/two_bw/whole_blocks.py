@@ -4,7 +4,7 @@ In t seconds a stage computes at most k(t) blocks, wherever it starts: the large
 blocks in a row is within t. With h microbatches in flight, memory allows at most k_h blocks. A stage that recomputes
 keeps one microbatch's activations, or by block at least the smaller of activations and input of every block, but takes
 longer. All stages together must hold all blocks. The least t for which they can is a bound, for every depth and
-microbatch size at once. Transfers are not in it.
+microbatch size at once. It does not count transfers.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pipeplan.planners.two_bw.shapes import Execution
 from pipeplan.planners.two_bw.split import ROUNDING
 
 MOST_BLOCKS = 64
-"""Stages of more blocks count as unlimited: there a share of the whole is as good a bound."""
+"""Stages of more blocks count as unlimited: a share of the whole is then as tight a bound."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,14 +33,14 @@ class WholeBlocks:
 
     @cached_property
     def least_s(self) -> FloatArray:
-        """[size, depth]: seconds that the longest stage takes at least; infinite if memory allows no split."""
+        """[size, depth]: lower bounds on the longest stage's seconds; infinite if memory allows no split."""
         depths = np.arange(self.execution.deepest + 1)
         low = np.zeros((len(self.measured.sizes), len(depths)), dtype=np.int64)
         high = np.full_like(low, self._times_s.shape[1])
         while (low < high).any():
             middle = np.minimum((low + high) // 2, self._times_s.shape[1] - 1)
 
-            # How many blocks the stages hold at most in these times.
+            # Upper bounds on the stages' blocks in these times.
             plain, again = (np.take_along_axis(blocks, middle, axis=1) for blocks in self._in_times)
             if self.execution.recompute:
                 held = depths * again
@@ -107,7 +107,7 @@ class WholeBlocks:
         return np.where(blocks >= self._most, self.measured.blocks, blocks)
 
     def _limit(self, held: FloatArray, kept: FloatArray) -> IntArray:
-        """[size, h]: the blocks that a device holds with so many microbatches in flight, which keep so much of each."""
+        """[size, h]: the capacity of a device in blocks with h microbatches in flight, which keep `kept` bytes each."""
         held_once = self.measured.untrained_bytes
         weights = self._runs((self.weights * self.measured.weight_bytes + held_once)[None, :])
         device_bytes = self.problem.cluster.device.usable_bytes * (1 + ROUNDING)
@@ -116,7 +116,7 @@ class WholeBlocks:
 
     @cached_property
     def _keepable(self) -> IntArray:
-        """[size, h]: how many blocks a stage keeps without recomputation with h in flight."""
+        """[size, h]: the number of blocks that a stage keeps without recomputation with h in flight."""
         held = np.arange(max(self.execution.deepest, 1) + 1, dtype=np.float64)
         if not self.execution.laws.fills:
             held = np.ones(len(held))
@@ -129,7 +129,7 @@ class WholeBlocks:
 
     @cached_property
     def _with_at_least(self) -> IntArray:
-        """[size, k]: up to how many in flight a stage keeps k blocks."""
+        """[size, k]: upper bound on those in flight with which a stage keeps k blocks."""
         blocks = np.arange(self.measured.blocks + 1)
         falling = -self._keepable[:, 1:]
         return np.stack([np.searchsorted(row, -blocks, side="right") for row in falling])

@@ -1,15 +1,8 @@
 """Batch times: lower bounds on a batch's seconds in any play, for given stages and for any stages.
 
-These are bounds of `planners.bound` for an engine that exchanges after the backward, from sums over blocks. With m
-microbatches a batch, and a stage of blocks [i, j) on rank s of p, a batch takes at least each of
-
-1. m S(i, j) + E(i, j): the stage computes all microbatches (S), exchanges and updates (E).
-2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the blocks before the stage, and the last one comes back
-   through them; then the first rank exchanges and updates (e). A hop between ranks takes h, there and back.
-3. S(0, i) + s h + m R / k + e, with R = S(i, n) + (p - 1 - s) h and k = min(p - s, m) in flight: Little 1961.
-
-Ranks also take turns (`planners.bound`, 8 and 9), which bounds given stages alone. If the ranks' placement is known, so
-are the hops between them.
+These are bounds of `planners.bound` for an engine that exchanges after the backward, from sums over blocks: with m
+microbatches a batch, and a stage of blocks [i, j) on rank s of p, three terms that `stop` numbers. Ranks also take
+turns (`planners.bound`, 8 and 9), which bounds only given stages.
 
 None of the three grows with i: in 2, a block that moves to the previous stage adds S once and takes off m S. So stages
 that are filled one after the other, each as far as a batch's seconds allow, reach as far as any stages can.
@@ -39,7 +32,7 @@ class BatchTimes:
     def of(self, stops: Sequence[int], reached_s: FloatArray | None = None) -> float:
         """A lower bound on the seconds of a batch with these stages.
 
-        reached_s[p] are the hops there and back before each rank, if its placement is known.
+        reached_s[p] are the hops before each rank in both directions, if its placement is known.
         """
         if self.degrees.pipeline == 1:
             return self._bounded_s(stops, None, reached_s)
@@ -55,7 +48,7 @@ class BatchTimes:
         return max(self._bounded_s(stops, None, reached_s), turned_s + end_s)
 
     def filled_s(self, stops: Sequence[int]) -> float:
-        """The least seconds for which `stop` fills these stages."""
+        """The minimum `batch_s` for which `stop` fills these stages."""
         return self._bounded_s(stops, self._first_end_s, None)
 
     def _bounded_s(self, stops: Sequence[int], first_end_s: float | None, reached_s: FloatArray | None) -> float:
@@ -77,23 +70,25 @@ class BatchTimes:
         return least_s
 
     def stop(self, rank: int, start: int, batch_s: float) -> int:
-        """The last place where a stage from `start` may end in a batch of so many seconds; before `start` if there is
-        none.
-        """
+        # 3. S(0, i) + s h + m R / k + e with R = S(i, n) + (p - 1 - s) h, k = min(p - s, m) in flight (Little 1961)
         m, p, step_s = self.degrees.microbatches, self.degrees.pipeline, self._step_s
+        # 1. m S(i, j) + E(i, j): the stage computes all microbatches (S), exchanges and updates (E).
         found = bisect_right(self._alone_s, self._alone_s[start] + batch_s) - 1
         if p == 1:
             return found
         left_s = batch_s
         if rank > 0:
+            # 2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the earlier blocks, and the last one comes
+            #    back through them; then the first rank exchanges and updates (e). h is a hop in both directions.
             left_s -= step_s[start] + rank * self._hop_s + self._first_end_s
+        # 3. S(0, i) + s h + m R / k + e, R = S(i, n) + (p - 1 - s) h, k = min(p - s, m) in flight (Little 1961)
         round_s = m * (step_s[-1] - step_s[start] + (p - 1 - rank) * self._hop_s) / min(p - rank, m)
         if round_s > left_s:
             return start - 1
         return min(found, bisect_right(step_s, step_s[start] + left_s / m) - 1) if rank > 0 else found
 
     def longest_s(self) -> float:
-        """Seconds of a batch that are enough for any stages."""
+        """A batch's seconds that are enough for any stages."""
         m, p = self.degrees.microbatches, self.degrees.pipeline
         return (m + 1) * (self._step_s[-1] + p * self._hop_s) + float(self.end_s[-1])
 
@@ -113,13 +108,13 @@ class BatchTimes:
 
     @cached_property
     def end_s(self) -> FloatArray:
-        """Sums of the least seconds in which blocks exchange and update, whatever the placement."""
+        """Sums of the least seconds in which blocks exchange and update, over all placements."""
         at, states = self.terms, self.terms.states
         update_s: FloatArray = states.update_s
         exchanged = np.floor(np.diff(states.exchanged_bytes))  # plans have whole bytes a block
         if at.terms.engine.overlaps or exchanged.sum() <= 0:
             return update_s
-        # Seconds are concave in bytes: a part takes at least its share of what all takes.
+        # Seconds are concave in bytes: a part takes at least its share of the whole's seconds.
         share_s = least_exchange(at, at.terms.problem.cluster).ranks_s / float(exchanged.sum())
         return update_s + sums(share_s * exchanged)
 
@@ -130,7 +125,7 @@ class BatchTimes:
 
     @cached_property
     def _hops_s(self) -> FloatArray:
-        """The least time of the hops before each rank, there and back, whatever the placement."""
+        """The least time of the hops before each rank in both directions, over all placements."""
         return np.asarray(self._hop_s * np.arange(self.degrees.pipeline))
 
     @property

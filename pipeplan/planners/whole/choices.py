@@ -1,4 +1,4 @@
-"""Choices: why each degree of a plan has its value, shown by the plays of the best plans with other values."""
+"""Choices: the reasons for a plan's degrees: the plays of the best plans with other values."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
 
 PLAYED_INSTRUCTIONS = 100_000
-"""The most instructions of all plays together: a second. Plans beyond it have their closed form alone."""
+"""Upper bound on the instructions of all plays together: a second. Plans beyond it have only their closed form."""
 
 MOST_VALUES = 4
-"""How many other values of a degree are tried, those likely to be fast first."""
+"""Upper bound on the other values of a degree that are tried, the likely fast ones first."""
 
 MOST_TRIES = 100
-"""How many configurations with a value are tried, at most, until one fits."""
+"""Upper bound on the configurations with a value that are tried until one fits."""
 
 _NAMES = {
     "none": "nothing",
@@ -51,7 +51,7 @@ def values_of(degrees: Degrees) -> Mapping[str, str]:
 
 
 def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
-    """For each degree, the values that the answer does not have, each with the best plan that was found to fit."""
+    """For each degree, the values that the answer does not have, each with the best fitting plan found."""
     chosen = values_of(Degrees.of(answer))
     rates = rates_of(answer)
     found = dict[tuple[str, str], DegreeChoice]()
@@ -95,7 +95,7 @@ def rates_of(answer: Plan) -> tuple[float, float]:
 
 
 def compared(key: tuple[str, str], value: str, plan: Plan, rates: tuple[float, float], left: int) -> DegreeChoice:
-    """What a plan with another value of a degree gives; `rates` are the answer's, played and in closed form."""
+    """The comparison with a plan of another value of a degree; `rates` are the answer's, played and in closed form."""
     rate, closed_form = rates
     simulated = plan.simulated or play(plan, instructions=left)
     played = None if simulated is None else simulated.throughput_samples_per_s

@@ -1,4 +1,4 @@
-"""Degrees: a configuration of the whole space, without its stages, and all that a problem allows."""
+"""Degrees: a configuration of the whole space, without its stages, and all configurations that a problem allows."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,23 +15,23 @@ from pipeplan.documents.plan import Plan
 from pipeplan.planners.problem import PlanningProblem
 
 RECOMPUTES = ("none", *SELECTIVE_UNITS, "block")
-"""What is recomputed at a time, the least first: nothing, a part of every block (selective), every block (full)."""
+"""The units of recomputation, the smallest first: nothing, a part of every block (selective), every block (full)."""
 
 SHARED_GRADIENTS = {"gradients", "weights"}
-"""Shardings that are alike in a pipeline: all weights of its stages are whole until a batch ends."""
+"""Shardings that are equivalent in a pipeline: all weights of its stages are whole until a batch ends."""
 
 MOST_CHUNKS = 16
 
 OFFLOAD_SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of which share of the layers activations may be on the host."""
+"""The shares of the layers whose activations may be on the host."""
 
 OFFLOADED = {"none": "nothing", "activations": "activations", "optimizer": "optimizer", "both": "both of them"}
-"""What is on the host, in words."""
+"""The names of what is on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What configurations of one form, microbatch size, recomputation and sharding have in common."""
+    """The common part of configurations of one form, microbatch size, recomputation and sharding."""
 
     form: Form
     microbatch_size: int
@@ -143,7 +143,7 @@ class Degrees:
 
     @property
     def idle_steps(self) -> float:
-        """What a rank idles in a batch, in steps of all its stages (Narayanan et al. 2021, section 2.2)."""
+        """A rank's idle time in a batch, in steps of all its stages (Narayanan et al. 2021, section 2.2)."""
         return (self.pipeline - 1) / self.chunks
 
 
@@ -161,9 +161,9 @@ class Shapes:
         return len(self.pipeline)
 
     def unbeaten(self, engine: TrainingEngine) -> IntArray:
-        """The places of all but those that another sharding is never slower than, and holds no more.
+        """The places of the undominated pipelines: no other sharding is always as fast and holds no more.
 
-        Whole states are beaten by shared ones, which exchange no more, unless a single replica has them. In a pipeline,
+        Shared states dominate whole ones, since they exchange no more, unless there is a single replica. In a pipeline,
         shared weights are shared gradients (`SHARED_GRADIENTS`).
         """
         shares = all("optimizer" in each for each in (engine.shardings, engine.pipelined_shardings))
@@ -195,7 +195,7 @@ class Shapes:
 
 
 def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
-    """How many steps lead from the degrees to each of these.
+    """The number of steps from the degrees to each of these pipelines.
 
     A step is another microbatch size, recomputation, sharding or offloading, another number of stages a rank or of
     groups that share states, experts that become whole or are shared by tensor groups, or devices that move from one of
@@ -217,7 +217,7 @@ def steps_to(some: Shapes, degrees: Degrees) -> IntArray:
 
 
 def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArray:
-    """The average bytes of a rank, states and microbatches in flight: at least one rank holds as much."""
+    """The average bytes of a rank, states and microbatches in flight: a lower bound on the fullest rank's."""
     p, v, m = some.pipeline, some.chunks, some.microbatches
     full = np.minimum(m, p)
     mean = (full * (full + 1) / 2 + full * (p - full)) / p
@@ -228,7 +228,7 @@ def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArr
 
 
 def even_bytes(some: Shapes, blocks: int, fixed_bytes: float, kept_bytes: float) -> FloatArray:
-    """The bytes of the first rank, which has most microbatches in flight, with equal stages of equal blocks."""
+    """The bytes of the first rank, which has the most in flight, with equal stages of equal blocks."""
     p, v, m = some.pipeline, some.chunks, some.microbatches
     flight = np.where(v > 1, np.minimum((v + 1) * p - 1, m * v) / v, np.minimum(m, p))
     return np.asarray((fixed_bytes + flight * kept_bytes) * v * -(-blocks // (p * v)) / blocks)
@@ -265,8 +265,8 @@ def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[Mo
 
 
 def offloads(problem: PlanningProblem, engine: TrainingEngine) -> Iterator[tuple[str, float]]:
-    """What may go to the host, if the cluster describes one, nothing unless it is asked for; and of which share of the
-    layers, where it is activations.
+    """The requested offloading to a host that the cluster describes, and the share of the layers whose activations are
+    offloaded.
     """
     known = OFFLOADS if problem.cluster.host is not None else OFFLOADS[:1]
     asked, share = problem.options.offload or OFFLOADS[0], problem.options.offload_share
@@ -277,7 +277,7 @@ def offloads(problem: PlanningProblem, engine: TrainingEngine) -> Iterator[tuple
 
 
 def replications(problem: PlanningProblem, engine: TrainingEngine) -> tuple[int, ...]:
-    """In how many groups replicas may share states each: in one, or in one for each unit of an outer level."""
+    """The possible numbers of groups of replicas that share states: one, or one for each unit of an outer level."""
     if problem.options.replicate is not None or not engine.replicates:
         return (problem.options.replicate or 1,)
     inside = accumulate((level.size for level in problem.cluster.levels), mul)
@@ -285,9 +285,7 @@ def replications(problem: PlanningProblem, engine: TrainingEngine) -> tuple[int,
 
 
 def launches(problem: PlanningProblem, engine: TrainingEngine, form: ModelForm, size: int) -> tuple[bool, ...]:
-    """Whether the host launches graphs: both ways where it may take longer to launch operations than a device to do
-    them.
-    """
+    """Whether the host launches graphs: both choices where launching operations may take longer than executing them."""
     asked, host_s = problem.options.graphs, engine.times.host_s
     if asked is not None or not engine.graphs:
         return (bool(asked),)
@@ -303,7 +301,7 @@ def selective_units(form: ModelForm) -> set[str]:
 
 
 def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, parts: Collection[str]) -> Iterator[str]:
-    """What may be recomputed, where these parts of blocks can be."""
+    """The possible units of recomputation, where these parts of blocks can be recomputed."""
     options = problem.options
     for way in RECOMPUTES:
         runs = way == "none" or way in engine.recomputes

@@ -1,4 +1,4 @@
-"""Exchanged: the least that an exchange of gradients adds to a batch, whatever the placement.
+"""Exchanged: a lower bound on the time that gradient exchanges add to a batch, over all placements.
 
 It is for engines that exchange after the backward. Levels are those of a cluster whose devices are a form's groups. The
 d replicas of a stage are in at least two units of some level. If an outermost unit holds fewer than d, they are in at
@@ -44,7 +44,7 @@ def least_exchange(at: ReplicaTerms, cluster: Cluster) -> LeastExchange:
         beside = min(held, replicas // 2)
         rates.append(min(level.bandwidth_bytes_per_s, beside * level.transfer_bytes_per_s))
         held *= level.size
-    for level in inner:  # the longest that a ring inside an outermost unit takes
+    for level in inner:  # the longest time of a ring inside an outermost unit
         inner_s = max(inner_s, 2 * (level.size - 1) / level.size * exchanged / level.transfer_bytes_per_s)
     units = -(-replicas // (held // outermost.size))
     slowest_s, port_s = exchanged / max(rates), 0.0
@@ -52,7 +52,7 @@ def least_exchange(at: ReplicaTerms, cluster: Cluster) -> LeastExchange:
         together = min(outermost.bandwidth_bytes_per_s, replicas // units * outermost.transfer_bytes_per_s)
         between_s = 2 * (units - 1) / units * exchanged / together
         slowest_s = max(slowest_s, between_s)
-        if between_s >= inner_s:  # a play counts ports on the slowest level alone
+        if between_s >= inner_s:  # a play counts ports only on the slowest level
             port_s = 2 * (units - 1) * exchanged / outermost.bandwidth_bytes_per_s / outermost.size
     return LeastExchange(ranks_s=inside_s + slowest_s, port_s=port_s)
 
@@ -69,7 +69,7 @@ def least_with_exchange_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> F
 
 
 def _in_flight(p: IntArray | int, v: IntArray | int) -> IntArray:
-    """The most microbatches that a rank has in flight; if it holds several stages, each stage's are counted."""
+    """Upper bound on a rank's microbatches in flight; if it holds several stages, each stage's are counted."""
     return np.asarray(np.where(v > 1, 2 * (p - 1) + (v - 1) * p + 1, p))
 
 
@@ -85,16 +85,16 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
     """The seconds of a batch on the placement with `inside` neighbouring replicas.
 
     1. The busiest port between outermost units carries the ranks' transfers, each at least as large as at the narrowest
-       cut. This is known only if the outermost level is the slowest: a play counts ports on the slowest level alone.
+       cut. This holds only if the outermost level is the slowest: a play counts ports only on the slowest level.
     2. A microbatch makes a round trip through all stages. The first stage has at most one in flight for each rank, or
-       two if ranks hold several stages (Little 1961). A rank's v equal stages have (v + 1) p - 1 in flight together,
+       two if ranks hold several stages (Little 1961). A rank's v equal stages have (v + 1) p - 1 in flight in total,
        and each microbatch stays in flight on them for (v + 1) / 2 such round trips.
     3. With one stage a rank, the same holds for every rank and those after it, once its first microbatch has passed the
        ranks before it (`planners.bound`, 2 and 3). The slowest link may be anywhere.
     4. Activations and gradients that meet at a port take twice as long. This happens for the share of time in which the
        port is busy (`_crowded_s`).
-    5. Exchanges, as in `least_with_exchange_s`, and updates follow the backward; or exchanges overlap that of the last
-       microbatch, and what is longer follows.
+    5. Exchanges, as in `least_with_exchange_s`, and updates follow the backward; or exchanges overlap the last
+       microbatch's backward, and the longer of the two counts.
     """
     groups, edges = grouped(cluster, degrees.recipe.form.devices), at.terms.edge_bytes[1:-1]
     p, v, m = degrees.pipeline, degrees.chunks, degrees.microbatches
@@ -136,7 +136,7 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
 def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
     """The least seconds of a batch in which ranks take turns (`planners.bound`, 8 and 9).
 
-    Whatever the stages are, each has at least one block; the first rank has the first of all, the last rank the last.
+    Any stage has at least one block; the first rank has the model's first block, the last rank its last.
     If ranks hold several stages, each rank also computes between the time that a microbatch takes to it and the
     time from there back (3): no batch is shorter than the mean of these sums.
     """
@@ -157,8 +157,8 @@ def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: in
 def least_within_s(sums_s: FloatArray, p: int, *, several: bool) -> FloatArray:
     """[s, t]: the least time of consecutive stages on ranks s to t, with a block each.
 
-    The first rank has the model's first block and the last rank its last one; of a rank's `several` stages only one has
-    it.
+    The first rank has the model's first block and the last rank its last one; with `several` stages, only one of the
+    rank's stages has it.
     """
     blocks, ranks = len(sums_s) - 1, np.arange(p)
     inner = [(sums_s[1 + q : blocks] - sums_s[1 : blocks - q]).min(initial=inf) for q in range(1, p + 1)]
@@ -172,7 +172,7 @@ def least_within_s(sums_s: FloatArray, p: int, *, several: bool) -> FloatArray:
 
 
 def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
-    """[rank]: the least time of a microbatch's transfers to a rank of a placement and back."""
+    """[rank]: the least time of a microbatch's transfers to a rank of a placement and back to the first."""
     edges, devices = at.terms.edge_bytes[1:-1], degrees.recipe.form.devices
     if degrees.pipeline == 1 or not len(edges):
         return np.zeros(degrees.pipeline)
@@ -182,9 +182,7 @@ def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, insid
 
 
 def placed_beyond_least_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
-    """Sums over blocks of what the exchange of a rank that has them takes beyond `least_exchange` on a placement, after
-    all others.
-    """
+    """Sums over blocks of an exchange's seconds beyond `least_exchange` on a placement, if it ends after all others."""
     exchanged = np.floor(np.diff(at.states.exchanged_bytes, prepend=0.0))
     if at.terms.engine.overlaps or exchanged.sum() <= 0 or degrees.data == 1:
         return np.zeros_like(exchanged)
@@ -210,7 +208,7 @@ def _crowded_s(alone_s: float, met_s: float, port_s: float) -> float:
 
 
 def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *, in_a_row: bool) -> float:
-    """How long a rank takes to send a microbatch on, over the slowest link between two ranks of a pipeline.
+    """The time for sending a microbatch over the slowest link between two ranks of a pipeline.
 
     Either pipelines are in a row, or the replicas of a rank: then all replicas that share a port send at once.
     """

@@ -1,9 +1,9 @@
 """In turn: stages for slow links, where neighbouring ranks wait for each other.
 
 Under 1F1B two neighbours together take a round trip for two microbatches (`planners.bound`, 8). If a slow link is
-between them, they need fewer blocks, and ranks beside faster links more. Stages that are filled one after the other
-cannot know this: a rank must leave room for the next one. So for every end of a rank's stage, the search keeps its
-latest start: no other start leaves the next rank as much. Turns of three and more ranks are left to the play.
+between them, they need fewer blocks, and ranks at faster links more. Filling stages one after the other ignores this: a
+rank must leave time for the next one. So for every end of a rank's stage, the search keeps its latest start: no other
+start leaves the next rank as much. The search ignores turns of three and more ranks.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.planners.whole.split import Splitter
 
 SLOW_LINK = 0.1
-"""From this share of a rank's mean compute on, a round trip over a link is worth other stages."""
+"""The share of a rank's mean compute from which on a round trip over a link may change the best stages."""
 
 _BETTER = 0.03
-"""Stages are sought whose batch is shorter by this share. With a smaller gain, even stages mostly play faster; most
+"""The required gain of other stages, as a share of the batch. With a smaller gain, even stages mostly play faster; most
 configurations have none, after one try.
 """
 
 _STEPS = 6
-"""Bisections, after which a batch is known to about a hundredth of what can be gained."""
+"""Bisections, after which a batch is known to about a hundredth of the possible gain."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InTurn:
-    """Splits a configuration's blocks. `reached_s` are the hops to each rank and back, `placed_s` sums of what the
-    exchange of blocks takes on the placement beyond the least of any placement.
+    """Splits a configuration's blocks. `reached_s` are the hops to each rank and back, `placed_s` sums of the blocks'
+    exchange time on the placement beyond the minimum over placements.
     """
 
     splitter: Splitter
@@ -37,11 +37,11 @@ class InTurn:
     placed_s: FloatArray
 
     def batch_s(self, stops: tuple[int, ...]) -> float:
-        """About how long a batch with these stages takes, by its bound: the first rank exchanges last."""
+        """An estimate of a batch's time with these stages, by its bound: the first rank exchanges last."""
         return self.splitter.times.of(stops, self.reached_s) + float(self.placed_s[stops[0]])
 
     def shortest(self, known: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Stages with a shorter batch than the known ones, by its bound; None if none are found."""
+        """Stages with a shorter batch than the known ones, by its bound; None if the search finds none."""
         splitter, degrees = self.splitter, self.splitter.degrees
         hops_s = np.diff(self.reached_s)
         if degrees.chunks > 1 or not len(hops_s):
@@ -64,8 +64,8 @@ class InTurn:
         return found
 
     def _within(self, batch_s: float, end_s: float) -> tuple[int, ...] | None:
-        """Fitting stages with a batch of at most so many seconds, of which the first rank exchanges and updates for the
-        last `end_s`.
+        """Fitting stages with a batch of at most `batch_s`, at whose end the first rank exchanges and updates for
+        `end_s`.
         """
         splitter, step_s, forward_s = self.splitter, self.splitter.terms.step_s, self.splitter.terms.forward_s
         p, m, blocks = splitter.degrees.pipeline, splitter.degrees.microbatches, len(step_s) - 1
@@ -102,7 +102,7 @@ class InTurn:
         return tuple(reversed(found)) if splitter.fits(found[::-1]) else None
 
     def stops_alone(self, rank: int, starts: IntArray, batch_s: float) -> IntArray:
-        """The last place where a stage from each start may end, by what it does alone and by its rounds."""
+        """The last place where a stage from each start may end, by its own work and by its round trips."""
         times, step_s = self.splitter.times, self.splitter.terms.step_s
         p, m = self.splitter.degrees.pipeline, self.splitter.degrees.microbatches
         alone_s = times.alone_s + self.placed_s

@@ -29,8 +29,7 @@ from pipeplan.planners.whole.terms import ReplicaTerms
 from pipeplan.schedules.registry import schedule_named
 
 MEETING = (1.0, 1.5)
-"""By how much transfers between ranks take longer because they meet others: for which of these splits are sought. The
-last one decides their order.
+"""The slowdowns of transfers that share links, for each of which splits are made. The last one decides their order.
 """
 
 COST_MODEL = "forms on a cluster of groups"
@@ -85,7 +84,7 @@ class PlanMaker:
     _splits: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
 
     def splits(self, *, inside: int) -> list[tuple[int, ...]]:
-        """Some splits, the likely shortest batch first: by its bound, as if half of all transfers met another one."""
+        """Some splits, the likely shortest batch first: by its bound, as if half of all transfers shared a link."""
         if inside not in self._splits:
             every = dict.fromkeys(self.splitter.several())
             reached_s = hops_before_s(self.terms, self.degrees, self.problem.cluster, inside=inside)
@@ -101,7 +100,7 @@ class PlanMaker:
         return self._splits[inside]
 
     def plan(self, stops: Sequence[int], *, inside: int) -> Plan | None:
-        """The plan with these stages and `inside` neighbouring replicas, not played; None if a device has no room."""
+        """The plan with these stages and `inside` neighbouring replicas, not played; None if a device is too small."""
         if not self.splitter.fits(stops):
             return None
         problem, degrees = self.problem, self.degrees
@@ -246,7 +245,7 @@ class PlanMaker:
         )
 
     def _own_exchange_s(self, start: int, stop: int, apart: int) -> float:
-        """The seconds of the blocks' gradient exchanges other than that of replicas; with a single replica, of all.
+        """The seconds of the blocks' gradient exchanges except that of replicas; with a single replica, of all.
 
         Devices that share sequences sum their gradients first, and so do copies of experts in one replica. The first
         stage and the stage with a copy of its weights sum the copy's gradients; `apart` is the distance of the two in

@@ -1,4 +1,4 @@
-"""Misses: by how much nothing fits, and which options leave nothing."""
+"""Misses: the nearest misses where nothing fits, and the options that leave no configuration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
 
 MISSES = 50
-"""For how many configurations that hold little on average stages are made."""
+"""The number of configurations with the lowest average memory for which stages are made."""
 
 
 _ROUNDS = "a rank of several stages needs a block for each, and microbatches in whole rounds of the ranks"
@@ -37,12 +37,12 @@ _LAWS = {
     "expert": "the devices of a stage must be whole groups that share the experts",
     "expert_tensor": "the devices of a stage must be whole groups that share the experts",
 }
-"""By option, what it must agree with: the batch, the devices, the model, the engine and the other options."""
+"""By option, the rule that it must satisfy with the batch, the devices, the model, the engine and other options."""
 
 
 def left_by_options(options: Options, count: Callable[[Options], int], where: str) -> tuple[Reason, ...]:
-    """The options without which there are configurations, each alone, or else the fewest together; none if there never
-    are. `count` counts them, `where` says of what.
+    """The options whose removal leaves configurations: single ones, or else the smallest set; none if no set does.
+    `count` counts the configurations, `where` names their space.
     """
     usual: dict[str, Any] = {field.name: field.default for field in fields(options)}
     given = [name for name in _LAWS if getattr(options, name) != usual[name]]
@@ -62,7 +62,7 @@ def left_by_options(options: Options, count: Callable[[Options], int], where: st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:
-    """A configuration that does not fit, its fullest rank, and the bytes that it misses on its device or its host."""
+    """A configuration that does not fit, its fullest rank, and the bytes missing on its device or its host."""
 
     degrees: Degrees
     rank: int
@@ -71,9 +71,9 @@ class Shortfall:
 
 
 def nearest_miss(space: WholeSpace) -> Shortfall:
-    """Of the configurations that hold least on average, the one whose fullest rank exceeds its device by least.
+    """The configuration with the smallest excess of a fullest rank, among those with the lowest average memory.
 
-    The stages have equal numbers of blocks. If the rank exceeds its part of the host's memory by more, that counts.
+    The stages have equal numbers of blocks. The larger excess counts, over the device or over the host's share.
     """
     blocks, misses = len(space.forms[0].blocks), []
     for degrees in islice(space.holding_least(), MISSES):

@@ -1,6 +1,4 @@
-"""Parameters: what an engine keeps and exchanges of every block's parameters on a device, trained and frozen ones;
-and figures by block.
-"""
+"""Parameters: the bytes that an engine keeps and exchanges of every block's trained and frozen parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,16 +15,16 @@ Entry = Callable[[Ledger], float]
 
 
 def by_block(model: ModelForm, count: Callable[[BlockKind], float]) -> FloatArray:
-    """A figure of every block, from its kind's."""
+    """A number for every block, from its kind."""
     return np.asarray([count(kind) for kind in model.kinds], dtype=np.float64)[list(model.blocks)]
 
 
 def narrow_weights(model: ModelForm, profile: Profile, *, alone: bool, kept: bool) -> tuple[FloatArray, FloatArray]:
-    """By block, the bytes that a weight takes on top in the profile's precision, and those that replicas gather of it.
+    """By block, the additional bytes of a weight in the profile's precision, and the bytes that replicas gather of it.
 
-    The forward's products read rows, the backward's columns: where an engine keeps them (`kept`), both are
-    there from one update to the next, beside the weight in the profile's dtype or `alone`. Replicas gather rows; where
-    32 elements share a scale, whose columns do not follow from rows, they gather the dtype's. The first and the last
+    The forward's products read rows, the backward's columns: where an engine keeps them (`kept`), both exist from one
+    update to the next, in addition to the weight in the profile's dtype or `alone`. Replicas gather rows; where 32
+    elements share a scale, columns do not follow from rows, and replicas gather the dtype's. The first and the last
     block compute in the profile's dtype.
     """
     wide, precision = DTYPE_BYTES[profile.dtype], profile.precision
@@ -56,7 +54,7 @@ class BlockParameters:
     def of(
         model: ModelForm, ledgers: Callable[[bool], tuple[Ledger, Ledger]], *, pipelined: bool
     ) -> "tuple[BlockParameters, BlockParameters]":
-        """The trained ones and the frozen ones; `ledgers` gives both ledgers of either."""
+        """The trained and the frozen parameters; `ledgers` gives both ledgers of each."""
 
         def counted(*, trained: bool) -> BlockParameters:
             def outside(kind: BlockKind) -> float:

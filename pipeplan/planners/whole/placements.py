@@ -1,8 +1,8 @@
-"""Placements: how many replicas of a stage are neighbours, from all of them to one.
+"""Placements: the number of neighbouring replicas of a stage, from all of them to one.
 
-`inside` replicas of a rank stand in a row, then as many of the pipeline's next rank. After the last rank, the next
-`inside` replicas follow. If all replicas are inside, replicas are neighbours; if one is, pipelines are in a row. With a
-number in between, replicas share a server, a rack, or both, and the pipeline spans the rest
+`inside` replicas of a rank stand in a row, then `inside` of the pipeline's next rank. After the last rank, the next
+`inside` replicas follow. If `inside` is the number of replicas, replicas are neighbours; if it is 1, pipelines are in a
+row. With a number in between, replicas share a server, a rack, or both, and the pipeline spans the rest
 (`two_bw.placements.mixtures` has the numbers that fill units of devices).
 """
 
@@ -35,7 +35,7 @@ def placement(ranks: int, replicas: int, *, inside: int) -> tuple[Worker, ...]:
 
 @lru_cache(maxsize=65536)
 def most_sent(cluster: Cluster, ranks: int, replicas: int, chunks: int, *, inside: int) -> int:
-    """The most messages that leave one unit of the outermost level, when every replica sends a microbatch.
+    """The maximum number of messages that leave a unit of the outermost level, when every replica sends a microbatch.
 
     If ranks hold several stages, the last rank also sends to the first, once less. Gradients come back the same way.
     """
@@ -58,8 +58,8 @@ def _devices(ranks: int, replicas: int, inside: int) -> IntArray:
 class PlacedExchange:
     """Seconds a byte of the exchanges, one all-reduce among the replicas of each rank.
 
-    `least_rank` is that of the rank whose replicas are closest. `least_port` is the least time of the busiest port,
-    whichever rank has the bytes. `even` is the time if ranks have equal shares and exchange at the same time.
+    `least_rank` is that of the rank whose replicas are closest. `least_port` is a lower bound on the busiest port's
+    time, for bytes of any rank. `even` is the time if ranks have equal shares and exchange at the same time.
     """
 
     least_rank: float = 0.0
@@ -69,7 +69,7 @@ class PlacedExchange:
 
 @lru_cache(maxsize=65536)
 def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> PlacedExchange:
-    """What exchanges take on a placement, by rings and without hops (`costs.collectives`)."""
+    """The exchanges' times on a placement, by rings and without hops (`costs.collectives`)."""
     if replicas == 1:
         return PlacedExchange()
     devices = _devices(ranks, replicas, inside)
@@ -123,7 +123,7 @@ class Hops:
 def hops_on(cluster: Cluster, ranks: int, replicas: int, *, inside: int) -> Hops:
     """The hops of a placement.
 
-    All replicas send at once, as in a play: those behind one port share it.
+    All replicas send at once, as in a play: replicas with a common port share it.
     """
     devices = _devices(ranks, replicas, inside)
     crossed = Bandwidths(cluster).levels(devices[:-1], devices[1:])
@@ -160,8 +160,8 @@ def _candidates(cluster: Cluster, ranks: int, replicas: int) -> Iterator[int]:
 
 
 def _crossings(cluster: Cluster, ranks: int, replicas: int, inside: int) -> bytes:
-    """By boundary: the level up to which its transfers reach, and how many of them leave a unit. By rank of the
-    pipeline: how many units of every level hold its replicas, and the least and the most of them in one unit.
+    """By boundary: the level up to which its transfers reach, and the number that leaves a unit. By rank of the
+    pipeline: the number of units of every level that hold its replicas, and their minimum and maximum in a unit.
     """
     devices = _devices(ranks, replicas, inside)
     low, high = np.minimum(devices[:-1], devices[1:]), np.maximum(devices[:-1], devices[1:])

@@ -48,43 +48,43 @@ USED = (
     "offload",
     "offload_share",
 )
-"""The options that it has a use for."""
+"""The options that the planner uses."""
 
 LIKELY = 24
-"""How many likely fast configurations are played first, if their bounds allow."""
+"""Upper bound on the likely fast configurations that are played first, if their bounds allow."""
 
 STEPPED = 150_000
-"""The most instructions of plans that are a step from the fastest, besides the search's."""
+"""Upper bound on the instructions of plans that are a step from the fastest, besides the search's."""
 
 SPLITS_STEPPED = 4
-"""How many splits of the fastest plan's configuration count as a step, its own included; so does the most even one."""
+"""The number of splits of the fastest plan's configuration that are a step, its own included; so is the most even."""
 
 MOVED = 200_000
-"""The most instructions of plans whose cuts were moved: two thirds of a second, or three plays of deep pipelines."""
+"""Upper bound on the instructions of plans with moved cuts: two thirds of a second, three plays of deep pipelines."""
 
 PLAYED_FIRST = 12
-"""How many plans of different degrees are played before bounds decide the order: on slow networks these are far off."""
+"""The plans of different degrees that are played before bounds decide the order: on slow networks bounds are loose."""
 
 AMONG = 1000
-"""These plans are taken from so many likely fast configurations."""
+"""The number of likely fast configurations from which these plans are taken."""
 
 NEAR = 0.95
 """No more of them are played once a play reaches this share of the highest bound."""
 
 PLAYED_INSTRUCTIONS = 600_000
-"""The most instructions of all other plans together: two seconds."""
+"""Upper bound on the instructions of all other plans together: two seconds."""
 
 PLAYED_ON_HOST = 100_000
-"""The most instructions of plans that offload though nobody asked for it, besides steps: a third of a second."""
+"""Upper bound on the instructions of plans that offload without a request, besides steps: a third of a second."""
 
 LONGEST_PLAYED = 90_000
-"""The most instructions of one plan: half a second. Deep pipelines of many microbatches are among the fastest."""
+"""Upper bound on the instructions of one plan: half a second. Deep pipelines of many microbatches may be fastest."""
 
 
 def whole(problem: PlanningProblem) -> Answer:
-    """The fastest plan for the engine that is asked for, with the form of its blocks.
+    """The fastest plan for the requested engine, with the form of its blocks.
 
-    Offloading is searched if nothing fits without it, or if the options ask for it. Raises InvalidInputError for a
+    Offloading is searched if nothing fits without it, or if the options request it. Raises InvalidInputError for a
     profile without forms, options that the engine does not support, and degrees that the profile has no form for.
     """
     space, ranking = whole_space(problem)
@@ -116,7 +116,7 @@ def whole(problem: PlanningProblem) -> Answer:
 
 
 def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
-    """What plans that offload play, beside an answer that does not, if the question leaves it open."""
+    """The plays of plans that offload, for an answer that does not, if the options leave it open."""
     problem = space.problem
     if problem.options.offload is not None or problem.cluster.host is None:
         return
@@ -168,9 +168,9 @@ def _different(space: WholeSpace) -> Iterator[Proposal]:
 
 
 def _step_on(space: WholeSpace, ranking: Ranking) -> None:
-    """Plays the plans that are one step from the fastest, and goes on from any faster one.
+    """Plays the plans that are one step from the fastest, and continues from any faster one.
 
-    On a slow network, bounds and estimates are off, but they are off alike for similar plans.
+    On a slow network, bounds and estimates are inaccurate, but equally so for similar plans.
     """
     left_behind, order = set[Degrees](), PLAYED_FIRST
     ranking.left = STEPPED
@@ -189,16 +189,16 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
             ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=LONGEST_PLAYED)
             if ranking.left <= 0:
                 return
-            if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # however little: other plans are near it
+            if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # any gain: other plans are near it
                 break
             enough = ranking.enough
 
 
 def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
-    """The same, with one of each kind before the others: within a kind, estimates are off alike.
+    """The same, with one of each kind before the others: within a kind, estimates have similar errors.
 
-    A kind ignores the sharding. It also ignores the number of ranks, as long as replicas and the most blocks of a rank
-    are equal.
+    A kind ignores the sharding. It also ignores the number of ranks, if replicas and the maximum blocks of a rank are
+    equal.
     """
     firsts, others, seen = list[PlacedDegrees](), list[PlacedDegrees](), set[object]()
     for placed in every:
@@ -211,7 +211,7 @@ def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> lis
 
 
 def _most_blocks(space: WholeSpace, degrees: Degrees) -> int:
-    """The most blocks of a rank, if ranks share them evenly."""
+    """The maximum blocks of a rank, if ranks share them evenly."""
     return -(-len(space.forms[0].blocks) // degrees.pipeline)
 
 
@@ -261,7 +261,7 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
 
 
 def require_host(problem: PlanningProblem, engine: TrainingEngine) -> None:
-    """Raises InvalidInputError for offloading that the engine cannot do, or to a host of which nothing is known."""
+    """Raises InvalidInputError for offloading that the engine does not support, or to a host that is not described."""
     asked, options = problem.options.offload, problem.options
     if asked in (None, OFFLOADS[0]):
         return
@@ -322,7 +322,7 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
 
 
 def require_room(problem: PlanningProblem, model: ModelForm) -> None:
-    """Raises InvalidInputError for degrees that ask for more blocks than there are, or for a size without a form."""
+    """Raises InvalidInputError for degrees that need more blocks than there are, or for a size without a form."""
     options, blocks = problem.options, len(model.blocks)
     require((options.stages or 1) <= blocks, "stages", f"must be at most {blocks}, a block for each", options.stages)
     chunks, sharing = options.chunks or 1, options.stages or min(2, options.chunks or 1)
@@ -334,7 +334,7 @@ def require_room(problem: PlanningProblem, model: ModelForm) -> None:
 
 
 def _infeasible(space: WholeSpace) -> Infeasible:
-    """How far the nearest configuration is from fitting."""
+    """The nearest configuration's shortfall."""
     if space.considered == 0:
         return Infeasible(planner=NAME, reasons=_nothing_left(space), configurations_considered=0)
     miss, cluster = nearest_miss(space), space.problem.cluster

@@ -1,4 +1,4 @@
-"""Space: everything that an engine could run of a model on a cluster, with each configuration's best possible rate.
+"""Space: an engine's configurations of a model on a cluster, each with an upper bound on its rate.
 
 A configuration has a recipe (form, microbatch size, recomputation, sharding), numbers of ranks, stages and replicas,
 and a number of neighbouring replicas of a stage. Its bounds and its likely rate come from sums over blocks, for all
@@ -31,7 +31,7 @@ from pipeplan.planners.whole.split import Splitter
 from pipeplan.planners.whole.terms import RecipeTerms, ReplicaTerms
 
 MOST_OFFLOADED = 40
-"""How many configurations are searched if all of them offload, though nobody asked for it: up to half a second."""
+"""Upper bound on the configurations searched if all of them offload without a request: up to half a second."""
 
 NEARLY_FULL = 0.8
 """Unless a plan offloads, its devices are nearly full from this share on."""
@@ -43,7 +43,7 @@ _ROUNDING = 1e-9
 class PlacedDegrees:
     """A configuration on its placement, with `inside` neighbouring replicas (`placements`).
 
-    None of its plays exceeds `most` samples a second.
+    `most` is the upper bound on its plays' samples a second.
     """
 
     space: "WholeSpace"
@@ -58,11 +58,11 @@ class PlacedDegrees:
         return self.degrees.schedule
 
     def split(self) -> tuple[int, ...] | None:
-        """Where its stages end; None if none fit."""
+        """Its stages' stops; None if none fit."""
         return next(iter(self.splits()), None)
 
     def splits(self) -> list[tuple[int, ...]]:
-        """Some splits, the shortest batch first, by its bound as if every transfer between ranks met another one."""
+        """Some splits, the shortest batch first, by its bound as if every transfer between ranks shared a link."""
         return self.space.maker(self.degrees).splits(inside=self.inside)
 
     def most_of(self, stops: tuple[int, ...]) -> float:
@@ -70,7 +70,7 @@ class PlacedDegrees:
         return self.space.most_of(self.degrees, stops, inside=self.inside)
 
     def most_of_any(self) -> float:
-        """Samples a second that no play exceeds, whatever its stages are."""
+        """Upper bound on samples a second with any stages."""
         return min(self.most, self.space.most_of_any(self.degrees))
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
@@ -105,7 +105,7 @@ class PlacedDegrees:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Bounded:
-    """The pipelines of a recipe with two rates: one that no play exceeds, and one that equal stages would give."""
+    """The pipelines of a recipe with two rates: an upper bound, and the estimate for equal stages."""
 
     shapes: Shapes
     most: FloatArray
@@ -149,7 +149,7 @@ class WholeSpace:
         yield from (islice(useful, MOST_OFFLOADED) if self.offloaded_only else useful)
 
     def _taking_turns(self, every: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
-        """The same, with bounds that also count the turns of ranks (`turned_s`): some come later for it."""
+        """The same, with bounds that also count the turns of ranks (`turned_s`), which may change the order."""
         waiting: list[tuple[float, int, PlacedDegrees]] = []
         for number, placed in enumerate(every):
             while waiting and -waiting[0][0] >= placed.most:
@@ -167,17 +167,17 @@ class WholeSpace:
         yield from self._by_placement(every if beaten else self._unbeaten(every), "likely")
 
     def within_memory(self) -> Iterator[Shapes]:
-        """The pipelines of those of `likely`, recipe by recipe."""
+        """The pipelines of `likely`, recipe by recipe."""
         yield from (each.shapes.some(np.flatnonzero(each.most > 0.0)) for each in self._bounded_likely)
 
     def near(self, degrees: Degrees, steps: int = 1) -> Iterator[PlacedDegrees]:
-        """Those that are so many steps away (`steps_to`), on all placements, in the order of `likely`."""
+        """The configurations that are `steps` steps away (`steps_to`), on all placements, in the order of `likely`."""
         every = self._unbeaten(self._bounded_likely)
         near = [each.some(np.flatnonzero(steps_to(each.shapes, degrees) == steps)) for each in every]
         yield from self._by_placement(near, "likely")
 
     def _unbeaten(self, every: Sequence[_Bounded]) -> list[_Bounded]:
-        """All but those that another sharding never is slower than, and never holds more (`Shapes.unbeaten`)."""
+        """The undominated ones (`Shapes.unbeaten`)."""
         if self.problem.options.sharding is not None:
             return list(every)
         return [each.some(each.shapes.unbeaten(self.engine)) for each in every]
@@ -216,7 +216,7 @@ class WholeSpace:
                 yield PlacedDegrees(space=self, degrees=degrees, inside=inside, most=most, likely=likely)
 
     def _by_placement(self, every: Sequence[_Bounded], rate: str) -> Iterator[PlacedDegrees]:
-        """The same, with rates lowered by their placements' bounds on sending: some come later for it."""
+        """The same, with rates lowered by their placements' bounds on transfers, which may change the order."""
         waiting: list[tuple[float, int, PlacedDegrees]] = []
         for number, placed in enumerate(self._in_order(every, rate)):
             while waiting and -waiting[0][0] >= getattr(placed, rate):
@@ -232,7 +232,7 @@ class WholeSpace:
             yield heappop(waiting)[2]
 
     def _offloads_in_vain(self, degrees: Degrees) -> bool:
-        """Whether the same stages also fit, and take no longer, with less on the host; or do not fit so."""
+        """Whether the same stages fit, and take no longer, with less on the host; or do not fit with it."""
         recipe, asked = degrees.recipe, self.problem.options
         if recipe.offload == OFFLOADS[0] or asked.offload != ANY_OFFLOAD:
             return False
@@ -293,7 +293,7 @@ class WholeSpace:
         return self._rate(degrees, made.splitter.times.of(stops, reached_s))
 
     def most_of_any(self, degrees: Degrees) -> float:
-        """Samples a second that no play exceeds, whatever its stages are; infinite if that is not known."""
+        """Upper bound on samples a second with any stages; infinite if it is not known."""
         return self._rate(degrees, self.maker(degrees).splitter.least_s)
 
     def _rate(self, degrees: Degrees, batch_s: float) -> float:
@@ -316,7 +316,7 @@ class WholeSpace:
 
     @cached_property
     def _shapes(self) -> list[Shapes]:
-        """Every recipe's pipelines with as many replicas as the devices allow."""
+        """Every recipe's pipelines with the maximum number of replicas."""
         return list(self._listed(most_replicas=True))
 
     @cached_property
@@ -341,7 +341,7 @@ class WholeSpace:
             yield found.some(self._nearly_full(found)) if self.offloaded_only else found
 
     def _nearly_full(self, found: Shapes) -> IntArray:
-        """The places of those that nearly fill a device unless they offload, with even stages."""
+        """The places of pipelines that, with even stages, nearly fill a device unless they offload."""
         without = replace(found.recipe, offload=OFFLOADS[0], offload_share=1.0)
         terms, blocks = self.terms(without), len(self.forms[0].blocks)
         held = np.zeros(len(found))
@@ -354,11 +354,11 @@ class WholeSpace:
 
     @cached_property
     def _most_of_fewer(self) -> float:
-        """Samples a second that no play of `_fewer` exceeds."""
+        """Upper bound on samples a second of `_fewer`."""
         return max((self._most_computed(each) for each in self._fewer if len(each)), default=0.0)
 
     def _most_computed(self, found: Shapes) -> float:
-        """The rate that no pipeline of a recipe exceeds: compute alone counts, and the most replicas share states."""
+        """Upper bound on the rate of a recipe's pipelines: only compute, and the most replicas share states."""
         terms, limit = self.terms(found.recipe), self.problem.cluster.device.usable_bytes
         step_s = float((terms.forward_s + terms.backward_s + terms.again_s).sum())
         fits = np.zeros(len(found), dtype=bool)

@@ -20,7 +20,7 @@ from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.terms import ReplicaTerms
 
 _MOVES = 12
-"""The most blocks that are moved to make ranks with several stages fit."""
+"""Upper bound on the blocks that are moved to make ranks with several stages fit."""
 
 PASSING_BLOCKS = 2
 """Blocks whose activations are on a device at once if they are offloaded."""
@@ -33,9 +33,9 @@ _NEAR = 1e-5
 
 
 def in_flight(degrees: Degrees, rank: int) -> float:
-    """The most microbatches that a rank keeps, in microbatches of all its stages (Narayanan 2021, section 2.2).
+    """Upper bound on a rank's microbatches, in microbatches of all its stages (Narayanan 2021, section 2.2).
 
-    It keeps another one of a stage where every backward has a forward beside it (`Recipe.a2a_overlap`).
+    It keeps another one of a stage where every backward overlaps a forward (`Recipe.a2a_overlap`).
     """
     p, v, m, beside = degrees.pipeline, degrees.chunks, degrees.microbatches, int(degrees.recipe.a2a_overlap)
     if v == 1:
@@ -53,7 +53,7 @@ class Splitter:
     host_bytes: float = inf
 
     def stops(self) -> tuple[int, ...] | None:
-        """Where the stages end; None if none fit. For ranks with several stages, the search may miss some that fit."""
+        """The stages' stops; None if none fit. For ranks with several stages, the search may miss some that fit."""
         return next(iter(self.several()), None)
 
     def several(self) -> tuple[tuple[int, ...], ...]:
@@ -64,7 +64,7 @@ class Splitter:
 
     @property
     def least_s(self) -> float:
-        """A lower bound on a batch's seconds in any play, whatever the stages are; infinite if none fit.
+        """A lower bound on a batch's seconds in any play of any stages; infinite if none fit.
 
         0 for ranks with several stages, where it is not known.
         """
@@ -77,7 +77,7 @@ class Splitter:
 
     @cached_property
     def _found(self) -> tuple[tuple[tuple[int, ...], ...], float]:
-        """The stages found, and the least seconds of any stages."""
+        """The stages found, and the lower bound on the seconds of any stages."""
         if self.degrees.chunks == 1:
             return self._quickest()
         found = self._least(inf)
@@ -115,7 +115,7 @@ class Splitter:
         return tuple(sorted(every, key=lambda stops: (every[stops], stops))), low_s
 
     def _in_time(self, batch_s: float) -> tuple[int, ...] | None:
-        """Fitting stages with a batch of at most so many seconds, by its bound; None if there are none."""
+        """Fitting stages with a batch of at most `batch_s`, by its bound; None if there are none."""
         depth, blocks = self.degrees.depth, len(self._step_s) - 1
         start, stops = 0, []
         for rank in range(depth):
@@ -217,7 +217,7 @@ class Splitter:
         return self._least(self.device_bytes) if self.degrees.chunks == 1 else self.stops()
 
     def _least(self, room: float) -> tuple[int, ...] | None:
-        """The stages of the least bottleneck that hold no more than `room` bytes each."""
+        """The stages of the least bottleneck within a capacity of `room` bytes each."""
         step_s = self._step_s
         high_s, low_s = step_s[-1], step_s[-1] / self.degrees.depth
         found, _ = self._filled(high_s, room)
@@ -234,10 +234,10 @@ class Splitter:
         return found
 
     def held_bytes(self, stops: Sequence[int]) -> FloatArray:
-        """The bytes that each stage's device holds: states, microbatches in flight, and the most that a block holds on
-        top.
+        """The bytes that each stage's device holds: states, microbatches in flight, and the largest block's transient
+        bytes.
 
-        If ranks hold several stages, each has its share of the rank's microbatches; the bytes on top count once.
+        If ranks hold several stages, each has its share of the rank's microbatches; transient bytes count once.
         """
         terms, flight, starts, ends = self.terms, *self._stages(stops)
         left = terms.left_bytes[ends] - terms.left_bytes[starts]
@@ -262,7 +262,7 @@ class Splitter:
         return flight, np.append(0, ends[:-1]), ends
 
     def missing_bytes(self, stops: Sequence[int]) -> tuple[float, float]:
-        """By how much the fullest rank exceeds its device, and its host; negative where there is room."""
+        """The excess of the fullest rank over its device, and over its host; negative where it fits."""
         return max(self.by_rank(stops)) - self.device_bytes, max(self.hosts_by_rank(stops)) - self.host_bytes
 
     def fits(self, stops: Sequence[int]) -> bool:
@@ -270,8 +270,8 @@ class Splitter:
         return max(self.missing_bytes(stops)) <= 0
 
     def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
-        """Stages as long as the bottleneck and the room allow, None if blocks are left over; and the least bottleneck
-        at which any of them could be longer.
+        """Stages as long as the bottleneck and the capacity allow, None if blocks remain; and the least bottleneck at
+        which any of them could be longer.
         """
         depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
         start, stops, more_s = 0, [], inf
@@ -316,8 +316,8 @@ class Splitter:
     def on_top(self, rank: int, start: int, stop: int) -> float:
         """The bytes that blocks [start, stop) hold while one of them runs: its transients, and offloaded activations.
 
-        Of the latter, those of two blocks are on the device: of the block that computes, and of the one that is copied;
-        or all that are in flight, if these are less.
+        The offloaded activations of two blocks are on the device: of the block that computes, and of the one that is
+        copied; or those of all microbatches in flight, if these are less.
         """
         transient, left = self._transient.most(start, stop), self._left_bytes
         if left[-1] == 0.0:

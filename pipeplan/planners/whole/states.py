@@ -85,7 +85,7 @@ class ReplicaStates:
 
     @cached_property
     def gathered_s(self) -> tuple[FloatArray, FloatArray]:
-        """How long it takes to gather every block's weights for its forward, and for its backward."""
+        """The seconds of gathering every block's weights for its forward, and for its backward."""
         nothing = np.zeros(len(self.model.blocks))
         if self.pipelined or not self._gathers_for_forward:
             return nothing, nothing
@@ -94,7 +94,7 @@ class ReplicaStates:
 
     @cached_property
     def scattered_s(self) -> FloatArray:
-        """How long it takes to reduce every block's gradients to shares, and to sum these among groups."""
+        """The seconds of reducing every block's gradients to shares, and of summing these among groups."""
         if self.pipelined or not self._shares("gradients"):
             return np.zeros(len(self.model.blocks))
         form, trained = self.recipe.form, self.parameters[0]
@@ -127,7 +127,7 @@ class ReplicaStates:
         return self._amount(lambda each: each.gradient_down)
 
     def copied_s(self, size_bytes: FloatArray) -> FloatArray:
-        """How long the copy of every block's bytes between device and host takes, one way."""
+        """The seconds of copying every block's bytes between device and host, in one direction."""
         host = self.problem.cluster.host
         return np.asarray(size_bytes / host.bandwidth_bytes_per_s if host else np.zeros_like(size_bytes))
 
@@ -171,9 +171,9 @@ class ReplicaStates:
         """Sums of the bytes that a device exchanges once a batch, as of an all-reduce.
 
         An all-reduce is a reduce-scatter and an all-gather. In a pipeline, shares need both once a batch; ZeRO-1 and 2
-        gather the weights after their update; other shares need theirs for every microbatch. Frozen weights are
-        gathered alone, where they are shared. Experts have fewer replicas, farther from each other: their bytes count
-        as the bytes outside experts that would take as long.
+        gather the weights after their update; other shares need theirs for every microbatch. Frozen weights are only
+        gathered, where they are shared. Experts have fewer replicas, farther from each other: their bytes count as the
+        bytes outside experts that would take as long.
         """
         ledger, (trained, frozen) = self.ledger, self.parameters
         exchanged: float | FloatArray = ledger.exchanged if not self._shares("gradients") else 0.0
@@ -191,7 +191,7 @@ class ReplicaStates:
 
     @cached_property
     def experts_exchanged_s(self) -> FloatArray:
-        """Sums of the seconds in which devices that hold the same experts exchange, though all else has one replica."""
+        """Sums of the exchange seconds of devices that hold the same experts, where all else has one replica."""
         outside, among = self._replica_links
         exchanged = self.ledger.exchanged * self.parameters[0].experts * (not outside.hops)
         return sums([among.seconds("all-reduce", each) if each else 0.0 for each in exchanged.tolist()])

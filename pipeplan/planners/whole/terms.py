@@ -2,11 +2,11 @@
 
 Seconds include the collectives inside a form, because a device waits for these. The host launches operations, or graphs
 of them, while the device computes or exchanges; the slower of the two counts. With sharded weights, a block takes the
-longer of its compute and the gathering of the next block's weights; the reduction of its gradients is treated alike
-(`ReplicaStates`). An exchange slows the compute beside it (Zhao et al. 2023, section 3.3). Copies to and from the host
-also run beside the compute, in the two directions of one link.
+longer of its compute and the gathering of the next block's weights; the same holds for the reduction of its gradients
+(`ReplicaStates`). An exchange slows the compute that it overlaps (Zhao et al. 2023, section 3.3). Copies to and from
+the host also overlap the compute, in the two directions of one link.
 
-Only the layers are recomputed: neither the first nor the last block, if these are of kinds of their own.
+Only the layers are recomputed: neither the first nor the last block, if these have kinds of their own.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecipeTerms:
-    """The terms of a model's blocks, in order, in one form, at one microbatch size, with one way of recomputation.
+    """The terms of a model's blocks, in order, in one form, at one microbatch size, with one unit of recomputation.
 
-    `alone` is the share of passes that no pass of another microbatch runs beside (`_exposed`).
+    `alone` is the share of passes that overlap no pass of another microbatch (`_exposed`).
     """
 
     problem: PlanningProblem
@@ -86,8 +86,8 @@ class RecipeTerms:
     def _exposed(self, measured: FormMeasurement) -> float:
         """The share of experts' exchanges for which a device waits.
 
-        Where they overlap, a layer's forward runs beside its backward of another microbatch. The pair takes the longer
-        of both computations and of both exchanges (Megatron-LM core 0.16, `combined_1f1b.py`).
+        Where they overlap, a layer's forward runs concurrently with its backward of another microbatch. The pair takes
+        the longer of both computations and of both exchanges (Megatron-LM core 0.16, `combined_1f1b.py`).
         """
         if not self.recipe.a2a_overlap:
             return 1.0
@@ -104,7 +104,7 @@ class RecipeTerms:
 
     @cached_property
     def _ways(self) -> tuple[tuple[FormMeasurement, str], ...]:
-        """Every kind with its way of recomputation."""
+        """Every kind with its unit of recomputation."""
         inner = set(self.model.blocks[1:-1])
         way = self.recipe.recompute
         return tuple((m, way if kind in inner else "none") for kind, m in enumerate(self.measured))
@@ -116,13 +116,13 @@ class RecipeTerms:
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
-        """The bytes that every block holds on top while it runs: activations that were not kept, and its workspace."""
+        """Every block's transient bytes while it runs: activations that were not kept, and its workspace."""
         more = [m.activation_bytes - m.kept_bytes(way) + m.workspace_bytes for m, way in self._ways]
         return self._by_block([max(each, 0) for each in more])
 
     @cached_property
     def edge_bytes(self) -> FloatArray:
-        """The bytes that one device sends on at the end of a stage, by the place of the cut.
+        """The bytes that one device sends at the end of a stage, by the place of the cut.
 
         Devices of a tensor group that all hold the whole output send a share each (Narayanan et al. 2021, section 4.1).
         """
@@ -131,7 +131,7 @@ class RecipeTerms:
 
     @cached_property
     def sent_bytes(self) -> float:
-        """The bytes that one device sends on for a microbatch, between most blocks."""
+        """The bytes that one device sends for a microbatch, between most blocks."""
         between = self.edge_bytes[1:-1]
         return float(np.median(between)) if len(between) else 0.0
 
@@ -165,12 +165,12 @@ class RecipeTerms:
         return axis_links(self.problem.cluster, self.recipe.form)
 
     def regathered_s(self, cut: int) -> float:
-        """How long receivers take to gather these shares of the bytes that pass the cut."""
+        """The seconds in which receivers gather these shares of the bytes that pass the cut."""
         links = self.links["tensor"]
         return links.seconds("all-gather", float(self.edge_bytes[cut]) * self._senders) if self._senders > 1 else 0.0
 
     def at(self, data: int, *, pipelined: bool) -> "ReplicaTerms":
-        """The terms with so many replicas, of one stage or of several."""
+        """The terms with `data` replicas, of one stage or of several."""
         key = data, pipelined
         if key not in self._at:
             own = self
@@ -208,7 +208,7 @@ class RecipeTerms:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplicaTerms:
-    """The terms of a recipe with so many replicas, as sums over blocks.
+    """The terms of a recipe with `data` replicas, as sums over blocks.
 
     Replicas count as neighbours: no placement exchanges faster while they compute.
     """
@@ -232,7 +232,7 @@ class ReplicaTerms:
         )
 
     def _beside_s(self, computing_s: FloatArray, exchanging_s: FloatArray) -> FloatArray:
-        """The seconds of compute with an exchange beside it."""
+        """The seconds of compute that overlaps an exchange."""
         slowed_s = computing_s + self.terms.engine.times.beside * exchanging_s
         return np.asarray(np.maximum(slowed_s, exchanging_s))
 
@@ -259,7 +259,7 @@ class ReplicaTerms:
         return self.forward_s + sums(self._whole_backward_s)
 
     def slowest_rank_s(self, ranks: int) -> float:
-        """The least that the slowest of so many ranks computes for a microbatch.
+        """Lower bound on the slowest rank's compute for a microbatch, with `ranks` ranks.
 
         It is an equal share of all compute or, of the k longest blocks for some k, the shortest ceil(k / ranks).
         """
@@ -287,7 +287,7 @@ class ReplicaTerms:
     def _left_bytes(self) -> FloatArray:
         """The bytes that a microbatch keeps on the host for every block, from forward to backward.
 
-        The layers whose activations are there are evenly among the others.
+        The offloaded layers are spread evenly among the others.
         """
         recipe = self.terms.recipe
         return self.terms.kept_bytes * recipe.offload_share * float(offloads_activations(recipe.offload))
@@ -313,5 +313,5 @@ class ReplicaTerms:
 
     @cached_property
     def transient_bytes(self) -> FloatArray:
-        """The bytes that every block holds on top while it runs, with the whole weights that are gathered for it."""
+        """Every block's transient bytes while it runs, with the whole weights that are gathered for it."""
         return np.asarray(self.terms.transient_bytes + self.states.gathered_bytes + self.states.scattered_bytes)
