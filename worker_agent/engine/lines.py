@@ -25,7 +25,7 @@ RIDING_BYTES, RIDING_NEAR_BYTES = 256 * 2**10, 64 * 2**10
 a separate message."""
 
 TIMEOUT_S = 1800.0
-"""How long torch waits for another rank unless it is told."""
+"""How long torch waits for another rank by default."""
 
 PAYLOAD, NOTICE, LAYOUT = range(3)
 """The parts of an edge."""

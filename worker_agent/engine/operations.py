@@ -178,4 +178,4 @@ RULES: dict[Callable[..., Any], Callable[..., Call | None]] = {
     functional.conv_transpose2d: _convolution(2, transposed=True),
     functional.conv_transpose3d: _convolution(3, transposed=True),
 }
-"""The functions that are split. A parameter that is used in any other way gets its gradient in backward-p1."""
+"""The functions that are split. A parameter of any other function gets its gradient in backward-p1."""

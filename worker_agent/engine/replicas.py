@@ -23,7 +23,7 @@ Bucket = tuple[int, ...]
 
 
 class ExchangeError(PipeplanError, RuntimeError):
-    """An exchange could not begin: most likely a replica is gone. The block that was running is not at fault."""
+    """An exchange could not begin: a replica is probably gone. The block that was running is not at fault."""
 
 
 def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | None:

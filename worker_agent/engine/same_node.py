@@ -3,8 +3,8 @@
 The sender says in a pipe where a tensor lies. The receiver copies it when it waits for it, and counts it in memory that
 both share. Gloo would move the same tensor through a socket, by a thread of its own that shares the rank's core.
 
-Whoever waits, for a message, for one to be taken or for room in a pipe, reads all of its pipes: no two ranks can wait
-for each other to read. A process whose pipe ends is gone.
+A rank that waits for a message, for a receiver or for a full pipe reads all of its pipes: no two ranks can wait for
+each other to read. A process whose pipe ends is gone.
 
 Linux allows this (`process_vm_readv`) to a process that may trace the other one. Some containers forbid it; with Yama
 only a process may that the other one has named. Each pair of ranks finds out by trying.
@@ -29,11 +29,11 @@ _RECORD = struct.Struct("=qqq")
 """What a pipe carries: a tag, an address and a number of bytes."""
 
 MOST_TAGS = 2**16
-"""Tags are below this: so many counts of messages are shared. Only pages in use take memory."""
+"""The number of tags, and of shared message counters. Only pages in use take memory."""
 
 _READ_BYTES = 1024 * _RECORD.size
 _LOOK_MS = 1
-"""How soon a rank looks again that waits for a full pipe, or for a message of its own to be taken: both are rare."""
+"""The polling interval of a rank that waits for a full pipe or for a receiver: both are rare."""
 
 _NAME_A_TRACER = 0x59616D61
 _TOKEN_BYTES = 16

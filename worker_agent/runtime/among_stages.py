@@ -50,7 +50,7 @@ class _Number:
 
 
 class Late:
-    """Numbers on their way to the host, which reads them `lag` batches later.
+    """Numbers in transit to the host, which reads them `lag` batches later.
 
     A lag of 0 reads them at once: it is for devices on which a call returns when its work is done.
     """
@@ -239,7 +239,7 @@ def _require_finite(norm: float) -> None:
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The sum of all squares in float64; a tensor's own norm is taken in float32 at least."""
+    """The sum of all squares in float64; each tensor's norm is computed in float32 or wider."""
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for gradient in gradients:
         at_least = torch.promote_types(gradient.dtype, torch.float32)

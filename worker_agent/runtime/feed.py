@@ -79,11 +79,11 @@ class _Loaded:
 class MicrobatchFeed:
     """Microbatches, numbered from 1, on the device and in the type in which the stages compute.
 
-    `order` are the numbers in the order in which they are asked for. With `ahead` the next microbatch is loaded as soon
-    as the device has work, and is copied from pinned memory during that work. This happens on the same thread: the
-    data's own code is always called in the same order.
+    `order` are the numbers in the order of their requests. With `ahead` the next microbatch is loaded as soon as the
+    device has work, and is copied from pinned memory during that work. This happens on the same thread: the data's own
+    code is always called in the same order.
 
-    `digests` are those of the inputs of the first microbatch and of all that `compared` asks for, by number. Processes
+    `digests` are, by number, those of the inputs of the first microbatch and of all that `compared` selects. Processes
     compare theirs.
     """
 

@@ -1,12 +1,12 @@
-"""Hung: finds ranks that neither end nor make progress, and ends them. A run that hangs fails, and reports why.
+"""Hung: detects ranks that neither end nor make progress, and ends them. A run that hangs fails, and reports why.
 
-A rank gives a sign of life twice a second, whatever it waits for. If the signs cease, it is stopped, or holds the
-interpreter. If they go on without progress in work that waits for nobody, the model hangs. Its
-device shows how far a rank is: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may
-take as long as the other ranks wait for them. A rank that waits for another one is not at fault, however long it waits.
+A rank gives a sign of life twice a second, even while it waits. If the signs cease, the process is stopped, or holds
+the interpreter. If they continue without progress in work that waits for no other rank, the model hangs. The device
+shows a rank's progress: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may take as
+long as the other ranks wait for them. A rank that waits for another one is not at fault, however long it waits.
 
-Only time in which the hunter itself ran counts. After a machine was suspended, or a container was paused, all ranks are
-given their time.
+Only time in which this monitor ran counts: after a suspended machine or a paused container, all ranks get their full
+time again.
 """
 
 import os

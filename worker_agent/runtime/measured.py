@@ -35,7 +35,7 @@ _ROW = np.dtype([("end_s", "<f8"), ("busy_s", "<f8"), ("loss", "<f8"), ("memory_
 
 Rows = NDArray[np.void]
 """A row a batch: its end since the run's start, seconds of compute in it, its loss (NaN where the rank does
-not compute it), and the most bytes held in it (or UNKNOWN_BYTES)."""
+not compute it), and its peak bytes (or UNKNOWN_BYTES)."""
 
 
 PARTS, BATCHES_A_PART = 8, 3
@@ -88,7 +88,7 @@ class BatchLog:
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """The most bytes held in any batch; None where not all can be counted."""
+        """The peak bytes of all batches; None where not all can be counted."""
         return None if self._peak_memory_bytes == UNKNOWN_BYTES else self._peak_memory_bytes
 
 
@@ -283,7 +283,7 @@ class StepRows:
             writer.writerows(self.lines())
 
     def lines(self, done: int = 0, last_s: float = 0.0) -> Iterator[list[Any]]:
-        """The lines of these rows, before which the job has measured so many steps, the last of them until `last_s`."""
+        """The lines of these rows, after `done` steps measured earlier, the last of which ended at `last_s`."""
         for index, rows in enumerate(zip(*self.rows, strict=True)):
             end_s = max(float(row["end_s"]) for row in rows)
             rate = self.job.plan.batch_size / (end_s - last_s) if end_s > last_s else ""

@@ -1,4 +1,4 @@
-"""Module state: buffers, in which modules keep their state beside the parameters, such as statistics of the data.
+"""Module state: buffers, in which modules keep state that is not a parameter, such as statistics of the data.
 
 `Noted` keeps the buffers for checkpoints. A schedule without a flush forwards microbatches of later batches before the
 update that ends this one. Batch norm's statistics of those do not belong to the checkpoint, because a resumed run
