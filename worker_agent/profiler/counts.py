@@ -45,8 +45,8 @@ from worker_agent.profiler.times import given
 class BlockCounts:
     """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
-    Bytes are those of BlockMemory. The workspace is the peak of the operations' results above those held before and
-    after. `selective` is attention's core if that keeps tensors of its own, and most operations if it does not;
+    Bytes are those of BlockMemory. The workspace is the peak of the operations' results, without those that exist
+    before or after. `selective` is attention's core if that keeps tensors of its own, else the majority of operations;
     `modules` are those whose outputs are freed. `expert_matrices` are the shapes of experts' weights together.
     """
 

@@ -44,7 +44,7 @@ COMPUTE_EFFICIENCY = 0.78
 MEMORY_EFFICIENCY = 0.85
 ATTENTION_EFFICIENCY = 0.34
 LAUNCH_S = 5e-5
-"""What a file of one's own has unless it says otherwise. Streams of copies and sums reach 85 to 90 % of the bandwidth
+"""The defaults of a user's datasheet. Streams of copies and sums reach 85 to 90 % of the bandwidth
 of A100s and H100s (BabelStream's published results); no elementwise kernel of other types was measured here.
 """
 
@@ -84,21 +84,21 @@ class ProductShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datasheet:
-    """One type of device. The peaks are the vendor's; the rest says how far training stays below them.
+    """One type of device: the vendor's peaks, and the shares of them that training reaches.
 
     - `flops_per_s`: the peak of matrix products by dtype, without sparsity.
-    - `compute_efficiency`: the share of the peak that a product reaches at most, in a dtype that `products` does not
-      name; `products` has what was measured, by dtype.
-    - `memory_efficiency`: the share of the bandwidth that an operation reaches at most, `product_memory_efficiency` the
-      same of products, whose reads and writes are less even (None: `memory_efficiency`).
-    - `attention_efficiency`: the share of the peak that attention in one kernel reaches at most, half of it at
-      `attention_half_length` keys (0: every length reaches it); `attention_start_s`: its own time to start and end,
-      above `kernel_s`, which is that of any kernel. `launch_s`: the host's time to launch one.
+    - `compute_efficiency`: the largest share of the peak that a product reaches, in a dtype that `products` does not
+      name; `products` has measured shares by dtype.
+    - `memory_efficiency`: the largest share of the bandwidth that an operation reaches; `product_memory_efficiency`:
+      the same of products, whose reads and writes are less even (None: `memory_efficiency`).
+    - `attention_efficiency`: the largest share of the peak that attention in one kernel reaches, half of it at
+      `attention_half_length` keys (0: every length reaches it); `attention_start_s`: its time to start and end
+      in addition to `kernel_s`, which is that of any kernel. `launch_s`: the host's time to launch one.
     - `multiprocessors` share out the tiles of a product; None: a product of any size reaches the same share.
-    - `kind`: whose kernels run: those of dropout and attention differ between GPU and CPU.
+    - `kind`: GPU or CPU; their kernels of dropout and attention differ.
     - `context_bytes`, `allocator_reserve`: as of a `Device`.
     - `sustained`: the share of the speed of single kernels that those of a long job reach: power and heat slow them
-      down. `measured`: whether the shares are fitted to kernels on this type, and not another type's or assumed.
+      down. `measured`: whether the shares are fitted to kernels on this type.
     - `link_...`: of the link between neighbouring devices of a node, in one direction; only a cluster needs it.
     """
 

@@ -1,8 +1,8 @@
 """Exchange: what averaging gradients among all ranks adds to the backward that completes them.
 
-The code is a run's own. The figure therefore has all costs of an exchange: gradients are packed and unpacked, the
-processor of a rank also moves its messages, and every rank waits for the slowest one. Work beside the backward that
-delays nothing is not in it.
+It runs a run's own code. The figure therefore includes all costs of an exchange: gradients are packed and unpacked,
+the processor of a rank also moves its messages, and every rank waits for the slowest one. Work that overlaps the
+backward without delaying it does not count.
 """
 
 import time

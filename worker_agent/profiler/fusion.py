@@ -51,9 +51,9 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fused:
-    """Both passes. `dropped` are storages that the backward does not keep, `added` others that it does.
+    """Both passes. `dropped` are saved storages that the backward does not need, `added` further ones that it needs.
 
-    `workspace_bytes` is the peak of what kernels write for one another, above what is held before and after a pass.
+    `workspace_bytes` is the peak of the results that kernels pass to each other within a pass.
     """
 
     forward: tuple[DeviceOperation, ...]
@@ -104,7 +104,7 @@ def fused(forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Siz
 def made_again(
     forward: Sequence[Traffic], discarded: Collection[int], *, held: Collection[int]
 ) -> tuple[DeviceOperation, ...]:
-    """The kernels of the forward that make discarded storages once more, from those that are held."""
+    """The kernels of the forward that recompute discarded storages from the `held` ones."""
     makers: dict[int, list[int]] = {}
     for place, member in enumerate(forward):
         for each in member.writes:
@@ -141,8 +141,8 @@ def _added_inside(backward: Sequence[Traffic], sent: Collection[int]) -> list[Tr
 
 
 def _workspace_bytes(groups: Sequence[_Group], reads: Sequence[Sizes], left: Sizes, *, held: Collection[int]) -> int:
-    """The peak of what one kernel writes and a later one reads. What is `left` of the pass before goes as it is read
-    last; what is held outlives the pass.
+    """The peak bytes of results that one kernel writes and a later one reads. The last reader of a storage `left` by
+    the previous pass frees it; `held` storages outlive the pass.
     """
     last = {each: place for place, taken in enumerate(reads) for each in taken}
     ending = Counter[int]()

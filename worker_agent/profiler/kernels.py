@@ -38,14 +38,14 @@ PARTIAL_BYTES = 4
 """Parts of a shared inner dimension are float32."""
 
 MISALIGNED = 4.0
-"""How many times as long a product takes at most if its operands are copied in parts: as without tensor cores, which
+"""The largest slowdown of a product whose operands are copied in parts: that of a product without tensor cores, which
 have four times the rate (NVIDIA V100 whitepaper 2017: 31.4 of 125 Tflop/s in float16; A100 whitepaper 2020, table
 1: 78 of 312). With cuBLAS before 11.0 such products did not use them at all ("Matrix Multiplication Background User's
 Guide", "Tensor Core Requirements").
 """
 
 BACKWARD_ATTENTION = 1.2
-"""By how much attention's backward is slower for each operation than its forward (Dao 2023, section 4.1)."""
+"""The slowdown of an operation of attention's backward relative to its forward (Dao 2023, section 4.1)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +68,13 @@ class Kernels:
 
     @cached_property
     def _attention(self) -> FloatArray:
-        """By how much an operation of attention is slower than one of its forward; 0 for other operations."""
+        """Attention's slowdown relative to its forward; 0 for other operations."""
         slower = [BACKWARD_ATTENTION if "backward" in op.name else 1.0 for op in self.operations]
         return np.array([by * ("attention" in op.name) for by, op in zip(slower, self.operations, strict=True)])
 
     @cached_property
     def _keys(self) -> FloatArray:
-        """The keys that each query of attention meets at most; 1 for other operations."""
+        """Keys per query of attention; 1 for other operations."""
         return np.array([op.sizes.n if op.sizes and "attention" in op.name else 1.0 for op in self.operations])
 
     @cached_property
@@ -86,7 +86,7 @@ class Kernels:
 
     @cached_property
     def _slower(self) -> FloatArray:
-        """How many times as long an operation takes because its operands are copied in parts."""
+        """The slowdown of each operation whose operands are copied in parts."""
         return np.array([min(MOST_COPIED_BYTES / op.copied_bytes, MISALIGNED) for op in self.operations])
 
     @cached_property

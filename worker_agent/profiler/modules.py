@@ -72,9 +72,9 @@ class ModuleOutputs:
     def discarded(
         self, forward: Sequence[Traffic], held: Mapping[int, int], sent: Collection[int], *, kept_bytes: int
     ) -> SelectiveCounts | None:
-        """What is kept of `kept_bytes` where modules' outputs are freed; None if nothing is.
+        """The part of `kept_bytes` that stays when modules' outputs are freed; None if nothing is freed.
 
-        `held` are the bytes by storage that the backward's graph has, `sent` the storages of the block's inputs,
+        `held` are the bytes, by storage, that the autograd graph keeps; `sent` are the storages of the block's inputs,
         outputs and weights.
         """
         activations, latents = set[int](), set[int]()
@@ -123,7 +123,7 @@ class ModuleOutputs:
 
 
 def dynamic(operations: Sequence[DeviceOperation]) -> int:
-    """How many operations of a pass come between tokens' way to their experts and their way back, these included.
+    """The number of operations of a pass from the dispatch of tokens to their experts to the combination, inclusive.
 
     Their shapes depend on how many tokens choose each expert.
     """

@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 MOST_COPIED_BYTES = 16
-"""The most that a GPU copies at a time from its memory to a multiprocessor's while this computes (NVIDIA, "Parallel
+"""The largest asynchronous copy from a GPU's memory to a multiprocessor's (NVIDIA, "Parallel
 Thread Execution ISA" 8.0, `cp.async`: 4, 8 or 16 bytes, at a multiple of as many).
 """
 
@@ -211,8 +211,8 @@ class Traffic:
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
     """Notes every operation that runs in this mode, and the memory that the operations' results take.
 
-    Memory is that of the storages that operations have made in this mode and that are still alive: `held_bytes` now,
-    `peak_bytes` at most since `start_peak` was called.
+    Memory is that of live storages that operations have made in this mode: `held_bytes` now, `peak_bytes` the maximum
+    since `start_peak`.
     """
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         return other
 
     def start_peak(self) -> None:
-        """Forgets the peak: a new one starts from what is held now."""
+        """Resets the peak to the present bytes."""
         self.peak_bytes = self.held_bytes
 
     def take(self) -> tuple[Traffic, ...]:
@@ -342,9 +342,9 @@ def _operands(kernel: Any, args: Any) -> tuple[Tensor, Tensor]:
 
 
 def copied_bytes(matrices: Sequence[Tensor]) -> int:
-    """The most bytes of which all rows (columns, of a transposed matrix) start at a multiple.
+    """The largest alignment, in bytes, that all rows have (columns, of a transposed matrix).
 
-    Wider numbers than those of 16 bits count as copied whole: what computes them does not wait for copies.
+    Elements wider than 16 bits do not count: their products do not wait for copies.
     """
     narrow = [matrix for matrix in matrices if matrix.element_size() <= 2]
     strides = (stride * matrix.element_size() for matrix in narrow for stride in matrix.stride() if stride > 1)

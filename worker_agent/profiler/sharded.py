@@ -61,9 +61,8 @@ class FormCounts:
 class ShapedModel:
     """A language model whose parameters have shapes alone, and the mode in which its blocks run.
 
-    `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
-    before it has. `known` are blocks' counts by what they depend on, and by the degree of their experts: several forms
-    have the same.
+    `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that an earlier
+    block has. `known` caches blocks' counts by what they depend on and by the degree of their experts.
     """
 
     chain: Chain

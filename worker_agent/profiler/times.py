@@ -39,7 +39,7 @@ Around = Callable[[Direction, int], AbstractContextManager[None]]
 """A context entered around a block's forward and backward, to take times or to see saved tensors."""
 
 SAMPLE_BYTES = 256 * 2**20
-"""This many bytes of weights are enough to know the cost of a byte."""
+"""The bytes of weights from which the cost of a byte is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +307,7 @@ def measure_version_s_per_byte(
 
 
 def sampled(tensors: Sequence[T]) -> list[T]:
-    """The first tensors, as many as fit in `SAMPLE_BYTES`, but at least one."""
+    """The first tensors, up to `SAMPLE_BYTES`, but at least one."""
     chosen: list[T] = []
     size_bytes = 0
     for tensor in tensors:
