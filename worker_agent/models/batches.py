@@ -39,10 +39,9 @@ class TokenInputs:
 class BatchForm:
     """A model's inputs by name. `inputs` begin with the main one; a batch has all that are `required`.
 
-    `labels` say what is predicted: the token that comes "next" after each place, the token of the "same" place, or one
-    "class" for a sample. `positions` is the greatest length of a sequence. If only labels are given, a decoder's inputs
-    are what `shift` makes of them, the model's own way to; of a model without one `start` begins them and `pad` fills
-    them.
+    `labels` are the predicted tokens: the "next" one of each position, the one of the "same" position, or a "class" for
+    each sample. `positions` is the greatest length of a sequence. If only labels are given, the model's `shift` makes a
+    decoder's inputs of them; without it, `start` is their first token and `pad` their padding.
     """
 
     model: str

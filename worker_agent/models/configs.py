@@ -163,7 +163,7 @@ def without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
     known, default = known_keys(usual), usual.to_dict()
     asked = found.keys() | spec.options.keys()
     keys = {k: v for k, v in whole.items() if k in known and (k in asked or k not in default or v != default[k])}
-    # as asked: T5's config is tied whatever it says
+    # as requested: T5's config object always says tied
     tied = (found | options).get("tie_word_embeddings", whole.get("tie_word_embeddings"))
     if tied or "tie_word_embeddings" in asked:
         keys["tie_word_embeddings"] = tied

@@ -90,7 +90,7 @@ class MicrobatchSource:
         return self._newest
 
     def _require_whole(self, microbatches: int) -> None:
-        """Raises InvalidInputError where one of the first so many microbatches is the short last one of a pass."""
+        """Raises InvalidInputError if one of the first `microbatches` is the short last one of a pass."""
         samples, size = _batched(self._data) if isinstance(self._data, DataLoader) else (0, 1)
         if size == self._microbatch_size and samples % size and microbatches > samples // size:
             rule = (
@@ -253,7 +253,7 @@ def in_blocks(chain: Chain, data: str, *, microbatch_size: int, seed: int, dtype
 
 
 def length_of(chain: Chain, sequence_length: int | None) -> int:
-    """The tokens of a language model's sequences: as many as asked for, else as its positions allow up to a limit.
+    """The tokens of a language model's sequences: as requested, else its number of positions, up to a limit.
 
     Raises InvalidInputError for a length that the model does not take, and for a chain that takes no tokens.
     """
@@ -268,8 +268,8 @@ def length_of(chain: Chain, sequence_length: int | None) -> int:
 def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFeed:
     """Random data that a chain can take.
 
-    A language model gets sequences of random tokens, of the length asked for; else as long as its positions allow but
-    at most SEQUENCE_LENGTH. A chain whose first block `takes` a RandomData gets that. One that starts with a linear
+    A language model gets sequences of random tokens, of the requested length, else of its number of positions, at most
+    SEQUENCE_LENGTH. A chain whose first block `takes` a RandomData gets that. One that starts with a linear
     layer gets normally distributed features and a loss that needs no targets. Raises InvalidInputError for any other
     chain, and for a length that the model does not take.
     """

@@ -1,19 +1,18 @@
-"""Flow: what goes from one part of a Hugging Face model to the next, found by watching one forward.
+"""Flow: the tensors that go from one part of a Hugging Face model to the next, derived from one watched forward.
 
-The forward is a row of calls of units: its layers, and the largest modules without one. Where it is cut, the results
-of earlier calls that a later one uses are carried across, over any distance. Autograd says which these are: in the
-watched forward every result is a leaf of the graph, and what a later call gets leads back to the leaves that it is
-made of.
+The forward is a sequence of calls of units: its layers, and the largest modules without a layer. A cut carries the
+results of all earlier calls that later ones use. Autograd finds them: in the watched forward every result is a leaf of
+the autograd graph, and the arguments of a later call lead back to their leaves.
 
     calls     [embedding] [rotary] [layer 0] [layer 1] [norm] [head]
     parts     |-------------------||--------||--------||-----------|
     carried                embedding's   0's       1's
 
-A part (`segments`) then runs the model's own forward with what was carried in the place of the earlier calls' results.
-So masks, positions, biases and what else the model makes between its calls are made by the model itself, in every part.
+A part (`segments`) runs the model's own forward with the carried tensors as the earlier calls' results. The model
+itself thus makes masks, positions and biases between its calls, in every part.
 
-A maker is a call whose result depends on no other call's, and that has no parameters, as that of rotary embeddings.
-What it makes is not carried: it is called again where it is used.
+A maker is a call without parameters whose result depends on no other call, as of rotary embeddings. Its result is not
+carried: every part that uses it calls it again.
 """
 
 import re
@@ -70,8 +69,8 @@ class Shape:
 class Flow:
     """The calls of a forward with these inputs, and where parts begin: part i has the calls [starts[i], starts[i + 1]).
 
-    `rows` are the names of the layers, a tuple for each row of them. `held` are tensors that modules around the layers
-    use themselves, as (module, name), by the part that uses them; `result_uses` is what the result is made of.
+    `rows` are the names of the layers, a tuple for each row of them. `held` are, per part, the tensors of surrounding
+    modules that it uses, as (module, name); `result_uses` are the sources of the result.
     """
 
     calls: tuple[UnitCall, ...]

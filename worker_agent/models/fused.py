@@ -28,7 +28,7 @@ SPARSE = "pipeplan_sparse"
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """The type in which a softmax is computed: at least float32."""
+    """The type in which a softmax is computed: float32 or wider."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -298,9 +298,9 @@ def windowed_attention(
 ) -> tuple[Tensor, None]:
     """Attention as Hugging Face's models call it, (B, N, S, D) -> (B, S, N, D), with the arithmetic of fused kernels.
 
-    Such kernels take a causal mask, a window, soft caps and sinks as they go: no mask is made, and with a window, or
-    with `indices` of chosen keys (B, S, K), each query meets so many keys. It is for counting: these keys are not those
-    that the model attends to.
+    Such kernels compute a causal mask, a window, soft caps and sinks themselves: no mask is made. Each query meets
+    `sliding_window` keys, or the K of `indices` (B, S, K). It is for counting: these keys are not those that the model
+    attends to.
     """
     length, groups = query.shape[2], query.shape[1] // key.shape[1]
     shape, causal = query.shape, bool(getattr(module, "is_causal", True))

@@ -33,7 +33,7 @@ from worker_agent.models.tensor_plan import tensor_plan
 ATTENTION = ("sdpa", "eager")
 
 MOST_POSITIONS = 2**31 - 1
-"""The most tokens of a sequence if a model has no limit of its own."""
+"""The upper bound on a sequence's tokens for a model without a limit."""
 
 IMAGE_SIZE = 224
 """The size of images if a model takes any."""

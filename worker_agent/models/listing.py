@@ -24,7 +24,7 @@ from worker_agent.models.spec import parse_spec, user_code
 from worker_agent.models.values import as_values
 
 MOST_CONTENTS_BYTES = 4 * 2**30
-"""The most weights that are made where blocks need their contents to be listed."""
+"""The upper bound on weights that are made for blocks whose listing needs contents."""
 
 _WITHOUT_CONTENTS = (
     DataDependentOutputException,

@@ -20,7 +20,7 @@ Loss = Callable[[Any, Any], Tensor]
 def build_loss(spec: str | None, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Loss:
     """The loss that a SPEC names, by default `default_loss`; the tensors of a module are moved and cast.
 
-    The SPEC may name the loss itself, `loss(outputs, targets, **options)`, which may be a module that is already made,
+    The SPEC may name the loss itself, `loss(outputs, targets, **options)`, which may be a module instance,
     or a factory of it. A class is a factory; anything else is one if it can be called with the options alone. So
     `torch.nn.functional:mse_loss`, `torch.nn:CrossEntropyLoss` and `criterion = nn.MSELoss()` all work.
     Raises InvalidInputError if it can be called neither way.
@@ -78,8 +78,8 @@ def default_loss(outputs: Any, targets: Any) -> Tensor:
     """Cross entropy where targets are whole numbers, the mean squared error where they are not.
 
     Cross entropy takes logits (..., classes) and targets (...), a mean over all that is not -100; types of 16 bits are
-    computed in float32. Targets (tokens, labels, microbatches) make it the microbatch's part of the mean over a batch
-    that has so many labels in so many microbatches: the mean of the parts is the mean over the batch. Raises
+    computed in float32. Targets (tokens, labels, microbatches) give the microbatch's part of the mean over a batch with
+    `labels` labels in `microbatches` microbatches: the mean of the parts is the mean over the batch. Raises
     InvalidInputError for several outputs or shapes that do not fit.
     """
     whole = None

@@ -300,7 +300,7 @@ def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
 
 
 class ShareOfPositions(nn.Module):
-    """An embedding of positions that is asked for whole sequences, and gives the device's share of them."""
+    """An embedding of positions: takes whole sequences, and returns the device's share of them."""
 
     def __init__(self, weight: nn.Parameter, region: Region[Peers]) -> None:
         super().__init__()
@@ -315,8 +315,8 @@ class ShareOfPositions(nn.Module):
 
 
 class WholePositions(nn.Module):
-    """A rotary embedding that is asked for the device's share of a sequence and gives the whole of it, because
-    attention's heads see whole sequences."""
+    """A rotary embedding: takes the device's share of a sequence, and returns that of the whole sequence, which
+    attention's heads see."""
 
     def __init__(self, rotary: nn.Module, region: Region[Peers]) -> None:
         super().__init__()
@@ -329,10 +329,10 @@ class WholePositions(nn.Module):
 
 
 class VocabularyLoss:
-    """Cross entropy of logits whose last dimension is the device's share of the vocabulary, in float32 at least.
+    """Cross entropy of logits whose last dimension is the device's share of the vocabulary, in float32 or wider.
 
-    A mean over all tokens, as losses.default_loss is. What devices exchange are three numbers a token: the largest
-    logit, the target's, and the sum of exponentials.
+    A mean over all tokens, as losses.default_loss is. Devices exchange three numbers a token: the largest logit, the
+    target's, and the sum of exponentials.
     """
 
     def __init__(self, region: Region[Peers]) -> None:

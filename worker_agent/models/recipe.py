@@ -1,4 +1,4 @@
-"""Recipe: what a factory does to make its tensors, noted on the meta device, and done later for some of them alone.
+"""Recipe: the operations by which a factory makes its tensors, noted on the meta device, and done later for some.
 
 Building a model runs its constructors, which draw and compute weights. Under a `WeightRecipe` they run without
 contents, and every operation that makes or changes a tensor is noted. A rank then does the operations that lead to the
@@ -7,9 +7,8 @@ tensors of its stage, and no others:
     noted     w = empty    w.normal_    v = empty    v.normal_    v.mul_(2)
     for v                               v = empty    v.normal_    v.mul_(2)
 
-Random operation number n of the construction always draws from (seed, n). What a tensor gets is therefore the same
-whatever else is done, and so whatever the cut. What a constructor reads of a tensor, as in `float(x[0])`, is computed
-for it there and then.
+Random operation number n of the construction always draws from (seed, n). A tensor's contents therefore do not depend
+on other operations, nor on the cut. A constructor that reads a tensor, as in `float(x[0])`, has it computed at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,9 +70,9 @@ class _Operation:
 
 
 class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which models are built: no compiled code runs in it.
+    """A mode in which models are built. It runs no compiled code.
 
-    torch is told so, and need not import its compiler for it, which takes a process a second and 72 MiB.
+    `_should_skip_dynamo` prevents the import of torch's compiler, which takes a process a second and 72 MiB.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
-    """Notes what is done while it is `noting`, and does it again for the tensors that are asked for."""
+    """Notes operations while it is `noting`, and repeats them for requested tensors."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -307,7 +306,7 @@ def require_stages(root: nn.Module) -> None:
 
 
 def _empty_tensors(roots: Iterable[nn.Module]) -> dict[Tensor, str]:
-    """The tensors on the meta device that modules hold in any way, each with a name."""
+    """The tensors on the meta device that modules refer to, each with a name."""
     found: dict[Tensor, str] = {}
     for root in roots:
         for prefix, module in root.named_modules():

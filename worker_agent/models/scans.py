@@ -1,8 +1,8 @@
 """Scans: recurrences over a sequence, which programs compute in one kernel and the library's own code in many.
 
-The library names a kernel for each and has code in torch beside it, which takes a kernel or several for every token or
-chunk. For counting (tensors without contents) a scan is one operation, which reads its inputs and writes its output
-once and keeps both for the backward, where states are made again. Tensors with contents get the library's code.
+The library names a kernel for each scan, and also has torch code with one or several kernels for every token or chunk.
+For counting (tensors without contents) a scan is one operation. It reads its inputs and writes its output once, and
+keeps both for the backward, which recomputes states. Tensors with contents run the library's code.
 
 B sequences, S tokens, H heads (of Mamba: channels), G groups, K and V a head's widths, N numbers a state, Q a chunk.
 """

@@ -74,7 +74,7 @@ def user_code(place: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """An error's type and message as one line of at most SHOWN_CHARACTERS; says so where memory ran out."""
+    """An error's type and message as one line of at most SHOWN_CHARACTERS; names exhausted memory as such."""
     lines = str(error).partition(_TORCHS_STACK)[0].split()
     message = "".join(c if c.isprintable() else " " for c in " ".join(lines))
     if type(error).__name__ in _OUT_OF_MEMORY or _ALLOCATION in message:

@@ -4,13 +4,12 @@ A step is a call of a unit (a module that is not looked into) or of one of torch
 
     self.norm(x + self.embed(tokens))      0 unit embed(v0) -> v2    1 add(v1, v2) -> v3    2 unit norm(v3) -> v4
 
-The tape is the forward for inputs of its shapes, whatever they hold. It is cut between any two steps, and what crosses
-a cut are the values that later steps use. The steps make the calls that the forward makes, in its order and each of
-them once. So a cut forward gives the whole one's outputs and gradients to the last bit, and draws the same random
-numbers.
+The tape is the forward for all inputs of these shapes. It can be cut between any two steps; the values that later
+steps use cross the cut. The steps make the forward's calls, each once and in the same order. A cut forward therefore
+gives the outputs and gradients of the whole one to the last bit, and draws the same random numbers.
 
-Constant steps follow from no input and no weight, as those that make a causal mask. They are done again in every part
-that uses what they make.
+Constant steps depend on no input and no weight, as those of a causal mask. Every part that uses their results repeats
+them.
 """
 
 from collections import Counter
@@ -82,8 +81,8 @@ class Section:
 class Tape:
     """A recorded forward. `held` are parameters and buffers by number, as (module, name); `captured` other tensors.
 
-    `result` are the numbers that the forward returns, in a tuple or `alone`; `storages` has every value's storage;
-    `around` is what was set when the forward began.
+    `result` are the numbers of the returned values, in a tuple or `alone`; `storages` has every value's storage;
+    `around` is the gradient mode and autocast at the start.
     """
 
     steps: tuple[Step, ...]

@@ -1,10 +1,10 @@
-"""Tensor plan: how devices share a Hugging Face model's modules, from what the modules are, as Megatron-LM shares them.
+"""Tensor plan: how devices share a Hugging Face model's modules, as in Megatron-LM, derived from the modules.
 
-Linear layers are told apart by the names that the library's families give them. Those that read a layer's input are
-shared by output features, and the one that makes its output by input features: of attention that is by heads, of a
-feed-forward network by its inner features, of a state-space or linear-attention mixer by heads and groups. Experts are
-shared among expert-parallel devices, each expert's features among tensor-parallel ones. Attention by latents (MLA)
-shares what makes heads of latents; what makes latents is whole, and every device makes all of them.
+Linear layers are recognised by their names in the library's families. Those that read a layer's input are shared by
+output features, and the one that makes its output by input features: heads of attention, inner features of a
+feed-forward network, heads and groups of a state-space or linear-attention mixer. Experts are shared among
+expert-parallel devices, each expert's features among tensor-parallel ones. Latent attention (MLA) shares the layers
+from latents to heads; the layers that make latents are whole on every device.
 """
 
 from collections.abc import Iterator
@@ -42,10 +42,10 @@ _LATENTS = frozenset(
         *("wq_b", "wk", "weights_proj"),  # of what chooses keys (DSA)
     }
 )
-"""Linear layers that are whole: what they make is small, and all heads or experts read all of it."""
+"""Linear layers that are whole: their output is small, and all heads or experts read all of it."""
 
 _SMALL = 8
-"""Other linear layers may be whole if so many times their fewer features are at most a token's: routers and gates."""
+"""Other linear layers may be whole if this multiple of their smaller side is at most a token's features: routers."""
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads")
 """Attributes of attention that count heads."""
