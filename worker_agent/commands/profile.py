@@ -137,7 +137,7 @@ def profile(
 
 
 def _require_used(context: typer.Context) -> None:
-    """Raises InvalidInputError for an option without effect beside the others."""
+    """Raises InvalidInputError for an option without effect, given the others."""
     values = context.params
 
     def refuse(names: Sequence[str], rule: str) -> None:

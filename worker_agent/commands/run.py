@@ -186,7 +186,7 @@ def run(
 
 
 def _chosen(plan: Path, optimizer: str | None, schedule: str | None) -> Plan:
-    """The file's plan, with another optimizer if one is asked for.
+    """The file's plan, with the requested optimizer if there is one.
 
     Raises InvalidInputError unless a schedule of the user's own is the plan's.
     """
