@@ -65,7 +65,7 @@ def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
 def _of_kinds(
     connection: Connection, made: Callable[[int], CompoundSelect[Any]], kinds: Iterable[str], values: Mapping[str, Any]
 ) -> list[QueuedJob]:
-    """The statement's jobs of these kinds, at most `most` of them, the oldest first; none without kinds."""
+    """The statement's jobs of these kinds, oldest first, up to `values["most"]`; none without kinds."""
     each = {f"kind_{index}": kind for index, kind in enumerate(dict.fromkeys(kinds))}
     rows = connection.execute(made(len(each)), {**values, **each}).all() if each else []
     found = [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]

@@ -48,7 +48,7 @@ def enqueue_job(
 
 @router.get("", dependencies=[scope("read")])
 def list_jobs(services: Services, query: Annotated[JobQuery, Query()]) -> PageOf[Job]:
-    """The jobs: newest first, or in the order asked for; those that pass all filters."""
+    """The jobs: newest first, or in the requested order; those that pass all filters."""
     return jobs.page(services, query)
 
 

@@ -123,7 +123,7 @@ def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> L
                 with context.database.write() as connection:
                     _settle(context, connection, now)
                 continue
-            if chosen.empty:  # most requests for work find none: they only read
+            if chosen.empty:  # usually a request for work finds none: it only reads
                 return None
             with context.database.write() as connection:
                 given = leases.give(context, connection, request, chosen, now)
@@ -263,7 +263,7 @@ def cancel(context: Context, job_id: str) -> Job:
 
 
 def retry(context: Context, job_id: str) -> Job:
-    """Puts back a job that has failed, died or been cancelled, with all its attempts; one under way stays as it is."""
+    """Puts back a job that has failed, died or been cancelled, with all its attempts; a running one stays as it is."""
     now = context.now()
     with context.database.write() as connection:
         _settle(context, connection, now)

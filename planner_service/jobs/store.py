@@ -269,7 +269,7 @@ def go_on(connection: Connection, job_id: str, *, task: Task, beside: Mapping[st
 def succeed(
     connection: Connection, job_id: str, *, result_id: str, now: datetime, beside: Mapping[str, str | None]
 ) -> None:
-    """Ends the job with its result; `beside` are columns that name what it produced, such as `profile_id`."""
+    """Ends the job with its result; `beside` are further columns of its row, such as `profile_id`."""
     _set(connection, job_id, state="succeeded", result_id=result_id, **beside, lease_expires_at=None, updated_at=now)
 
 
