@@ -1,14 +1,14 @@
-"""Connections: what reaches the service before a request's head is whole, and how many connections are open.
+"""Connections: limits on a request's bytes and time before its head is complete, and on open connections.
 
-The middleware sees a request only when its head is whole, and the parser of heads has no limits. This protocol
-therefore counts bytes and seconds itself. `_bytes` counts what has come without progress: since the head began, or
-since the last byte of a body. The sizes, extensions and trailers of chunks thus count, too. The count begins anew with
-the read that brought the progress to its end: what follows in that read is not counted.
+The middleware sees a request only when its head is complete, and the parser of heads has no limits. This protocol
+therefore counts bytes and seconds itself. `_bytes` counts bytes without progress: since the head began, or since the
+last byte of a body. The sizes, extensions and trailers of chunks thus count, too. Progress resets the count, and the
+rest of the same read does not count.
 
     open ──▶ head ──whole──▶ body ──whole──▶ head of the next request ...
              15 s, 64 KiB    64 KiB without a byte of the body
 
-Once a limit is exceeded, the connection gets an answer and is closed: at once, or after the answer that is under way.
+Once a limit is exceeded, the connection gets an answer and is closed: at once, or after a response in progress.
 """
 
 import asyncio
@@ -37,22 +37,22 @@ DISCARDED_S = 2.0
 """How much, and for how long, a refused caller may still send: an early close would take the answer from it."""
 
 OTHER_CONNECTIONS = 500
-"""How many connections may be open beside those of the event streams."""
+"""The upper bound on open connections that are not event streams."""
 
 OTHER_FILES = 256
-"""Files that the service needs beside its connections: databases, pipes of processes."""
+"""Open files that are not connections: databases, pipes of processes."""
 
 SHARE_CLOSED = 8
-"""Where there is no room, this part of the waiting connections is closed: one in so many."""
+"""If no connection is free, 1 / SHARE_CLOSED of the waiting ones are closed."""
 
 RETRY_AFTER_S = 1
 LOG = logging.getLogger("pipeplan.access")
 
 
 def most_connections(event_streams: int) -> int:
-    """How many connections may be open, with so many event streams: no more than the system lets the process have.
+    """The upper bound on open connections, `event_streams` included, within the system's limit on open files.
 
-    Raises the system's limit as far as this process may.
+    It raises that limit as far as this process may.
     """
     wanted = event_streams + OTHER_CONNECTIONS
     if sys.platform == "win32":
@@ -68,10 +68,10 @@ def most_connections(event_streams: int) -> int:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection with limits on heads, on what is between the bytes of bodies, and on its neighbours.
+    """A connection with limits on heads, on bytes without progress in bodies, and on the number of connections.
 
-    The configuration's `limit_concurrency` is the most connections. Where one more comes, those that have waited
-    longest without a request make room; where all have requests, the new one gets a 503.
+    The configuration's `limit_concurrency` is the upper bound on connections. Beyond it, those that have waited longest
+    without a request are closed; if all have requests, the new one gets a 503.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -90,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return not self._discards and (self.cycle is None or self.cycle.response_complete)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Takes the connection, closes others that are refused or wait longest to make room, or refuses it."""
+        """Accepts the connection, after closing refused and longest-waiting ones beyond the limit, or refuses it."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(HEAD_S, self._late)
         most = self._max_connections

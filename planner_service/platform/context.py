@@ -49,7 +49,7 @@ class Absence:
         self.until = max(self.until, now + timedelta(seconds=lease_s))
 
     def lasts(self, now: datetime) -> bool:
-        """Whether owners and agents may still be on their way back."""
+        """Whether owners and agents may still be reconnecting."""
         return now < self.until
 
     def waited(self, now: datetime, waited_s: float, lease_s: float) -> None:

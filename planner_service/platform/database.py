@@ -140,11 +140,11 @@ def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:
 
 
 class Database:
-    """One database by its URL. `read` and `write` are the only ways in, a transaction each.
+    """One database by its URL. `read` and `write` are its only entries, a transaction each.
 
     SQLite starts every transaction as deferred. One that reads before it writes then fails with "database is locked"
     when another has written in between. Writers therefore begin immediately, each in its turn (`turns`). PostgreSQL
-    needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
+    needs neither; its readers request a snapshot, which SQLite's readers always have.
 
     At most `pool_size` transactions are open at once. UnavailableError is raised if no connection becomes free within
     `pool_timeout_s`, or no turn to write or no lock within `busy_timeout_s`, or by the request's deadline

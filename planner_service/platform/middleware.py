@@ -71,7 +71,7 @@ class SecurityHeaders:
 
 
 class Rates:
-    """A token bucket for each caller: it holds at most `burst` requests and is refilled at `per_s` a second.
+    """A token bucket for each caller: its capacity is `burst` requests, and it refills at `per_s` a second.
 
     Each process counts for itself. Beyond MAX_CALLERS, the bucket that has been unused for the longest time is dropped.
     """

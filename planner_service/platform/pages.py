@@ -40,7 +40,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-"""A page loads only our own style sheet and script, whatever names a document holds, and cannot be framed."""
+"""A page loads only our own style sheet and script, and cannot be framed, for any content of a document."""
 
 REFERRER = "same-origin"
 """Under `no-referrer` browsers send forms with `Origin: null`, and every button would be refused."""

@@ -194,7 +194,7 @@ class Ticket(Generic[Q, N, A]):
 
 
 class Pool(Generic[Q, N, A]):
-    """At most so many workers, and a queue before them.
+    """At most `workers` workers, and a queue of at most `queue` questions.
 
     A worker starts when it is first needed. One that has ended is replaced when the next one is needed.
     """
