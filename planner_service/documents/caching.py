@@ -1,8 +1,8 @@
-"""Caching: entity tags, and the short way to documents and lists.
+"""Caching: entity tags, and a shortcut to documents and lists.
 
-Documents are stored under their content's id, which is therefore a strong entity tag. A plan that was played after it
-was stored has another tag from then on. `document_response` answers with a tag. `Express` answers for documents and
-lists before any route is looked up, and `Head` answers HEAD as GET.
+Documents are stored under their content's id, which is therefore a strong entity tag. A play of a stored plan changes
+the plan's tag. `document_response` answers with a tag. `Express` answers for documents and lists without a route, and
+`Head` answers HEAD as GET.
 """
 
 import asyncio
@@ -112,12 +112,12 @@ class ListLane:
 
 
 class Express:
-    """Answers for documents and lists before any route is looked up, which would take longer than the answer.
+    """Answers for documents and lists without looking up a route, which would take longer than the answer.
 
-    It runs after everything that checks callers, and demands the route's scopes. All other requests continue to the
-    routes, including queries that cannot be read. A few threads read: never more than there are connections to the
-    database, and not so many that they wait for one another. If the database can answer without waiting, this thread
-    reads: passing the work to another thread and back takes longer than reading.
+    It runs after all checks of callers, and requires the route's scopes. All other requests continue to the routes,
+    including malformed queries. A few threads read: at most as many as the database has connections, and few enough not
+    to wait for each other. If the database can answer without waiting, this thread reads: passing the work to another
+    thread and back takes longer than reading.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ Row: TypeAlias = tuple[str | int | float | None, ...]
 STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
 MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
 LEGEND_WIDTH, LEGEND_ROW, LEGEND_CHIP, LEGEND_LETTER = 1160.0, 20.0, 38.0, 6.5
-"""Sizes of a legend: its width, a row's height, the space of a colour and of the gap beside it, a letter's width."""
+"""Sizes of a legend: its width, a row's height, the width of a colour and of its gap, a letter's width."""
 
 FORMULAS = (
     *("=", "+", "-", "@", "'"),

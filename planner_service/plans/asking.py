@@ -177,7 +177,7 @@ def _value(text: str, kind: Kind, choices: tuple[tuple[str, str], ...]) -> Any:
 
 
 def checked(context: Context, document: Mapping[str, Any]) -> PlanRequest | ModelPlanRequest:
-    """The request of the document. Raises InvalidInputError for whatever the API refuses before it asks a planner."""
+    """The request of the document. Raises InvalidInputError for all that the API refuses before a planner runs."""
     asked = parse_plan_request(canonical_json(document).encode())
     if isinstance(asked, ModelPlanRequest):
         estimates.check(context, estimates.task_of(context, asked))

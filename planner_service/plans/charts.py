@@ -22,7 +22,7 @@ from planner_service.platform.axes import FILE, StackedPart, Tick, memory_ticks
 BOTTOM = FILE.bottom
 GAP = 0.15
 FAR = 20
-"""A capacity beyond this multiple of what is held is written, not drawn: it would flatten everything else."""
+"""A capacity beyond this multiple of the used memory is written, not drawn: it would flatten all bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,9 +317,9 @@ class SearchMap:
 
 
 def search_map(plan: Plan, across: str | None = None, down: str | None = None) -> SearchMap:
-    """The map over two degrees; unless named, those with the most values considered.
+    """The map over two degrees, by default those with the largest number of values.
 
-    Raises InvalidInputError for a degree that there is not.
+    Raises InvalidInputError for an unknown degree.
     """
     every = considered(plan)
     price = price_kind(every)

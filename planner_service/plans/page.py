@@ -35,7 +35,7 @@ from planner_service.platform.pages import page, query_of
 from planner_service.platform.requests import Services
 
 MOST = 4
-"""The most plans that one page compares."""
+"""The upper bound on the plans that one page compares."""
 
 NEGLIGIBLE = 0.005
 """A factor that is nearer to 1 is not mentioned."""
