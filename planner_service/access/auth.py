@@ -43,7 +43,7 @@ from planner_service.platform.trail import ATTEMPT
 from planner_service.platform.writers import in_writer
 
 KNOWN_FOR_S = 2.0
-"""How long a process relies on what it has read: a token revoked by another process stays valid here so long."""
+"""How long a process caches a token: one that another process revokes stays valid here for this time."""
 
 HONOURED_S = 300.0
 """How long a process accepts a token that it has read while the database does not answer."""
@@ -110,7 +110,7 @@ class Identities:
         self._read.clear()
 
     async def note_use(self, identity: Identity) -> None:
-        """Records that the token was used, at most once a minute. A failure is logged and stops nothing."""
+        """Records that the token was used, at most once a minute. A failure is logged, and the request continues."""
         now = self._context.now()
         if identity.token_id is None or _within(self._noted.get(identity.token_id), now, service.USE_NOTED_S):
             return
@@ -312,7 +312,7 @@ def acts_as(identity: Identity) -> None:
 
 
 class Door:
-    """Admits only known callers, whatever path they ask for. After that the routes check scopes."""
+    """Admits only known callers, on every path. The routes then check scopes."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
@@ -378,7 +378,7 @@ def from_own_page(headers: Headers) -> bool:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin is this service, under the name that the request asked for."""
+    """Whether an Origin is this service, by the request's host name."""
     try:
         return urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:

@@ -35,7 +35,7 @@ NAME = "tokens"
 KEY_BYTES = 32
 
 USE_NOTED_S = 60.0
-"""A token's last use is written at most this often: requests that read stay reads."""
+"""The minimum interval between two writes of a token's last use: most read requests write nothing."""
 
 SESSION_S = 12 * 3600
 

@@ -1,6 +1,6 @@
 """Main job: what the demo does, as a user of the REST API would: profile, plan with every planner, run the best.
 
-The service and the agent are separate processes, which end with the demo whatever happens.
+The service and the agent are separate processes, which always end with the demo.
 """
 
 import os
@@ -31,7 +31,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The settings of the main job. A microbatch size is measured for `profile_s`; `steps` are the fewest and most."""
+    """The settings of the main job. A microbatch size is measured for `profile_s`; `steps`: minimum and maximum."""
 
     model: str
     data: str

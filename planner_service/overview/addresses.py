@@ -87,9 +87,9 @@ class Names:
         scope["query_string"] = urlencode(whole).encode()
 
     def _place(self, found: re.Match[str], reads: bool) -> str | None:
-        """The address with the whole id, and the part that is asked for; None if there is none: a route will say so.
+        """The address with the whole id, and the requested part; None if there is none, which a route reports.
 
-        An address that ends as that of a part is one, if a plan has the rest for its name: aliases may hold slashes.
+        An address that ends like that of a part is one if the rest names a plan: aliases may contain slashes.
         """
         before, noun, name, part = found.groups("")
         for head, rest in ((name, part), (name + part, "")):

@@ -19,13 +19,13 @@ from planner_service.platform.listing import Cut
 from planner_service.platform.metrics import Stored
 
 ALIVE_S = 90.0
-"""An agent that was heard of within so many seconds is alive."""
+"""An agent with a request within this time is alive."""
 
 MODELS = 6
 PLANS_A_MODEL = 20
 MEASURED = 40
 JOBS = 5
-"""What the first page shows at most: models, the newest plans of each, measured runs, and jobs of a kind of state."""
+"""Upper bounds of the first page: models, the newest plans of each, measured runs, and jobs of a kind of state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def _newest(context: Context, state: JobState) -> tuple[Job, ...]:
 
 
 MOST_IDS = 10
-"""The most ids that an answer to a prefix names."""
+"""The upper bound on ids in an answer to a prefix."""
 
 
 def ids(context: Context, query: IdQuery) -> Matches:

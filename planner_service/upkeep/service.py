@@ -1,9 +1,8 @@
 """Retention: removes what its rules cover and nobody needs, in short writes with pauses for other writers.
 
-Some rows stay whatever the rules say: jobs that have not ended; plans of kept runs, and plans that an alias points at
-or has pointed at since then; what kept plans were made from, and what waiting jobs will plan with; agents at work; the
-newest event of each job and run; valid tokens; the history of aliases. A lock needs no rows: it holds its plan and
-documents.
+Some rows always stay: jobs that have not ended; plans of kept runs, and targets of aliases, now or since then; the
+documents of kept plans and of waiting jobs; agents at work; the newest event of each job and run; valid tokens; the
+history of aliases. A lock needs no rows: it contains its plan and documents.
 """
 
 import logging

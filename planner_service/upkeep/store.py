@@ -63,7 +63,7 @@ class Retained:
 
 
 def last_to_go(connection: Connection, kept: Retained, most: int, now: datetime) -> int | None:
-    """The place of the newest row beyond the newest `most`; None where there are no more than that."""
+    """The place of the newest row after the `most` newest; None if there is none."""
     place = kept.table.c.sequence
     query = select(place).where(kept.about(now)).order_by(place.desc()).offset(most).limit(1)
     return connection.execute(query).scalar_one_or_none()
@@ -149,7 +149,7 @@ def _used(table: Table) -> ColumnElement[datetime]:
 
 
 def _profiles_named(connection: Connection, after: int, changed: datetime | None) -> set[str]:
-    """The profiles of jobs that have not ended, and of kept plans that were asked for with several profiles."""
+    """The profiles of jobs that have not ended, and of kept plans that were requested with several profiles."""
     several = plans.c.request.like('%"other\\_profile\\_ids":["%', escape="\\")
     rows = connection.execute(select(plans.c.request).where(plans.c.sequence > after, several)).scalars()
     return _ids_in([*_waiting_tasks(connection, changed), *rows])
