@@ -40,6 +40,6 @@ def calls_bytes(calls: int, device: torch.device) -> int:
 
 
 def refuses_hooks(error: BaseException) -> bool:
-    """Whether a forward failed because hooks look at what its graph saves: `torch.func` allows none."""
+    """Whether a forward failed because of hooks on saved tensors: `torch.func` allows none."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_code is unwrap(disable_saved_tensors_hooks).__code__

@@ -20,7 +20,7 @@ class Operation(Protocol):
     """A function of an input, a weight and perhaps a bias. Operations that are equal may be joined over their rows."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the call returns."""
+        """The call's result."""
 
     def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradient of the input, from that of the output: backward-p1."""

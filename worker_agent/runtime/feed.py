@@ -196,7 +196,7 @@ def open_feed(
     """The first stage's inputs, or the last one's targets, with the first microbatch loaded; None for other stages.
 
     Each opens the data for itself, because a rank with both stages reads the data at two positions. Processes compare
-    what they read in batches 1, 2, 4, 8, ... and in the last one.
+    their inputs of batches 1, 2, 4, 8, ... and of the last one.
     """
     pipeline, first, last = program.pipeline, stream.stage == 0, stream.stage == job.plan.depth - 1
     if not (first or last):

@@ -50,9 +50,9 @@ _INTERVAL_S, _LONGEST_LOOK_S = 0.25, 1.0
 
 @dataclass(slots=True)
 class Seen:
-    """What was last seen of a rank, and since when, on the hunter's clock.
+    """A rank's newest change of state, and its time on the monitor's clock.
 
-    `place` is its instruction, when that began, what its host does, and how many instructions its device has finished.
+    `place` is its instruction, the start of that, its host's activity, and the instructions its device has finished.
     """
 
     pulse_s: float
@@ -63,7 +63,7 @@ class Seen:
 
 
 class Hunter:
-    """Looks at the ranks of this node, one look at a time."""
+    """Checks the ranks of this node, one check at a time."""
 
     def __init__(self, job: RunJob, here: Sequence[int], now_s: float) -> None:
         self._job = job

@@ -199,8 +199,8 @@ class RunDirectory:
     """The files of a run.
 
     plan.json  timeline.json  run.json  steps.csv  trace.json  checkpoints/step-K/        for the user
-    logs/rank-N.log                                  what each rank printed
-    run.lock  ranks/alive                            who works here (`holding`)
+    logs/rank-N.log                                  the output of each rank
+    run.lock  ranks/alive                            locks (`holding`)
     ranks/job.json  ranks/stop                       between launcher and ranks, and of each rank:
     ranks/rank-N.status  rank-N.batches  rank-N.result.json  rank-N.failure.json
     """
@@ -291,12 +291,12 @@ class LossScale:
             raise DivergedError(f"gradients overflow with a loss scale of {2.0 * self.scale:g}: they are not finite")
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
+        """Its part of a checkpoint."""
         numbers = {"scale": self.scale, "good_steps": float(self._good_steps)}
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Sets it to what `tensors` gave. Raises InvalidInputError for a checkpoint without one."""
+        """Sets it to the values of `tensors`. Raises InvalidInputError for a checkpoint without one."""
         require("scale" in tensors, "resume", "must be a checkpoint of a run with a loss scale", sorted(tensors))
         self.scale, self._good_steps = float(tensors["scale"]), int(tensors["good_steps"])
 

@@ -135,7 +135,7 @@ class _End:
 def _culprit(
     job: RunJob, failures: Mapping[int, ProcessFailure], here: Iterable[int], place: Place | None
 ) -> RunFailedError | InvalidInputError:
-    """What the launcher raises once a rank has failed: it names the likeliest cause, and where that rank was.
+    """The launcher's error once a rank has failed: it names the likeliest cause, and that rank's position.
 
     Ranks that torchrun does not count among the failed ones have ended with status 0.
     """

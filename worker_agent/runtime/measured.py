@@ -47,7 +47,7 @@ class BatchLog:
 
     def __init__(self, path: Path, status: StatusWriter, first_batch: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb", buffering=0)  # a rank that is killed has written what it measured
+        self._file = path.open("wb", buffering=0)  # a rank that is killed has written its measurements
         self._status = status
         self._losses: dict[int, list[float]] = defaultdict(list)
         self._first = self._next = first_batch
@@ -117,7 +117,7 @@ def compute_spread(busy_s: NDArray[np.float64]) -> float | None:
 
 
 def read_batches(path: Path) -> Rows:
-    """All whole rows of a rank, read from the file as they are looked at."""
+    """All whole rows of a rank, read from the file on access."""
     rows = path.stat().st_size // _ROW.itemsize
     return np.memmap(path, dtype=_ROW, mode="r", shape=(rows,)) if rows else np.empty(0, dtype=_ROW)
 
@@ -132,7 +132,7 @@ class RunMeasurements:
         self.window = job.window(job.program())
 
     def ranks(self) -> tuple[RankReport, ...]:
-        """What each rank's process took."""
+        """The report of each rank."""
         return tuple(
             RankReport(
                 rank=result.lane.rank,
@@ -359,7 +359,7 @@ def _lines_until(path: Path, step: int) -> Iterator[list[str]]:
 
 
 def rows_of_attempt(earlier: RunJob, step: int) -> StepRows | None:
-    """What the ranks of an attempt that did not end have measured, up to a step; None if that is nothing."""
+    """The measurements of an unfinished attempt's ranks, up to a step; None if there are none."""
     ranks = tuple(range(earlier.plan.workers))
     files = [earlier.directory.batches(rank) for rank in ranks]
     if not all(file.is_file() for file in files):
