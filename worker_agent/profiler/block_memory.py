@@ -34,12 +34,12 @@ class BlockMemory:
     """One block's bytes for one microbatch.
 
     `shared_bytes` is the part of `activation_bytes` that this block does not add on a stage that begins before it: the
-    stage has these bytes already, or they are an input that nobody saves. `kept_output_bytes` is the part of
+    stage has these bytes already, or they are an input that no operation saves. `kept_output_bytes` is the part of
     `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `passed_bytes` is the part that
     is in its inputs' memory. `workspace_bytes` is the peak of the forward or the backward above what is allocated
     before and after it, as the CUDA allocator counts; 0 on a CPU, whose allocator does not count. `cast_bytes` are
     those of the weights' copies under autocast, `graph_bytes` those of the graph itself (`engine.graphs`). `uncounted`:
-    the graph keeps more, which nobody can count.
+    the graph keeps more, which cannot be counted.
     """
 
     input_bytes: int
@@ -56,8 +56,8 @@ class BlockMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitMemory:
-    """One block's bytes for a microbatch whose backward is split: what its graph keeps, as `BlockMemory` has it, and
-    the gradients of weights that p1 makes.
+    """One block's bytes for a microbatch whose backward is split: its graph's bytes, as in `BlockMemory`, and the
+    gradients of weights that p1 makes.
     """
 
     split_activation_bytes: int
@@ -137,8 +137,8 @@ def measure_split_memory(
 def _looking_into(
     blocks: Sequence[nn.Module], autocast: Autocast | None, measure: Callable[[Sequence["KeptStorages"]], Found]
 ) -> Found:
-    """What `measure` finds with the storages that each block's graph saves. It runs again without looking into a block
-    that lets nobody look.
+    """The result of `measure` with the saved storages of each block's graph. It runs again without hooks on blocks that
+    refuse them.
     """
     closed: set[int] = set()
     while True:
@@ -270,7 +270,7 @@ class KeptStorages:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """While it is active, notes what a graph saves."""
+        """While it is active, notes a graph's saved tensors."""
         if self._closed:
             yield
             return

@@ -222,7 +222,7 @@ class BlockRun:
         return fused(first, second, saved={}, sent=sent).backward
 
     def _sent(self, recorder: OperationRecorder, leaves: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
-        """The storages of what the block takes, gives and holds. The last one gives nothing but its loss."""
+        """The storages of the block's inputs, outputs and weights. The last block outputs only its loss."""
         held = (*self.block.parameters(), *self.block.buffers())
         gradients = [p.grad for p in held if p.grad is not None]
         given_on = outputs if self.end is None else ()

@@ -1,33 +1,12 @@
 """Datasheets: the vendors' peaks of devices, and the share of them that kernels reach.
 
-The datasheets known by name hold the vendors' peaks without sparsity. Memory and links are those of the known type
-(`pipeplan.documents.devices`). Multiprocessors are those of the same datasheets and whitepapers.
+Peaks of datasheets known by name are without sparsity (sources: DATASHEETS). Memory and links are those of the known
+type (`pipeplan.documents.devices`). Multiprocessors are those of the same datasheets and whitepapers.
 
 The shares of MEASURED types are fitted to single products and attention kernels on these GPUs
 (ai-dynamo/aiconfigurator, NVIDIA, Apache-2.0) by `python -m benchmarks.kernels`, which prints how far they are off. The
 H800 and the A800 are an H100 and an A100 with slower links. Other types have the shares of a similar measured type:
 their errors are not known.
-
-    v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
-                no bfloat16.
-    a100-*      NVIDIA A100 datasheet (2021): SXM 312 Tflop/s, float32 19.5 (outside TF32, as PyTorch computes unless
-                set otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB.
-    h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s; PCIe 756 Tflop/s,
-                float32 51, 2.0 TB/s.
-    h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with memory at 4.8 TB/s.
-    h20         NVIDIA H20 (2024): 148 Tflop/s, 296 in 8 bits, float32 44, 4.0 TB/s.
-    b200, b300  NVIDIA DGX B200 and DGX B300 datasheets (2025): 2,250 Tflop/s, 4,500 in 8 bits, 9,000 and 13,500 in 4;
-                8 TB/s.
-    gb200, gb300   NVIDIA GB200 and GB300 NVL72 datasheets (2025): 2,500 Tflop/s, 5,000 in 8 bits, 10,000 and 15,000 in
-                4; 8 TB/s.
-    mi300x, mi325x, mi355x   AMD Instinct data sheets (2023, 2024, 2025): 1,307 Tflop/s and 2,615 in 8 bits with 5.3 and
-                6 TB/s; 2,516, 5,033 in 8 and 10,066 in 4 bits with 8 TB/s.
-    l40s        NVIDIA L40S (2023): 362 Tflop/s, 733 in 8 bits, float32 91.6, 864 GB/s.
-    l4, t4      NVIDIA L4 (2023) 121 Tflop/s, float32 30.3, 300 GB/s; T4 (2018) 65 Tflop/s in float16, float32 8.1,
-                320 GB/s.
-    a10g        NVIDIA A10G (2021) 70 Tflop/s, float32 31.5, 600 GB/s.
-    rtx-3090    NVIDIA Ampere GA102 whitepaper (2020): 71 Tflop/s with float32 accumulation, float32 35.6, 936 GB/s.
-    rtx-4090    NVIDIA Ada whitepaper (2022): 165.2 Tflop/s with float32 accumulation, float32 82.6, 1,008 GB/s.
 """
 
 from collections.abc import Mapping
@@ -301,6 +280,29 @@ DATASHEETS: dict[str, Datasheet] = {
     "rtx-3090": _gpu("rtx-3090", _RTX_3090, 936e9, 82, "a100"),
     "rtx-4090": _gpu("rtx-4090", _RTX_4090, 1008e9, 128, "l40s"),
 }
+"""Sources of the vendors' peaks:
+
+    v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
+                no bfloat16.
+    a100-*      NVIDIA A100 datasheet (2021): SXM 312 Tflop/s, float32 19.5 (outside TF32, as PyTorch computes unless
+                set otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB.
+    h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s; PCIe 756 Tflop/s,
+                float32 51, 2.0 TB/s.
+    h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with memory at 4.8 TB/s.
+    h20         NVIDIA H20 (2024): 148 Tflop/s, 296 in 8 bits, float32 44, 4.0 TB/s.
+    b200, b300  NVIDIA DGX B200 and DGX B300 datasheets (2025): 2,250 Tflop/s, 4,500 in 8 bits, 9,000 and 13,500 in 4;
+                8 TB/s.
+    gb200, gb300   NVIDIA GB200 and GB300 NVL72 datasheets (2025): 2,500 Tflop/s, 5,000 in 8 bits, 10,000 and 15,000 in
+                4; 8 TB/s.
+    mi300x, mi325x, mi355x   AMD Instinct data sheets (2023, 2024, 2025): 1,307 Tflop/s and 2,615 in 8 bits with 5.3 and
+                6 TB/s; 2,516, 5,033 in 8 and 10,066 in 4 bits with 8 TB/s.
+    l40s        NVIDIA L40S (2023): 362 Tflop/s, 733 in 8 bits, float32 91.6, 864 GB/s.
+    l4, t4      NVIDIA L4 (2023) 121 Tflop/s, float32 30.3, 300 GB/s; T4 (2018) 65 Tflop/s in float16, float32 8.1,
+                320 GB/s.
+    a10g        NVIDIA A10G (2021) 70 Tflop/s, float32 31.5, 600 GB/s.
+    rtx-3090    NVIDIA Ampere GA102 whitepaper (2020): 71 Tflop/s with float32 accumulation, float32 35.6, 936 GB/s.
+    rtx-4090    NVIDIA Ada whitepaper (2022): 165.2 Tflop/s with float32 accumulation, float32 82.6, 1,008 GB/s.
+"""
 
 
 def find_datasheet(name_or_file: str) -> Datasheet:

@@ -1,4 +1,4 @@
-"""Rank: what one profiling process does, from its start under torchrun to the file with its figures."""
+"""Rank: the work of one profiling process, from its start under torchrun to the file with its figures."""
 
 import os
 import sys

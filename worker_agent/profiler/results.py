@@ -1,4 +1,4 @@
-"""Results: what each profiling process measured, and the profile and cluster that these figures make."""
+"""Results: the measurements of each profiling process, and the profile and cluster made of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -68,14 +68,14 @@ class RankFigures:
 
 
 def write_figures(path: Path, figures: RankFigures) -> None:
-    """Writes what a process measured, whole or not at all."""
+    """Writes a process's measurements, whole or not at all."""
     aside = path.with_suffix(".part")
     aside.write_text(dump(asdict(figures)), encoding="utf-8")
     aside.replace(path)
 
 
 def read_figures(path: Path) -> RankFigures | None:
-    """What a process measured; None if it did not finish."""
+    """A process's measurements; None if it did not finish."""
     return parse(RankFigures, path.read_bytes()) if path.exists() else None
 
 

@@ -7,7 +7,7 @@ block's backward runs, and is measured, separately:
               gradients <- leaves.grad  ||  <- [block 1] <- ... <- [loss, last block]
 
 Blocks are measured in rounds over the whole chain. A block that runs alone is 6 to 10 % too fast, because its data stay
-in the caches; in a round each block runs on what the block before it has just made, after all others have used the
+in the caches; in a round each block runs on the newest output of the previous block, after all others have used the
 caches. For the same reason 2BP's p2 comes after the p1 of all blocks, as it does in a pipeline.
 
 Gradients add to `.grad`s that already exist, as in training for all microbatches of a batch but the first, which
