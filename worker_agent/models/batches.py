@@ -1,11 +1,11 @@
-"""Batches: a microbatch as Hugging Face's collators make it, a mapping of tensors by name, and what becomes of it.
+"""Batches: a microbatch as Hugging Face's collators make it, a mapping of tensors by name, and its use.
 
     input_ids (B, S), attention_mask (B, S), position_ids (B, S), token_type_ids (B, S), labels (B, S)
     decoder_input_ids (B, T), decoder_attention_mask (B, T), labels (B, T)      of an encoder and a decoder
     pixel_values (B, ...) or input_features (B, ...), labels
 
 The first block gets the inputs in the order of the model's `BatchForm`, with an empty tensor for each that the batch
-does not have. The targets are the labels, in the place of what predicts them.
+does not have. The targets are the labels, at the positions that predict them.
 """
 
 from collections.abc import Callable, Mapping

@@ -37,7 +37,7 @@ def build_model(
     blocks are materialised; other models are as their factory returns them. With `fused` attention of a Hugging Face
     model is one kernel with any mask, for counting. The random states of torch, NumPy and
     Python are set from the seed while the model is built, and restored afterwards. Raises InvalidInputError if the
-    SPEC, its options or what its factory returns break a rule.
+    SPEC, its options or its factory's result break a rule.
     """
     parsed = parse_spec(spec, field="model")
     if not parsed.is_hugging_face:

@@ -1,7 +1,7 @@
 """Cut: a Hugging Face model of any family as blocks in a row, derived from one watched forward.
 
-The model names the classes of its layers (`_no_split_modules`). A forward without weights shows with which arguments
-the model calls each layer, and what it does before the first and after the last:
+The model names the classes of its layers (`_no_split_modules`). A forward without weights shows the arguments of
+each layer, and the operations before the first and after the last:
 
     tokens -> [before] -> hidden -> [layer 0] -> hidden -> ... -> [layer n - 1] -> hidden -> [after] -> logits
 
@@ -127,9 +127,9 @@ def _watched(
 
 
 def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.Module, equal: EqualCalls) -> LayerCall:
-    """A layer's call, with what its block makes in the place of tensors.
+    """A layer's call, with the block's replacements of tensors.
 
-    Positions that a layer only hands on, and does without, are for other ways to compute attention.
+    Positions that a layer only passes on, and does not need, are for other implementations of attention.
     """
     takes = inspect.signature(layer.forward).parameters
     rotary = None
@@ -163,7 +163,7 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
         try:  # without contents
             with torch.no_grad():
                 equal.result(layer, given, lambda: layer(*given[0], **given[1]))
-        except Exception:  # the library's code may raise anything: the layer needs what it hands on
+        except Exception:  # the library's code may raise anything: the layer needs the passed argument
             kept = named
     return LayerCall(module=seen.module, positional=positional, named=kept, rotary=rotary)
 

@@ -1,4 +1,4 @@
-"""Data: numbered microbatches from what a user's factory returns, and defaults for a model that comes without data."""
+"""Data: numbered microbatches from a user's factory, and defaults for a model without data."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -155,7 +155,7 @@ class MicrobatchSource:
         return inputs, targets
 
     def _named(self, field: str, given: Mapping[Any, Any]) -> BatchForm | KeywordForm:
-        """What the model takes by name. Raises InvalidInputError for a model that takes nothing so."""
+        """The model's inputs by name. Raises InvalidInputError for a model without named inputs."""
         if self._form is None:
             rule = "must be a pair of inputs and targets, of tensors: this model takes no inputs by name"
             raise InvalidInputError(field, rule, sorted(map(str, given)))
@@ -217,7 +217,7 @@ def open_data(
 def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: bool = False) -> Value:
     """A microbatch's tensors on the model's device, real and complex numbers in the model's dtype.
 
-    With `pinned` they go through pinned memory: the GPU copies them in stream order while the host goes on.
+    With `pinned` they go through pinned memory: the GPU copies them in stream order while the host continues.
     """
 
     def move(tensor: Tensor) -> Tensor:

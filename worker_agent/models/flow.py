@@ -233,7 +233,7 @@ class _Watch:
         return (*parts[:-1], parts[-1] | last)
 
     def require_same_in_parts(self, flow: Flow) -> None:
-        """Raises InvalidInputError where parts, which all run what is between the calls, would not do the same."""
+        """Raises InvalidInputError where parts, which all run the code between calls, would differ."""
         calls = len(flow.calls)
         for users in self._drawn.values():
             parts = {bisect(flow.starts, min(user, calls - 1)) for user in users}
@@ -282,7 +282,7 @@ class _Watch:
             on_meta = mapped(given, _to_meta)
 
             def run() -> tuple[Any, Sequence[object]]:
-                """What the unit gives, and the random operations that it does."""
+                """The unit's result, and its random operations."""
                 with _Random() as random:
                     return call_module(module, *on_meta[0], **on_meta[1]), random.found
 
@@ -382,7 +382,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def refuse_unless(condition: bool, rule: str, place: str) -> None:
-    """Raises InvalidInputError with the place, and with what to write instead."""
+    """Raises InvalidInputError with the place and an alternative."""
     require(condition, "model", f"must {rule}, {FACTORY}", place)
 
 

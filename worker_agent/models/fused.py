@@ -1,6 +1,6 @@
-"""Fused: what programs compute in one kernel each, and torch in several.
+"""Fused: operations that programs compute in one kernel each, and torch in several.
 
-Each is an operator of its own. It computes for real, with torch's functions; on fake tensors it is one operation, which
+Each is a separate operator. It computes for real, with torch's functions; on fake tensors it is one operation, which
 reads its inputs and writes its outputs once. The kernels are Megatron-LM's: its fused softmax (scaled, causal), bias
 with GELU, and bias with dropout and the residual (Narayanan et al. 2021, section 4.2). The softmax takes several
 kernels where the fused one cannot run (`fuses_softmax`).
@@ -251,7 +251,7 @@ def _takes_bias(ctx: Any) -> bool:
 
 
 def _summed(gradient: Tensor) -> Tensor:
-    """(..., H) -> (H,): the gradient of what was added to every row."""
+    """(..., H) -> (H,): the gradient of the addend of every row."""
     return gradient.reshape(-1, gradient.shape[-1]).sum(dim=0)
 
 
@@ -268,7 +268,7 @@ def unfused_attention(
     """Scaled dot-product attention in four kernels: a product, the softmax, dropout, a product.
 
     (B, N, S, D), (B, N, T, D), (B, N, T, D) -> (B, N, S, D); with `enable_gqa` keys and values have fewer heads, and
-    are repeated. Keeps the probabilities, what dropout leaves of them, and its mask.
+    are repeated. Keeps the probabilities before and after dropout, and its mask.
     """
     if enable_gqa:
         key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))

@@ -51,7 +51,7 @@ LIBRARY_ERRORS = (
     *(ValueError, TypeError, RuntimeError, LookupError),
     *(ArithmeticError, AttributeError, ImportError, AssertionError),
 )
-"""What the library raises for a config of which it cannot make a model."""
+"""The library's errors for a config without a valid model."""
 
 
 class Gpt2Embedding(nn.Module):
@@ -103,7 +103,7 @@ def build_family(spec: Spec, *, seed: int = 0, dtype: torch.dtype = torch.float3
         return made
 
     modules = list(root.modules())
-    with unset_fake_temporarily():  # what is watched needs the values of positions
+    with unset_fake_temporarily():  # the watched forward needs the values of positions
         sizes = {size for tensor in root.state_dict().values() for size in tensor.shape}
         sizes |= {value for value in config.to_dict().values() if type(value) is int}
         flows = Flows(root, empty, form, probes(form, _sample(root), sizes), drops)

@@ -1,4 +1,4 @@
-"""Losses: what the last stage minimises, a mean over the microbatch."""
+"""Losses: the last stage's objective, a mean over the microbatch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +45,7 @@ def build_loss(spec: str | None, *, device: torch.device | None = None, dtype: t
 
 
 def _is_loss(found: Callable[..., Any], spec: Spec) -> bool:
-    """Whether what a SPEC names is the loss itself, and not a factory of it."""
+    """Whether a SPEC names the loss itself, and not a factory of it."""
     called: Any = found
     while isinstance(called, partial):
         called = called.func

@@ -40,7 +40,7 @@ class Contents:
     constructors: Constructors
 
     def materialise(self, blocks: Iterable[nn.Module]) -> tuple[str, ...]:
-        """Gives the blocks' tensors on the meta device their contents, on the CPU. Returns what was read, by name.
+        """Gives the blocks' tensors on the meta device their contents, on the CPU. Returns the read tensors' names.
 
         Raises InvalidInputError for files that do not hold the model's weights.
         """

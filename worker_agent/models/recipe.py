@@ -155,7 +155,7 @@ class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
         self._draws += random
 
     def _without_contents(self, func: Any, given: Any) -> Any:
-        """What the operation gives. One that the meta device lacks is done, for its result's shape."""
+        """The operation's result. One that the meta device lacks runs for real, for its result's shape."""
         try:
             return func(*given[0], **given[1])
         except NotImplementedError as error:
@@ -211,7 +211,7 @@ class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
         results = [leaf for leaf in tree_leaves(operation.call(*positional, **named)) if isinstance(leaf, Tensor)]
         for place, slot in operation.makes:
             real = results[place]
-            if "empty" in operation.call.__name__:  # NaN shows what nothing gives a value
+            if "empty" in operation.call.__name__:  # NaN marks elements that no operation sets
                 real.fill_(torch.nan if real.is_floating_point() or real.is_complex() else 0)
             if (tuple(real.shape), real.stride(), real.storage_offset()) != (slot.shape, slot.stride, slot.offset):
                 real = torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype, device="cpu").copy_(real)
@@ -269,7 +269,7 @@ class Construction:
 
 
 class Constructors:
-    """What a model's constructors give its tensors: they are run when the first tensor needs it."""
+    """The contents that a model's constructors give its tensors: they run when the first tensor needs it."""
 
     def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
         self._make = make

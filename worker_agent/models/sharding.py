@@ -1,20 +1,7 @@
 """Sharding: how tensor-parallel devices share a model's modules, and the modules of one device.
 
 Hugging Face's models get their plan from their modules (`tensor_plan`), others from an attribute `sharding` of their
-blocks. It gives modules a style, by name:
-
-    colwise          a share of the output features of a linear layer, or of a depthwise convolution; `packed 3`: of
-                     three equal layers in one weight; `packed 4+2+2`: of layers with 4, 2 and 2 features
-    rowwise          a share of its input features; `reduced`: its output is whole on every device, and stays there
-    vocabulary       a share of the rows of an embedding or of an output layer; of a vocabulary that is not divisible it
-                     is rounded up, as Megatron-LM pads it
-    positions        an embedding of positions: whole, for the share of the sequence
-    rotary           a rotary embedding: for the whole sequence
-    divided NAMES    a module whose attributes NAMES count shared features, or are parameters of shared features;
-                     `config` is a config that counts heads
-    experts          experts as weights of three dimensions, EXPERTS: a share of them, and of the features of each;
-                     every expert gets equally many tokens
-    routed           experts with their router, whose experts would compute all tokens: they get the chosen ones
+blocks. It gives modules a style, by name (`Sharding`).
 
 Modules without a style are whole on every device. With context parallelism devices meet in torch's
 scaled_dot_product_attention: a model in which other modules see the whole sequence has no context degree.
@@ -56,7 +43,20 @@ _COLUMNS = ("colwise", "packed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """A plan: styles by names of modules, in which * is a number, and what the tensor degree must divide, by name.
+    """A plan: styles by names of modules, in which * is a number, and sizes that the tensor degree must divide.
+
+        colwise          a share of the output features of a linear layer, or of a depthwise convolution; `packed 3`: of
+                         three equal layers in one weight; `packed 4+2+2`: of layers with 4, 2 and 2 features
+        rowwise          a share of its input features; `reduced`: its output is whole on every device, and stays there
+        vocabulary       a share of the rows of an embedding or of an output layer; for an indivisible vocabulary it is
+                         rounded up, as Megatron-LM pads it
+        positions        an embedding of positions: whole, for the share of the sequence
+        rotary           a rotary embedding: for the whole sequence
+        divided NAMES    a module whose attributes NAMES count shared features, or are parameters of shared features;
+                         `config` is a config that counts heads
+        experts          experts as weights of three dimensions, EXPERTS: a share of them, and of the features of each;
+                         every expert gets equally many tokens
+        routed           experts with their router, whose experts would compute all tokens: they get the chosen ones
 
     `experts` are those of a layer; 0 in a model without. `unknown` is a large layer that the plan does not share: the
     model then has no tensor degree. `sequential` is a module other than torch's attention that sees the whole sequence:
@@ -71,7 +71,7 @@ class Sharding:
 
 
 class BareLinear(nn.Linear):
-    """A linear layer that leaves its bias to its caller, who adds it in one kernel with what comes next."""
+    """A linear layer that leaves its bias to its caller, who adds it in one kernel with the next operation."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs)."""
