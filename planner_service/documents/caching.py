@@ -43,7 +43,7 @@ READERS = 4
 VERSION = version("pipeplan")
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (If-None-Match)"}}
-"""What routes that answer with entity tags add to their OpenAPI description."""
+"""The OpenAPI description of routes that answer with entity tags."""
 
 Answer = Callable[[Context], bytes]
 
@@ -87,7 +87,7 @@ def packed_response(request: Request, load: Callable[[], bytes], identity: str, 
 
 
 def derived_tag(identity: str, *parameters: object) -> str:
-    """The tag of what this release derives from a document."""
+    """The tag of a representation that this release derives from a document."""
     return ".".join((identity, *(quote(str(each), safe="") for each in parameters), VERSION))
 
 

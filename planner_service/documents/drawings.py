@@ -30,7 +30,7 @@ MOST_LEVELS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockColumn:
-    """What is drawn for one block: its name, and the parts of its bar by kind, from the bottom up."""
+    """The drawing of one block: its name, and the parts of its bar by kind, from the bottom up."""
 
     name: str
     parts: tuple[tuple[str, float], ...]

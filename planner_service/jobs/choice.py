@@ -80,7 +80,7 @@ CURSORS = Cursors()
 
 
 def look(context: Context, connection: Connection, request: LeaseRequest, now: datetime) -> Chosen:
-    """What the agent may take now. The cost does not grow with the queue."""
+    """The jobs that the agent may take now. The cost does not grow with the queue."""
     judge = _Judge(context, connection, request, now)
     # 1. The oldest jobs: usually one of them suits.
     oldest = queue.waiting(connection, request.kinds, now, JOBS)
@@ -157,7 +157,7 @@ class _Judge:
         return [one for one in waiting if one.place in texts and is_readable(texts[one.place])]
 
     def choice(self) -> Chosen:
-        """What was found."""
+        """The candidates."""
         registered = self.request.instance is not None
         asks = registered and (
             self.agent is None

@@ -1,4 +1,4 @@
-"""Kinds: what each kind of job must provide for the queue. The queue itself knows neither plans nor runs.
+"""Kinds: the interface of each kind of job to the queue. The queue itself knows neither plans nor runs.
 
 enqueue:   check ──▶ needs ──▶ begin
 complete:  pack ──▶ store ──▶ then    `pack` in a parser's process where the result is large (`platform.parsing`)
@@ -57,7 +57,7 @@ def register(*kinds: JobKind) -> None:
 
 
 def kind_of(name: str) -> JobKind:
-    """The kind of this name. Raises LookupError for one that nobody has registered."""
+    """The kind of this name. Raises LookupError for one that is not registered."""
     if name not in _KINDS:
         raise LookupError(f"no kind of job is registered as {name!r}")
     return _KINDS[name]

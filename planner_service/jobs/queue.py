@@ -1,4 +1,4 @@
-"""Queue: which jobs wait and what they need. This module only reads; `store` writes changes."""
+"""Queue: the waiting jobs and their needs. This module only reads; `store` writes changes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from planner_service.platform.tables import jobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
-    """A job in the queue: what it needs, and its place."""
+    """A job in the queue: its needs, and its place."""
 
     needs_id: str
     needs: str

@@ -85,7 +85,7 @@ def heartbeat_job(
 
 
 async def _report(services: Services, content: Body) -> PackedReport:
-    """What an agent reports, packed where large documents are read."""
+    """An agent's report, packed where large documents are read."""
     return await services.parsing.read(partial(results.read, packers()), content)
 
 

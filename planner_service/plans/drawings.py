@@ -1,6 +1,6 @@
 """Drawings of a plan. All of this is pure geometry; the templates write the SVG.
 
-memory_bar     what a worker holds, as one bar of parts
+memory_bar     a worker's memory, as one bar of parts
 stage_drawing  the model's blocks in a row, cut into stages
 draw           a timeline as rows of bars, a row a rank
 """

@@ -87,4 +87,4 @@ def then(job: Job, left: Mapping[str, str]) -> PlanTask:
 
 
 ESTIMATE = JobKind(name="estimate", check=check, needs=needs, pack=pack, store=store, then=then)
-"""The kind of job that estimates a profile and goes on as a plan."""
+"""The kind of job that estimates a profile and continues as a plan."""

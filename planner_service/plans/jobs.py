@@ -76,7 +76,7 @@ def posed(context: Context, lease: Lease) -> Posed:
 
 
 def beat(context: Context, lease: Lease, progress: Progress | None) -> bool:
-    """Renews the lease; returns whether the job goes on. Raises LeaseLostError if another owner has it by now."""
+    """Renews the lease; returns whether the job continues. Raises LeaseLostError if another owner has it by now."""
     return not jobs.heartbeat(context, lease.job.id, Heartbeat(token=lease.token, progress=progress)).cancelled
 
 

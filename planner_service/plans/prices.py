@@ -7,7 +7,7 @@ the service looks for such plans when it starts and every `LOOK_S` seconds after
    expires.
 2. A separate process plays the plan, within limits of instructions, memory and time.
 3. The play is added by an update that has no effect if the plan has a play. If a play was too long, its limit is
-   recorded: nobody tries again with the same one.
+   recorded: no process tries the same limit again.
 """
 
 import asyncio

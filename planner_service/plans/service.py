@@ -189,7 +189,7 @@ def newest(context: Context, cut: Cut) -> Page[PlanSummary]:
 
 
 def streams(context: Context, plan_id: str, batches: int) -> Streams:
-    """What every worker executes in the plan's first batches."""
+    """Every worker's instructions in the plan's first batches."""
     plan = get(context, plan_id)
     require_playable(plan, batches)
     program = program_of(plan, batches=batches)
@@ -259,5 +259,5 @@ def _profile(connection: Connection, field: str, profile_id: str) -> str:
 
 
 def _found(name: str, content: T | None) -> T:
-    """What is stored of the plan. Raises NotFoundError; for a name in an address, as the commands do."""
+    """The plan's content. Raises NotFoundError, whose message covers ids and aliases."""
     return found("plan", name if is_plan_id(name) else f"{name}, nor an alias of that name", content)

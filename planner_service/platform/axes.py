@@ -1,4 +1,4 @@
-"""Axes: what all charts share: the frame that they lie in, round numbers at even distances, parts of stacked bars."""
+"""Axes: the common parts of all charts: their frame, round numbers at even distances, parts of stacked bars."""
 
 import sys
 from collections.abc import Callable

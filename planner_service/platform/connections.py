@@ -24,7 +24,7 @@ from planner_service.platform.problems import plain
 
 HEAD_BYTES = 64 * 1024
 HEAD_S = 15.0
-"""What a request's head may take, from its first byte; for the first head, from the connection's beginning."""
+"""The limits of a request's head, from its first byte; for the first head, from the connection's beginning."""
 
 UNREAD_BODY_S = 60.0
 """How long the rest of a body may take that was answered before it was whole."""
@@ -113,7 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses what has come, no further than the limit. Refuses what follows without progress."""
+        """Parses received bytes up to the limit. Refuses further ones without progress."""
         if self._discards:
             self._bytes += len(data)
             if self._bytes >= DISCARDED_BYTES:
@@ -154,14 +154,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Begins to wait: for the rest of a body that nobody reads, or for the next request."""
+        """Begins to wait: for the rest of a body that is not read, or for the next request."""
         self._waits_since_s = self.loop.time()
         if self._in_body:
             self._time(UNREAD_BODY_S)
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is not HTTP."""
+        """Refuses bytes that are not HTTP."""
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _time(self, duration_s: float | None) -> None:
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = None if duration_s is None else self.loop.call_later(duration_s, self._late)
 
     def _late(self) -> None:
-        """What was waited for did not come."""
+        """The time limit of a wait has passed."""
         self._deadline = None
         if self._discards or self._in_body:
             self.transport.abort()

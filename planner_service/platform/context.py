@@ -1,4 +1,4 @@
-"""Context: what every service needs; `app` makes it once."""
+"""Context: the common objects of all services; `app` makes it once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What services work with.
+    """The common objects of services.
 
     `longest_search_s` is how long a plan's job may search. `documents` caches documents as they are sent. `token_key`
     is the operator's key for tokens.

@@ -204,7 +204,7 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
             break
 
     cursor = None
-    if last is not None:  # `_start` reads what is written here
+    if last is not None:  # `_start` reads this cursor
         key = last.page_key.isoformat() if isinstance(last.page_key, datetime) else last.page_key
         content = json.dumps([order.name, key, last.page_sequence, _fingerprint(given)], separators=(",", ":"))
         cursor = base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
@@ -288,11 +288,10 @@ def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> Colu
 
 
 def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, tuple[Any, int] | None]:
-    """The order, and the row after which the page starts, by its column's value and its sequence: what `page` wrote
-    into the cursor.
+    """The order, and the row after which the page starts, by its column's value and its sequence, from the
+    cursor that `page` wrote.
 
-    Anybody can make a cursor by hand. A cursor of another list, or with a value that the column cannot have, is
-    refused.
+    Callers can make cursors by hand: one of another list, or with a value that the column cannot have, is refused.
     """
     if cut.cursor is None:
         return _order(listing, cut.sort or NEWEST), None

@@ -76,7 +76,7 @@ class Parsing:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parser")  # several would outnumber the event loop
 
     async def read(self, read: Callable[[bytes], T], content: bytes) -> T:
-        """The content of the body. Raises what `read` raises, TooLargeError, and UnavailableError."""
+        """The content of the body. Raises the errors of `read`, TooLargeError, and UnavailableError."""
         if len(content) <= SMALL_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._thread, read, content)
         ticket = self._pool.submit(Sent(read=read, content=content))

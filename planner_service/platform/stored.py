@@ -17,7 +17,7 @@ from pipeplan.errors import ConflictError
 
 T = TypeVar("T")
 Noun = Literal["profiles", "clusters", "plans", "timelines", "summaries"]
-"""What the cache holds. Timelines are the compressed columns of played plans; summaries are those of plans."""
+"""The kinds of cached values. Timelines are the compressed columns of played plans; summaries are those of plans."""
 
 USE_NOTED = timedelta(hours=1)
 """The minimum interval between two writes of a document's last use."""
@@ -35,8 +35,8 @@ ENTRY_BYTES = 400
 
 _NOT_PLAYED: dict[Noun, bytes] = {"plans": b'"simulated":null', "summaries": b'"throughput_samples_per_s":null'}
 _PLAYED_LATER = b'"added_within":'
-"""What a plan's document holds that has no play, and one whose play was added. No text inside the document can contain
-this, because quotation marks have a backslash there.
+"""A part of a plan's document without a play, and of one whose play was added. No text in the document can contain
+it, because quotation marks have a backslash there.
 """
 
 
@@ -74,7 +74,7 @@ def read_stored(adapter: TypeAdapter[T], text: str) -> T:
 
 
 def unreadable(error: ValueError) -> ConflictError:
-    """The error of a stored document that this release cannot read, by what its validation found."""
+    """The error of a stored document that this release cannot read, by its validation's errors."""
     found = invalid_input(error) if isinstance(error, ValidationError) else error
     return ConflictError(f"another release stored it, and this one cannot read it: {found}")
 

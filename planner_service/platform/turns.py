@@ -112,7 +112,7 @@ class Turns:
         self._patience_s = patience_s
         self._queue = _Queue()
         self._file: int | None = None
-        self._shared: _Shared | None = None  # whoever has the turn changes it
+        self._shared: _Shared | None = None  # only the thread with the turn changes it
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -252,7 +252,7 @@ class _Queue:
         return came
 
     def pass_on(self) -> bool:
-        """Gives the turn to the first that waits; returns false if nobody waits, and keeps the turn."""
+        """Gives the turn to the first waiting thread; returns false, and keeps the turn, if none waits."""
         with self._lock:
             if not self._waiting:
                 return False

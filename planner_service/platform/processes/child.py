@@ -133,7 +133,7 @@ def _receive(source: BinaryIO, questions: "SimpleQueue[Q]") -> None:
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     finally:
-        os._exit(0)  # at once: nobody waits for the current work any more
+        os._exit(0)  # at once: no process waits for the current work any more
 
 
 def _send(output: BinaryIO, message: Message[N, A]) -> None:
