@@ -146,7 +146,7 @@ class JobProcess:
         for line in self._lines(self.process.stdout):
             try:
                 self.progress = parse(Progress, line)
-            except InvalidInputError:  # a library prints: if nobody read this, the process would block
+            except InvalidInputError:  # a library's output: it must be read, or the process would block
                 continue
 
     def _errors(self) -> None:

@@ -71,7 +71,7 @@ def bounds_of(settings: AgentSettings) -> Bounds:
 
 
 class Retention:
-    """Removes what an agent's settings do not keep, once in INTERVAL_S: `turn` is called between jobs.
+    """Removes folders that an agent's settings do not keep, once in INTERVAL_S: `turn` is called between jobs.
 
     A service that does not answer, or a folder that cannot be removed, is logged, and tried again at the next turn.
     """
@@ -84,7 +84,7 @@ class Retention:
         self._due_s = time.monotonic()
 
     def turn(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Removes what is to go, if it is time; leaves the rest to the next turn where the agent is stopped."""
+        """Removes folders if it is time; leaves the rest to the next turn if the agent is stopped."""
         if not self._kept.any or time.monotonic() < self._due_s:
             return
         try:

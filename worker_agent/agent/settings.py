@@ -32,7 +32,7 @@ BUILT_IN = (
     "worker_agent.models.text:random_tokens",
     "worker_agent.models.text:standard_library",
 )
-"""What every agent may build: Hugging Face families by config, and pipeplan's own models, data and losses.
+"""The factories that every agent allows: Hugging Face families by config, and pipeplan's own models, data and losses.
 
 They are listed one by one: a module also holds its imports, so a pattern over modules would allow os.system.
 """

@@ -218,7 +218,7 @@ class ForwardRecorder:
         notes: bool = False,
         draws: bool = False,
     ) -> None:
-        """Adds a step. What it makes and changes has `known` contents, or from here on unknown ones."""
+        """Adds a step. Its results and changes have `known` contents, or unknown ones from here on."""
         tensors, made = _tensors_in(given), _tensors_in(result)
         changed = [tensor for tensor in tensors if tensor._version != versions[id(tensor)]]
         if getattr(call, "__name__", "") == "__set__":
@@ -348,7 +348,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _restore(held: dict[str, Any], before: Mapping[str, Any], but: Sequence[str] = ()) -> None:
-    """Puts back what a forward replaced by fake tensors; of a module's own dictionary all else stays."""
+    """Restores the tensors that a forward replaced by fake ones; other entries of a module's dictionary stay."""
     for name in list(held):
         if name not in but and (not but or _fakes_in(held[name])):
             del held[name]

@@ -174,7 +174,7 @@ def shard(
 
 
 def _divide(clone: Any, style: str, names: Sequence[str], region: Region[Peers]) -> None:
-    """Gives a module the device's share of what its attributes count, or are."""
+    """Gives a module the device's share of the features that its attributes count, or of the parameters they are."""
     clone._parameters = dict(clone._parameters)
     for name in names or ("",):
         value: Any = getattr(clone, name, None)

@@ -39,7 +39,7 @@ _LEAVES = frozenset(
 _LATENTS = frozenset(
     {
         *("q_a_proj", "kv_a_proj_with_mqa", "f_a_proj", "g_a_proj", "fc1_latent_proj", "fc2_latent_proj"),
-        *("wq_b", "wk", "weights_proj"),  # of what chooses keys (DSA)
+        *("wq_b", "wk", "weights_proj"),  # of the indexer that chooses keys (DSA)
     }
 )
 """Linear layers that are whole: their output is small, and all heads or experts read all of it."""
@@ -54,7 +54,7 @@ _MIXER = (
     *("num_heads", "intermediate_size", "n_groups", "conv_dim", "num_v_heads", "num_k_heads", "key_dim", "value_dim"),
     *("qkv_dim", "dt_bias", "A_log", "D"),
 )
-"""Attributes of state-space and linear-attention mixers that count what is shared, and their own parameters."""
+"""Attributes of state-space and linear-attention mixers that count shared features, and their own parameters."""
 
 _COUNTS = (
     *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads", "intermediate_size"),
@@ -73,7 +73,7 @@ _GPT2 = {
 
 
 _ATTENTION = frozenset({"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"})
-"""What code names that has its attention from torch."""
+"""The names in code whose attention is torch's."""
 
 
 def tensor_plan(name: str, root: Any, *, cut: bool, one_kernel: bool) -> Sharding:
