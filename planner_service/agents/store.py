@@ -1,4 +1,4 @@
-"""Agents: a row each by name, with what it said of itself and when it was last heard of."""
+"""Agents: a row each by name, with its registration and the time of its last request."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def register(
 ) -> None:
     """Stores the agent. It replaces one of its name, which was an earlier process on the node.
 
-    The name belongs to the token from then on, or to nobody where there is none.
+    The name belongs to the token from then on, if there is one.
     """
     values = {
         "instance": told.instance,
@@ -92,7 +92,7 @@ def named(connection: Connection, name: str) -> KnownAgent | None:
 
 
 def claim(connection: Connection, name: str) -> KnownAgent | None:
-    """The agent of this name; on PostgreSQL nobody else changes it until the transaction ends."""
+    """The agent of this name; on PostgreSQL its row stays locked until the transaction ends."""
     row = connection.execute(_CLAIM, {"asked_name": name}).one_or_none()
     return None if row is None else _known(row)
 

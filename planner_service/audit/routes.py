@@ -1,4 +1,4 @@
-"""Routes of the audit log: admins read it, and nobody writes it from outside."""
+"""Routes of the audit log: admins read it, and no route writes it."""
 
 from typing import Annotated
 

@@ -164,7 +164,7 @@ class Feed:
                 self._watch = None
 
     async def _look(self) -> None:
-        """Looks at the table again and again, and wakes the followers of what has new events."""
+        """Polls the table, and wakes the followers of subjects with new events."""
         while True:
             await asyncio.sleep(LOOK_S)
             with suppress(ServiceError):

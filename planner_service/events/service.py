@@ -1,4 +1,4 @@
-"""Events: what happened to jobs and runs, stored in the transaction of each change: a follower misses nothing."""
+"""Events: changes of jobs and runs, stored in the transaction of each change: a follower misses nothing."""
 
 from collections.abc import Collection
 from datetime import datetime

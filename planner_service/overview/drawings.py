@@ -20,7 +20,7 @@ LEAST_SCALE = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """A dot of a chart, and what it stands for."""
+    """A dot of a chart, and its meaning."""
 
     x: float
     y: float

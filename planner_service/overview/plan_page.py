@@ -1,4 +1,4 @@
-"""Page of one plan: the plan, its predicted schedule, what it was made from, its runs and aliases."""
+"""Page of one plan: the plan, its predicted schedule, its profile and cluster, its runs and aliases."""
 
 import json
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """What the page shows. 0 batches: the plan is too large to be played for a page."""
+    """The page's content. 0 batches: the plan is too large to be played for a page."""
 
     summary: PlanSummary
     plan: Plan

@@ -1,4 +1,4 @@
-"""Overview: what the first page shows, the metrics that come from the database, and ids by their first digits."""
+"""Overview: the first page's content, the metrics that come from the database, and ids by their first digits."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,7 +38,7 @@ class ModelPlans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """What the first page shows. `queued` and `leased` count all jobs; `under_way` and `failed` are the newest ones."""
+    """The first page's content. `queued` and `leased` count all jobs; `under_way` and `failed` are the newest ones."""
 
     models: tuple[ModelPlans, ...]
     measured: tuple[RunSummary, ...]
@@ -50,7 +50,7 @@ class Glance:
 
 
 def glance(context: Context) -> Glance:
-    """The best plans, the measured runs, what runs now, and what failed. Every query reads rows that an index finds."""
+    """The best plans, the measured runs, running and failed jobs. Every query reads rows that an index finds."""
     with context.database.read() as connection:
         names = storage.newest_models(connection, MODELS)
         pending = storage.jobs_by_kind_and_state(connection)

@@ -1,4 +1,4 @@
-"""Store of the overview: counts for the metrics, ids by their first digits, and what the first page shows.
+"""Store of the overview: counts for the metrics, ids by their first digits, and the first page's rows.
 
 It counts only rows that an index finds, never a whole table.
 """

@@ -84,13 +84,13 @@ class Extent:
 
 
 def head(timeline: TimelineDocument) -> str:
-    """What the chunks leave out: the worker of every lane, and the size and number of batches."""
+    """The data outside the chunks: the worker of every lane, and the size and number of batches."""
     lanes = [{"rank": lane.rank, "stage": lane.stage, "replica": lane.replica} for lane in timeline.lanes]
     return json.dumps({"batch_size": timeline.batch_size, "batches": timeline.batches, "lanes": lanes})
 
 
 def chunks_of(timeline: TimelineDocument) -> Iterator[Chunk]:
-    """The timeline's chunks. Raises InvalidInputError if numbers exceed what can be stored."""
+    """The timeline's chunks. Raises InvalidInputError if numbers exceed the stored range."""
     for series, lane in enumerate(timeline.lanes):
         try:
             memory_bytes: Integers = np.array(lane.memory_bytes, dtype=np.int64)
