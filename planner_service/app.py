@@ -53,8 +53,7 @@ from planner_service.upkeep.backups import BackupPlan
 register(PROFILE, LINKS, ESTIMATE, PLAN, RUN)
 
 ROUTES = APIRouter(generate_unique_id_function=lambda route: route.name)  # of the API's operations, in its description
-"""What all applications of a process answer. Each takes these routes as they are, because their parsers take a while
-to be made.
+"""The routes of all applications of a process. Applications share them, because their parsers take long to build.
 """
 
 for router in (
@@ -140,7 +139,7 @@ def create_app(settings: Settings, *, now: Callable[[], datetime] = utc_now, sol
 
 
 def prepare(settings: Settings, context: Context) -> None:
-    """Brings the database to the present tables. Raises PipeplanError where nobody could pass the door.
+    """Brings the database to the present tables. Raises PipeplanError if no caller could be admitted.
 
     A database that cannot be served is closed.
     """
@@ -154,7 +153,7 @@ def prepare(settings: Settings, context: Context) -> None:
 
 
 def _context(settings: Settings, now: Callable[[], datetime], solve: Solve | None) -> Context:
-    """What routes and services work with: the database, the limits and the readers of large documents."""
+    """The common objects of routes and services: the database, the limits and the readers of large documents."""
     database = Database(
         settings.database_url, pool_size=settings.database_pool_size, pool_timeout_s=settings.database_pool_timeout_s
     )
@@ -178,7 +177,7 @@ def _context(settings: Settings, now: Callable[[], datetime], solve: Solve | Non
 
 
 def _upkeep(settings: Settings, context: Context) -> Upkeep:
-    """What the service does on a schedule: what the settings ask for."""
+    """The service's scheduled tasks, by the settings."""
     folder = settings.backup_folder
     return Upkeep(
         context,
@@ -191,7 +190,7 @@ def _upkeep(settings: Settings, context: Context) -> Upkeep:
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
-    """Adds what a request passes before its route, from the innermost out: a request meets the last one added first."""
+    """Adds the layers before a request's route, from the innermost out: a request meets the last one added first."""
     app.add_middleware(
         Express,
         context=app.state.context,

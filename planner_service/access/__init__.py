@@ -1,1 +1,1 @@
-"""Access: who calls, with which credential, and what a repeated request does."""
+"""Access: callers, their credentials, and repeated requests."""

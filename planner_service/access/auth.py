@@ -1,8 +1,8 @@
-"""Auth: who calls, and which scope every route demands.
+"""Auth: the caller of a request, and the scope that every route requires.
 
-`Door` runs before the routes. It asks `Admission` who sends a request. `Admission` asks `Identities` whose token or
-session the request carries; `Identities` caches what the database knows of them for a moment. `scope` declares what a
-route demands; the service does not start with a route that demands nothing.
+`Door` runs before the routes. `Admission` identifies a request's caller for it, by `Identities`, which looks up the
+request's token or session and caches the answer for KNOWN_FOR_S. `scope` declares a route's scope; the service does not
+start with a route without one.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from planner_service.platform.trail import ATTEMPT
 from planner_service.platform.writers import in_writer
 
 KNOWN_FOR_S = 2.0
-"""How long a process relies on what it has read: a token revoked by another process stays valid here so long."""
+"""How long a process caches a token: one that another process revokes stays valid here for this time."""
 
 HONOURED_S = 300.0
 """How long a process accepts a token that it has read while the database does not answer."""
@@ -57,16 +57,16 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOG = logging.getLogger("pipeplan.auth")
 
 LoginPage = Callable[[Request, str, str | None], Response]
-"""Makes the login page: for a request, where the login leads to, and what was wrong with the last try."""
+"""Makes the login page: for a request, the login's target, and the error of the last try."""
 
 
 LookUp = Callable[[Context, TokenKey, str], KnownToken | None]
-"""Finds what is known of a token or a session by its id."""
+"""Looks up a token or a session by its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was read of a credential, and when."""
+    """A cached credential, and the time of its look-up."""
 
     known: KnownToken
     at: datetime
@@ -110,7 +110,7 @@ class Identities:
         self._read.clear()
 
     async def note_use(self, identity: Identity) -> None:
-        """Records that the token was used, at most once a minute. A failure is logged and stops nothing."""
+        """Records that the token was used, at most once a minute. A failure is logged, and the request continues."""
         now = self._context.now()
         if identity.token_id is None or _within(self._noted.get(identity.token_id), now, service.USE_NOTED_S):
             return
@@ -284,9 +284,9 @@ class Admission:
         return identity
 
     async def still_admits(self, request: AsgiScope) -> bool:
-        """Whether the request would be let in again, with the token or the session that it brought; counts nothing.
+        """Whether the request would be admitted again, with its token or session; does not count as a use.
 
-        While nothing can be looked up, what was admitted stays so.
+        While the database is unreachable, an admitted request stays admitted.
         """
         headers = Headers(scope=request)
         given, session = headers.get("authorization"), session_text(headers)
@@ -312,7 +312,7 @@ def acts_as(identity: Identity) -> None:
 
 
 class Door:
-    """Admits only known callers, whatever path they ask for. After that the routes check scopes."""
+    """Admits only known callers, on every path. The routes then check scopes."""
 
     def __init__(self, app: ASGIApp, admission: Admission) -> None:
         self._app = app
@@ -378,7 +378,7 @@ def from_own_page(headers: Headers) -> bool:
 
 
 def same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin is this service, under the name that the request asked for."""
+    """Whether an Origin is this service, by the request's host name."""
     try:
         return urlsplit(origin).netloc.lower() == host.lower()
     except ValueError:

@@ -1,10 +1,10 @@
 """Idempotency: a POST repeated under its Idempotency-Key has one effect, and gets the same answer again.
 
-Under each key of a caller the database keeps the request, and its answer once there is one. The answer is stored in the
-transaction of the effect: whatever fails in between, both are there or neither. A request whose effect takes long holds
-its key in the meantime. If the service dies with it, the key becomes free after a while.
+The database stores, by caller and key, the request and later its answer. The answer is stored in the transaction of the
+effect: after any failure, both exist or neither. A request whose effect takes long reserves its key in the meantime. If
+the service dies, the reservation expires.
 
-Two parts: what is done once (`perform`, `hold`, `settle`), and the header.
+Two parts: the single effect (`perform`, `hold`, `settle`), and the header.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ KeyHeader = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer as it was given. `body` is None if it held a secret, which is not stored."""
+    """An answer as it was given. `body` is None if it contained a secret, which is not stored."""
 
     status: int
     body: str | None
@@ -122,7 +122,7 @@ def settle(connection: Connection, key: Key | None, reply: Reply) -> None:
 
 
 def let_go(context: Context, key: Key) -> None:
-    """Frees the key of a request that held it and had no effect."""
+    """Frees the key of a request that reserved it and had no effect."""
     with context.database.write() as connection:
         connection.execute(delete(table).where(_is(key.name), table.c.status.is_(None)))
 

@@ -1,6 +1,6 @@
-"""Middleware of access: what runs before the caller is identified.
+"""Middleware of access: the layers before the caller is identified.
 
-`Access` gives every request an id, a line in the log and its place in the metrics, whoever answers it. `Guard` keeps
+`Access` gives every request an id, a line in the log and its place in the metrics, also without a route. `Guard` keeps
 pages of other sites from reaching the service through a browser that can reach it.
 """
 
@@ -67,7 +67,7 @@ class Access:
 
     def _record(self, scope: Scope, status: int, duration_s: float) -> None:
         """Writes the line and counts the request."""
-        # A route's template, or a mounted folder's path, or the name of what the framework added.
+        # A route's template, or a mounted folder's path, or the name of a route of the framework.
         path = getattr(scope.get("route"), "path", None) or scope.get("root_path")
         route = str(path or getattr(scope.get("endpoint"), "__name__", UNKNOWN_ROUTE))
         method = scope["method"]

@@ -35,7 +35,7 @@ NAME = "tokens"
 KEY_BYTES = 32
 
 USE_NOTED_S = 60.0
-"""A token's last use is written at most this often: requests that read stay reads."""
+"""The minimum interval between two writes of a token's last use: most read requests write nothing."""
 
 SESSION_S = 12 * 3600
 
@@ -44,7 +44,7 @@ _FINGERPRINTED = b"the id of this key"
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """A key of 256 bits for a fast hash: nobody can try all secrets of 256 random bits, so it need not be slow."""
+    """A key of 256 bits for a fast hash: secrets of 256 random bits cannot all be tried, so it need not be slow."""
 
     value: bytes = field(repr=False)
 
@@ -78,7 +78,7 @@ def token_key(context: Context) -> TokenKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownToken:
-    """What is known of a credential. `identity` is not proven until the secret is checked against the hash."""
+    """A stored credential. `identity` is not proven until the secret is checked against the hash."""
 
     identity: Identity
     secret_hash: str
@@ -155,7 +155,7 @@ def id_of(context: Context, given: str) -> str:
 
 
 def require_any_valid(context: Context, host: str) -> None:
-    """Raises PipeplanError where there is no valid token: a service that demands one would let nobody in."""
+    """Raises PipeplanError where there is no valid token: a service that requires one would admit no caller."""
     key = token_key(context)
     with context.database.read() as connection:
         if storage.any_valid(connection, key.id, context.now()):
@@ -167,14 +167,14 @@ def require_any_valid(context: Context, host: str) -> None:
 
 
 def known(context: Context, key: TokenKey, token_id: str) -> KnownToken | None:
-    """What is known of a token; None where it is unknown, revoked, expired or made under another key."""
+    """The stored token; None if it is unknown, revoked, expired or made under another key."""
     with context.database.read() as connection:
         stored = storage.get(connection, token_id)
     return known_token(stored) if stored is not None and is_valid(stored, key, context.now()) else None
 
 
 def known_token(stored: StoredToken) -> KnownToken:
-    """What is known of a token that is valid."""
+    """A valid token's credential."""
     identity = Identity(name=stored.name, scopes=allowed(stored.scopes), token_id=stored.id)
     return KnownToken(identity=identity, secret_hash=stored.secret_hash, expires_at=stored.expires_at)
 
@@ -223,7 +223,7 @@ def open_session(context: Context, key: TokenKey, identity: Identity) -> Credent
 
 
 def known_by_session(context: Context, key: TokenKey, session_id: str) -> KnownToken | None:
-    """What is known of a session; None if it is unknown or has ended, or its token is no longer valid."""
+    """The stored session; None if it is unknown or has ended, or its token is no longer valid."""
     now = context.now()
     with context.database.read() as connection:
         session = storage.session(connection, session_id)

@@ -1,4 +1,4 @@
-"""Needs: what a job demands of agents, and which agents meet it."""
+"""Needs: a job's requirements of agents, and the agents that meet them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Needs:
     __pydantic_config__: ClassVar = STRICT
 
     def lacks(self, agent: KnownAgent) -> str | None:
-        """What the agent lacks; None if it can take part."""
+        """The need that the agent does not meet; None if it can take part."""
         told = agent.told
         if agent.unreadable is not None:
             return "registered with another release"

@@ -36,7 +36,7 @@ def register_agent(
 
 @router.get("", dependencies=[scope("read")])
 def list_agents(services: Services, query: Annotated[AgentQuery, Query()]) -> Page[Agent]:
-    """The agents: newest first, or in the order asked for."""
+    """The agents: newest first, or in the requested order."""
     return agents.page(services, query)
 
 

@@ -23,10 +23,10 @@ ASKS_KNOWN = 6
 
 
 def register(context: Context, told: Registration, *, by: Identity = LOCAL) -> tuple[Agent, bool]:
-    """Stores what an agent reports of itself, and returns whether its name is new. A repetition changes only the time.
+    """Stores an agent's registration, and returns whether its name is new. A repetition changes only the time.
 
     A new process of the same name replaces the older one, which is refused from then on. Raises InvalidInputError for
-    a text that does not print as one line or a name that another could be taken for, ForbiddenError where the name
+    a text that does not print as one line or a name that could be mistaken for another, ForbiddenError where the name
     belongs to another's token.
     """
     require_own_name("name", told.name)
@@ -102,8 +102,8 @@ def alive(context: Context, connection: Connection, now: datetime) -> list[Known
 
 
 def require_own(connection: Connection, name: str, by: Identity, now: datetime) -> None:
-    """Raises ForbiddenError where the agent's name belongs to another's token, and InvalidInputError for one that
-    nobody has registered and that another could be taken for.
+    """Raises ForbiddenError where the agent's name belongs to another's token, and InvalidInputError for a new
+    one that could be mistaken for another.
     """
     known = storage.named(connection, name)
     if known is None:

@@ -1,4 +1,4 @@
-"""Agents: a row each by name, with what it said of itself and when it was last heard of."""
+"""Agents: a row each by name, with its registration and the time of its last request."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -35,10 +35,10 @@ _SEEN = update(agents).where(agents.c.name == bindparam("agent_name")).values(la
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAgent:
-    """An agent as it registered, and when it was last heard of. `asked_at` is None while it has a job.
+    """An agent's registration, and the time of its last request. `asked_at` is None while it has a job.
 
-    `unreadable` says why this release cannot read what the agent told another one; `told` then holds only its name and
-    instance.
+    `unreadable` says why this release cannot read a registration with another release; `told` then has only its name
+    and instance.
     """
 
     id: str
@@ -61,7 +61,7 @@ def register(
 ) -> None:
     """Stores the agent. It replaces one of its name, which was an earlier process on the node.
 
-    The name belongs to the token from then on, or to nobody where there is none.
+    The name belongs to the token from then on, if there is one.
     """
     values = {
         "instance": told.instance,
@@ -92,7 +92,7 @@ def named(connection: Connection, name: str) -> KnownAgent | None:
 
 
 def claim(connection: Connection, name: str) -> KnownAgent | None:
-    """The agent of this name; on PostgreSQL nobody else changes it until the transaction ends."""
+    """The agent of this name; on PostgreSQL its row stays locked until the transaction ends."""
     row = connection.execute(_CLAIM, {"asked_name": name}).one_or_none()
     return None if row is None else _known(row)
 
@@ -110,7 +110,7 @@ def heard_since(connection: Connection, since: datetime) -> list[KnownAgent]:
 
 
 def idle(connection: Connection, since: datetime, *, lock: bool = True) -> list[KnownAgent]:
-    """The agents that have asked for work since then and have none, by name, without those that others hold.
+    """The agents that have requested work since then and have none, by name, without those that others have locked.
 
     Transactions that choose agents skip each other's agents, so they never wait for each other. Without `lock` it only
     reads.
@@ -128,7 +128,7 @@ def seen(connection: Connection, name: str, now: datetime, *, draining: bool | N
 
 
 def asked(connection: Connection, name: str, now: datetime) -> None:
-    """Records that the agent asked for work and got none."""
+    """Records that the agent requested work and got none."""
     _set(connection, (name,), last_seen_at=now, asked_at=now, job_id=None)
 
 

@@ -59,7 +59,7 @@ def expected_or_new(wanted: Annotated[Expected, Depends(expected)], if_none_matc
 
 @router.get("", dependencies=[scope("read")], response_model=Page[Alias])
 def list_aliases(services: Services, query: Annotated[AliasQuery, Query()]) -> Response:
-    """The aliases: newest first, or in the order asked for; those that pass all filters."""
+    """The aliases: newest first, or in the requested order; those that pass all filters."""
     return page_response(aliases.page(services, query))
 
 

@@ -1,4 +1,4 @@
-"""Aliases: names that point at plans. Each change may demand what the alias was before, and goes into its history."""
+"""Aliases: names that point at plans. A change may require a previous state, and is added to the history."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from planner_service.platform.context import Context, found
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What must hold for a change: the alias has one of these versions, it exists, or it does not exist."""
+    """The precondition of a change: the alias has one of these versions, it exists, or it does not exist."""
 
     versions: tuple[str, ...] | None = None
     present: bool = False
@@ -68,7 +68,7 @@ def page(context: Context, query: AliasQuery) -> Page[Alias]:
 
 
 def history(context: Context, name: str, query: ListQuery) -> Page[AliasMove]:
-    """What the name pointed at, the latest first; it outlives the name. Raises NotFoundError for one never set."""
+    """The alias's targets, the latest first; they outlive the alias. Raises NotFoundError for one never set."""
     require_name(name)
     with context.database.read() as connection:
         latest = storage.history(connection, name, ListQuery(limit=1)).items

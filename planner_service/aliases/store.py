@@ -14,7 +14,7 @@ from planner_service.platform.tables import alias_moves, aliases, plans
 
 
 def get(connection: Connection, name: str, *, lock: bool = False) -> Alias | None:
-    """Where the name points. With `lock` nobody else moves it until the transaction ends."""
+    """The alias's target. With `lock` its row stays locked until the transaction ends."""
     query = select(aliases).where(aliases.c.name == name)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else _alias(row)
@@ -52,7 +52,7 @@ def page(connection: Connection, query: AliasQuery) -> Page[Alias]:
 
 
 def history(connection: Connection, name: str, query: ListQuery) -> Page[AliasMove]:
-    """What the name pointed at, the latest first."""
+    """The alias's targets, the latest first."""
     filters = [equal("name", alias_moves.c.name, name), *listing.created(alias_moves.c.moved_at, query)]
     return listing.page(connection, _MOVES, listing.cut_of(query), filters)
 

@@ -107,7 +107,7 @@ class Audited:
             await send(message)
 
         await self._app(scope, receive, watched)
-        if failed:  # the database may be what failed: nobody waits for this entry
+        if failed:  # the database may have failed: the request does not wait for this entry
             await self._note(scope, failed)
 
     async def _note(self, scope: Scope, status: int) -> None:

@@ -1,4 +1,4 @@
-"""Routes of the audit log: admins read it, and nobody writes it from outside."""
+"""Routes of the audit log: admins read it, and no route writes it."""
 
 from typing import Annotated
 
@@ -15,5 +15,5 @@ router = APIRouter(prefix="/v1/audit", tags=["audit"])
 
 @router.get("", dependencies=[scope("admin")])
 def list_audit(services: Services, query: Annotated[AuditQuery, Query()]) -> Page[AuditEntry]:
-    """Who did what: newest first, or in the order asked for; the entries that pass all filters."""
+    """Who did what: newest first, or in the requested order; the entries that pass all filters."""
     return audit.page(services, query)

@@ -166,7 +166,7 @@ def _socket(host: str, port: int) -> socket.socket:
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
             raise InvalidInputError("host", f"{rule} ({error.strerror})", host) from error
         raise _cannot_listen(host, port, error) from error
-    except (TypeError, ValueError) as error:  # what the name's encoding raises
+    except (TypeError, ValueError) as error:  # errors of the name's encoding
         bound.close()
         raise InvalidInputError("host", f"{rule} ({error})", host) from error
     return bound

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner_service.platform.context import Context
 
 LISTED = 200
-"""How many tokens a list holds at most."""
+"""The upper bound on the tokens of a list."""
 
 app = typer.Typer(no_args_is_help=True, help="Tokens: who may use the service, kept in its database.")
 

@@ -1,6 +1,6 @@
-"""Main job: what the demo does, as a user of the REST API would: profile, plan with every planner, run the best.
+"""Main job: the demo's steps, as a user of the REST API would: profile, plan with every planner, run the best.
 
-The service and the agent are separate processes, which end with the demo whatever happens.
+The service and the agent are separate processes, which always end with the demo.
 """
 
 import os
@@ -31,7 +31,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """The settings of the main job. A microbatch size is measured for `profile_s`; `steps` are the fewest and most."""
+    """The settings of the main job. A microbatch size is measured for `profile_s`; `steps`: minimum and maximum."""
 
     model: str
     data: str
@@ -175,7 +175,7 @@ class DemoCandidate:
 
     @property
     def throughput_samples_per_s(self) -> float:
-        """What the instruction streams predict; 0 if no plan fits, or it was not played."""
+        """The prediction of the instruction streams; 0 if no plan fits, or it was not played."""
         return (self.answer.throughput_samples_per_s or 0.0) if isinstance(self.answer, Plan) else 0.0
 
 
@@ -265,7 +265,7 @@ def main_job(
 def _finished(
     client: Client, agent: DemoProcess, task: ProfileTask | RunTask, phase: str, on_progress: OnProgress
 ) -> Job:
-    """The job once it has succeeded. Raises RunFailedError with its reason, or what ended the agent."""
+    """The job once it has succeeded. Raises RunFailedError with its reason, or that of the agent's end."""
     job = client.enqueue_job(task)
 
     def tell(job: Job) -> None:

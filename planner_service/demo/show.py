@@ -1,4 +1,4 @@
-"""Show: what the demo prints: candidates, the chosen plan, predicted against measured."""
+"""Show: the demo's output: candidates, the chosen plan, predicted against measured."""
 
 import dataclasses
 from typing import Any
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def show_candidates(console: Console, outcome: DemoOutcome) -> None:
-    """What was measured, every planner's answer with the chosen one marked, and a picture of the chosen plan."""
+    """The measurements, every planner's answer with the chosen one marked, and a picture of the chosen plan."""
     profile, cluster = outcome.profile, outcome.cluster
     level = cluster.levels[0]
     lines = (

@@ -1,8 +1,8 @@
-"""Caching: entity tags, and the short way to documents and lists.
+"""Caching: entity tags, and a shortcut to documents and lists.
 
-Documents are stored under their content's id, which is therefore a strong entity tag. A plan that was played after it
-was stored has another tag from then on. `document_response` answers with a tag. `Express` answers for documents and
-lists before any route is looked up, and `Head` answers HEAD as GET.
+Documents are stored under their content's id, which is therefore a strong entity tag. A play of a stored plan changes
+the plan's tag. `document_response` answers with a tag. `Express` answers for documents and lists without a route, and
+`Head` answers HEAD as GET.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ READERS = 4
 VERSION = version("pipeplan")
 
 UNCHANGED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has it already (If-None-Match)"}}
-"""What routes that answer with entity tags add to their OpenAPI description."""
+"""The OpenAPI description of routes that answer with entity tags."""
 
 Answer = Callable[[Context], bytes]
 
@@ -87,7 +87,7 @@ def packed_response(request: Request, load: Callable[[], bytes], identity: str, 
 
 
 def derived_tag(identity: str, *parameters: object) -> str:
-    """The tag of what this release derives from a document."""
+    """The tag of a representation that this release derives from a document."""
     return ".".join((identity, *(quote(str(each), safe="") for each in parameters), VERSION))
 
 
@@ -112,12 +112,12 @@ class ListLane:
 
 
 class Express:
-    """Answers for documents and lists before any route is looked up, which would take longer than the answer.
+    """Answers for documents and lists without looking up a route, which would take longer than the answer.
 
-    It runs after everything that checks callers, and demands the route's scopes. All other requests continue to the
-    routes, including queries that cannot be read. A few threads read: never more than there are connections to the
-    database, and not so many that they wait for one another. If the database can answer without waiting, this thread
-    reads: passing the work to another thread and back takes longer than reading.
+    It runs after all checks of callers, and requires the route's scopes. All other requests continue to the routes,
+    including malformed queries. A few threads read: at most as many as the database has connections, and few enough not
+    to wait for each other. If the database can answer without waiting, this thread reads: passing the work to another
+    thread and back takes longer than reading.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ Row: TypeAlias = tuple[str | int | float | None, ...]
 STYLE = (FOLDER / "static" / "pipeplan.css").read_text(encoding="utf-8")
 MEDIA_TYPES = {"csv": "text/csv", "svg": "image/svg+xml"}
 LEGEND_WIDTH, LEGEND_ROW, LEGEND_CHIP, LEGEND_LETTER = 1160.0, 20.0, 38.0, 6.5
-"""Sizes of a legend: its width, a row's height, the space of a colour and of the gap beside it, a letter's width."""
+"""Sizes of a legend: its width, a row's height, the width of a colour and of its gap, a letter's width."""
 
 FORMULAS = (
     *("=", "+", "-", "@", "'"),
@@ -35,7 +35,7 @@ spaces before them, and some take full-width characters for the plain ones.
 
 CONTENT: dict[str, Any] = {media_type: {"schema": {"type": "string"}} for media_type in MEDIA_TYPES.values()}
 ANSWERS: dict[int | str, dict[str, Any]] = UNCHANGED | {200: {"description": "The chart", "content": CONTENT}}
-"""What routes of charts add to their OpenAPI description."""
+"""The OpenAPI description of routes of charts."""
 
 
 def csv_text(rows: Iterable[Row]) -> str:
@@ -53,7 +53,7 @@ def csv_text(rows: Iterable[Row]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegendEntry:
-    """A colour, by its class in the style sheet, and what it stands for."""
+    """A colour, by its class in the style sheet, and its meaning."""
 
     x: float
     y: float
@@ -66,7 +66,7 @@ def svg_text(
 ) -> str:
     """The picture that the template draws, with a title for screen readers.
 
-    `legend` has the class of each colour and what it stands for; it is written below the chart.
+    `legend` has the class and the meaning of each colour; it is written below the chart.
     """
     entries = _placed(legend, height)
     height = max([height, *(entry.y + LEGEND_ROW for entry in entries)])

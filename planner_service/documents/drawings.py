@@ -30,7 +30,7 @@ MOST_LEVELS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockColumn:
-    """What is drawn for one block: its name, and the parts of its bar by kind, from the bottom up."""
+    """The drawing of one block: its name, and the parts of its bar by kind, from the bottom up."""
 
     name: str
     parts: tuple[tuple[str, float], ...]
@@ -66,7 +66,7 @@ class BlockChart:
 
 
 def size_of(profile: Profile, wanted: str) -> int:
-    """The microbatch size asked for, or else the largest. Raises InvalidInputError for one that was not measured."""
+    """The requested microbatch size, or else the largest. Raises InvalidInputError for one that was not measured."""
     sizes = sorted(measurement.microbatch_size for measurement in profile.blocks[0].measurements)
     rule = f"must be one that was measured: {', '.join(map(str, sizes))}"
     require(wanted in ("", *map(str, sizes)), "microbatch_size", rule, wanted)
@@ -144,7 +144,7 @@ def _together(columns: Sequence[BlockColumn], start: int) -> BlockColumn:
 
 
 def _bar(column: BlockColumn, index: int, bars: int, most: float, label: Callable[[float], str]) -> BlockBar:
-    """The bar at an index among so many, in a chart whose highest bar has `most`."""
+    """Bar `index` of `bars` bars, in a chart whose highest bar has `most`."""
     place = (RIGHT - LEFT) / bars
     scale = (BOTTOM - TOP) / most
     x, width = LEFT + place * (index + GAP / 2), place * (1 - GAP)
@@ -207,7 +207,7 @@ def cluster_drawing(cluster: Cluster) -> ClusterDrawing:
 
 
 def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermost: bool) -> LevelRow:
-    """The row of a level whose units have so many devices each."""
+    """The row of a level whose units have `devices` devices each."""
     drawn = min(level.size, MOST_BOXES)
     place = (CLUSTER_WIDTH - CLUSTER_LEFT) / drawn
     texts = [_device_name(cluster, index) if innermost else f"{count(devices)} devices" for index in range(drawn)]
@@ -217,7 +217,7 @@ def _row(cluster: Cluster, level: Level, devices: int, position: int, *, innermo
         Box(
             x=CLUSTER_LEFT + index * place + 3,
             width=place - 6,
-            # The text, its first word, or nothing, depending on the room.
+            # The text, its first word, or nothing, depending on the box's width.
             text=next((each for each in (text, text.split(" ")[0]) if LETTER_WIDTH * len(each) + 6 <= place), ""),
             opened=index == 0 and not innermost,
         )

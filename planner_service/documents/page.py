@@ -52,7 +52,7 @@ class MeasuredSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileView:
-    """What a profile's page shows. Sums are over all blocks; the table has the first MOST_ROWS."""
+    """The content of a profile's page. Sums are over all blocks; the table has the first MOST_ROWS."""
 
     id: str
     model: Model

@@ -42,7 +42,7 @@ class PairedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePair:
-    """What the page shows of two profiles; `totals` are over the blocks that both have."""
+    """The page's content for two profiles; `totals` are over the blocks that both have."""
 
     names: tuple[str, str]
     microbatch_size: int

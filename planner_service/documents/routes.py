@@ -50,7 +50,7 @@ def create_profile(
 
 @profile_router.get("", dependencies=[scope("read")], response_model=Page[ProfileSummary])
 def list_profiles(services: Services, query: Annotated[ProfileQuery, Query()]) -> Response:
-    """The profiles: newest first, or in the order asked for; those that pass all filters."""
+    """The profiles: newest first, or in the requested order; those that pass all filters."""
     return page_response(profiles.page(services, query))
 
 
@@ -100,7 +100,7 @@ def create_cluster(
 
 @cluster_router.get("", dependencies=[scope("read")], response_model=Page[ClusterSummary])
 def list_clusters(services: Services, query: Annotated[ClusterQuery, Query()]) -> Response:
-    """The clusters: newest first, or in the order asked for; those that pass all filters."""
+    """The clusters: newest first, or in the requested order; those that pass all filters."""
     return page_response(clusters.page(services, query))
 
 

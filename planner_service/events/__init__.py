@@ -1,1 +1,1 @@
-"""Events: what happened to jobs and runs, and the streams that follow it."""
+"""Events: changes of jobs and runs, and the streams that follow it."""

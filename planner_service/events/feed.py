@@ -44,7 +44,7 @@ class _Followed:
             news.set()
 
     async def after(self, number: int) -> list[Event]:
-        """The next events after a number, at most a page of them. Raises ServiceError."""
+        """The next page of events after a number. Raises ServiceError."""
         async with self._reading:
             while number >= self._before and self._answered != self._hints:
                 hints = self._hints
@@ -164,7 +164,7 @@ class Feed:
                 self._watch = None
 
     async def _look(self) -> None:
-        """Looks at the table again and again, and wakes the followers of what has new events."""
+        """Polls the table, and wakes the followers of subjects with new events."""
         while True:
             await asyncio.sleep(LOOK_S)
             with suppress(ServiceError):

@@ -1,4 +1,4 @@
-"""Events: what happened to jobs and runs, stored in the transaction of each change: a follower misses nothing."""
+"""Events: changes of jobs and runs, stored in the transaction of each change: a follower misses nothing."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -12,7 +12,7 @@ from planner_service.events.store import Subject
 from planner_service.platform.context import Context, found
 
 PAGE = 200
-"""The most events that are read at once."""
+"""The upper bound on events of one read."""
 
 TOLD = frozenset(
     {"state", "attempts", "agent", "progress", "error", "profile_id", "cluster_id", "run_id", "plan_id", "infeasible"}
@@ -31,7 +31,7 @@ def record_job(connection: Connection, job: Job, now: datetime, kind: str | None
 
 
 def after(context: Context, subject: Subject, number: int) -> list[Event]:
-    """The next events of a job or a run, at most a page of them."""
+    """The next page of events of a job or a run."""
     with context.database.read() as connection:
         return storage.after(connection, subject, number, limit=PAGE)
 

@@ -21,7 +21,7 @@ Subject = tuple[SubjectKind, str]
 
 
 def add(connection: Connection, subject: Subject, kind: str, data: Mapping[str, object], now: datetime) -> None:
-    """Appends an event. The transaction must have written the subject's job before: that lock keeps numbers apart."""
+    """Appends an event. The transaction must have written the subject's job before: its lock makes numbers unique."""
     values = {"subject": subject[1], "of_kind": kind, "told": canonical_json(data), "moment": now}
     connection.execute(_append(subject[0]), values)
 

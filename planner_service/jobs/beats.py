@@ -1,8 +1,7 @@
-"""Beats: the short way for heartbeats, the most frequent of all requests that write.
+"""Beats: a shortcut for heartbeats, the most frequent of all requests that write.
 
-Finding the route and its dependencies takes twice as long as the heartbeat itself. `Beats` runs after everything that
-checks callers, and answers what the route would answer. Everything unusual continues to the route, which reports what
-is wrong.
+Finding the route and its dependencies takes twice as long as the heartbeat itself. `Beats` runs after all checks of
+callers, and gives the route's answer. Every unusual request continues to the route, which reports its error.
 """
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,8 +17,8 @@ from planner_service.platform.requests import may
 from planner_service.platform.writers import in_writer
 
 LARGEST_BYTES = 4096
-"""A body of at most so many bytes is read in the event loop's thread: even the worst one takes less time than passing
-it to another thread.
+"""The largest body that the event loop's thread reads: even the slowest one takes less time than a switch to another
+thread.
 """
 
 SCOPES: tuple[TokenScope, ...] = ("agent",)

@@ -1,15 +1,9 @@
 """Choice: which jobs of the queue an agent may take. This module only reads; `leases` takes one of the jobs in a short
 write.
 
-The work of a look is bounded, however long the queue is. It first goes through the oldest JOBS jobs; usually one of
-them decides. If none does, it steps through an index from one need to the next, at most NEEDS of them, however many
-jobs share a need. For each need that the agent meets, at most SUITABLE of them, it looks up the oldest job. A queue
-with more needs takes several looks: each continues where the last one ended. An agent thus gets the oldest job that it
-can do, or in a queue with more needs the oldest of those looked at.
-
-Jobs that only another release can read are passed over, at every place.
-
-An agent that could take part in a waiting job for several nodes takes no job that came after it.
+An agent gets the oldest job that it can do. In a queue with more than NEEDS needs, it gets the oldest of those that a
+look reads (`look`). Every step skips jobs that only another release can read. An agent that could take part in a
+waiting job for several nodes takes no later job.
 """
 
 from collections.abc import Iterable, Sequence
@@ -86,10 +80,12 @@ CURSORS = Cursors()
 
 
 def look(context: Context, connection: Connection, request: LeaseRequest, now: datetime) -> Chosen:
-    """What the agent may take now. The cost does not grow with the queue."""
+    """The jobs that the agent may take now. The cost does not grow with the queue."""
     judge = _Judge(context, connection, request, now)
+    # 1. The oldest jobs: usually one of them suits.
     oldest = queue.waiting(connection, request.kinds, now, JOBS)
     if not judge.decided_by(oldest) and len(oldest) == JOBS:
+        # 2. The oldest job of each need, from where the last look ended: an index steps from need to need.
         seen = queue.needs_waiting(connection, CURSORS.of(request.agent), NEEDS)
         if not judge.decided_by(judge.first_of(seen)):
             CURSORS.keep(request.agent, seen[-1][0] if len(seen) == NEEDS else "")
@@ -161,7 +157,7 @@ class _Judge:
         return [one for one in waiting if one.place in texts and is_readable(texts[one.place])]
 
     def choice(self) -> Chosen:
-        """What was found."""
+        """The candidates."""
         registered = self.request.instance is not None
         asks = registered and (
             self.agent is None
@@ -172,7 +168,7 @@ class _Judge:
         return Chosen(places=tuple(self._places), gang=self._gang, refused=refused, asks=asks)
 
     def _verdict(self, needs_id: str, text: str) -> Verdict:
-        """Whether the agent meets these needs; judged once. Nobody meets those that only another release can read."""
+        """Whether the agent meets these needs; judged once. It never meets those that only another release can read."""
         if needs_id not in self._verdicts:
             needs = needs_of(text)
             self._verdicts[needs_id] = "cannot" if needs is None else self._judged(needs_id, needs)
@@ -180,12 +176,12 @@ class _Judge:
 
     def _judged(self, needs_id: str, needs: Needs) -> Verdict:
         agent = self.agent
-        if agent is None:  # It never reported what it can do: it takes jobs for one node that name no other agents.
+        if agent is None:  # It never reported its capabilities: it takes jobs for one node that name no other agents.
             named = not needs.agents or self.request.agent in needs.agents
             return "takes" if needs.nodes == 1 and named and self.request.instance is None else "cannot"
         if needs.lacks(agent) is not None:
             full = len(self._refused) == REFUSED_AT_ONCE
-            returning = self.context.absence.lasts(self.now)  # nobody has been heard while the service was away
+            returning = self.context.absence.lasts(self.now)  # no agent could report while the service was away
             if not full and not returning and needs.refused(agent) is not None and nobody_allows(needs, self._heard()):
                 self._refused[needs_id] = needs
             return "cannot"

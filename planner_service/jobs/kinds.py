@@ -1,4 +1,4 @@
-"""Kinds: what each kind of job must provide for the queue. The queue itself knows neither plans nor runs.
+"""Kinds: the interface of each kind of job to the queue. The queue itself knows neither plans nor runs.
 
 enqueue:   check ──▶ needs ──▶ begin
 complete:  pack ──▶ store ──▶ then    `pack` in a parser's process where the result is large (`platform.parsing`)
@@ -19,17 +19,17 @@ from planner_service.platform.context import Context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKind:
-    """One kind of job, by the `kind` of its tasks and results. A step that is None is left out.
+    """One kind of job, by the `kind` of its tasks and results. A step that is None is skipped.
 
-    - `check`: raises InvalidInputError for a task that nobody could do; before anything is written.
-    - `needs`: what a task asks of agents. Raises InvalidInputError where it cannot be done as asked.
-    - `begin`: stores what belongs to a new job, by the job's id, in the transaction that enqueues it. Returns columns
-      of the job's row, as `{"run_id": ...}`.
-    - `pack`: turns a result into the form in which it is stored; a module's function, which another process can import.
+    - `check`: raises InvalidInputError for a task that no agent could do, before anything is written.
+    - `needs`: a task's requirements of agents. Raises InvalidInputError if they contradict the task.
+    - `begin`: stores a new job's rows under the job's id, in the transaction that enqueues it. Returns columns of the
+      job's row, as `{"run_id": ...}`.
+    - `pack`: converts a result to its stored form; a module's function, which another process can import.
     - `store`: stores a packed result in the transaction that ends the job. Returns columns of the job's row. A kind
-      that has none takes no results from agents.
-    - `then`: the task that the job goes on with, by the job and the columns of its result: it is queued anew.
-    - `by_service`: the service itself does the job, no agent. A lost attempt is repeated without a pause.
+      without it accepts no results from agents.
+    - `then`: the job's next task, from the job and the columns of its result; the job is queued again.
+    - `by_service`: the service does the job itself, without an agent. It repeats a lost attempt without a pause.
     """
 
     name: str
@@ -57,7 +57,7 @@ def register(*kinds: JobKind) -> None:
 
 
 def kind_of(name: str) -> JobKind:
-    """The kind of this name. Raises LookupError for one that nobody has registered."""
+    """The kind of this name. Raises LookupError for one that is not registered."""
     if name not in _KINDS:
         raise LookupError(f"no kind of job is registered as {name!r}")
     return _KINDS[name]

@@ -1,20 +1,12 @@
-"""Leases: given to agents that ask for work. `choice` first finds what they may take, in a transaction that only reads.
-This module takes it in one that writes; other agents may have been faster.
+"""Leases: gives jobs to agents that request work. `choice` first selects candidates, in a transaction that only reads.
+This module takes one in a transaction that writes, if no other agent was faster.
 
-A job for one node goes to the agent that asks for work: it gets the oldest that it can do, by one SQL statement.
-
-A job for several nodes is given to all of its agents at once, when the last of those that it needs asks for work and
-the others have asked lately. No agent holds a part of such a job while it waits for the rest, so two of these jobs
-never wait for each other. An agent that could take part in a waiting job for several nodes takes no job that came after
-it (`choice`). Otherwise that job could wait for ever while smaller jobs keep coming.
-
-A lease's fence is a number in the job's row that counts the leases ever given on the job, whoever got them. Every new
-lease raises it by one (`store.take`, `store.give_again`). Of two holders, the one with the higher fence is
-right. Where it is compared:
+A lease's fence counts all leases of a job so far, in the job's row. Every new lease raises it by one (`store.take`,
+`store.give_again`). Of two holders, the one with the higher fence is right. It is compared here:
 
 - `gangs.of_job` and `gangs.part_of` find only members with the fence of the job's latest lease.
 - `plans.jobs.is_held` asks whether the service's own lease of a job is still the latest.
-- The agent's `Mark` in a process's environment tells the processes of one lease from those of another.
+- The agent's `Mark` in a process's environment distinguishes the processes of different leases.
 
 Reports and heartbeats do not send it: they prove their lease by its token (`service._held`).
 """
@@ -56,6 +48,7 @@ def give(
         return lease
     _refuse(connection, choice, agent, now)
 
+    # 1. The oldest suitable job for one node, by one SQL statement.
     alone = choice.places if choice.gang is None else choice.places[:-1]
     job = storage.take(connection, alone, taking)
     if job is not None:
@@ -63,6 +56,7 @@ def give(
             known_agents.given(connection, (agent.name,), job.id)
         events.record_job(connection, job, now)
         return Lease(job=job, token=taking.token, expires_in_s=context.lease_s)
+    # 2. Else the oldest job for several nodes. The agent takes no later job, or this one could wait for ever.
     if choice.gang is not None and agent is not None:
         lease = _given_to_gang(context, connection, taking, agent, choice.places[-1], choice.gang)
     if lease is None and agent is not None:
@@ -71,7 +65,7 @@ def give(
 
 
 def _given_before(context: Context, connection: Connection, taking: Taking, agent: KnownAgent) -> Lease | None:
-    """What the agent holds without knowing: its part in a gang, or a job whose lease was lost in transit."""
+    """The agent's unreported lease: its part in a gang, or a job whose lease was lost in transit."""
     name, instance = agent.name, agent.told.instance
 
     part = members.part_of(connection, name, instance)
@@ -95,7 +89,7 @@ def _given_before(context: Context, connection: Connection, taking: Taking, agen
 
 
 def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, now: datetime) -> None:
-    """Ends jobs with a factory that no agent of the last day allows: nobody will ever take them."""
+    """Ends jobs with a factory that no agent of the last day allows: no agent would ever take them."""
     heard = heard_lately(connection, now) if choice.refused else []
     for needs_id, needs in choice.refused:
         if agent is None or not nobody_allows(needs, heard):
@@ -111,8 +105,8 @@ def _refuse(connection: Connection, choice: Chosen, agent: KnownAgent | None, no
 def _given_to_gang(
     context: Context, connection: Connection, taking: Taking, agent: KnownAgent, place: int, needs: Needs
 ) -> Lease | None:
-    """Gives the job to all of its agents, if they are still free. The agent that asked has it; the others learn of it
-    when they next ask.
+    """Gives the job to all of its agents at once, if enough have requested work lately. Other agents get it with their
+    next request. No agent holds a part while it waits for the rest, so two such jobs never wait for each other.
     """
     since = taking.now - timedelta(seconds=context.lease_s / 3)
     others = needs.others(agent, known_agents.idle(connection, since))[: needs.nodes - 1]

@@ -1,4 +1,4 @@
-"""Queue: which jobs wait and what they need. This module only reads; `store` writes changes."""
+"""Queue: the waiting jobs and their needs. This module only reads; `store` writes changes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from planner_service.platform.tables import jobs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
-    """A job in the queue: what it needs, and its place."""
+    """A job in the queue: its needs, and its place."""
 
     needs_id: str
     needs: str
@@ -65,7 +65,7 @@ def due(now: datetime | BindParameter[datetime]) -> ColumnElement[bool]:
 def _of_kinds(
     connection: Connection, made: Callable[[int], CompoundSelect[Any]], kinds: Iterable[str], values: Mapping[str, Any]
 ) -> list[QueuedJob]:
-    """The statement's jobs of these kinds, at most `most` of them, the oldest first; none without kinds."""
+    """The statement's jobs of these kinds, oldest first, up to `values["most"]`; none without kinds."""
     each = {f"kind_{index}": kind for index, kind in enumerate(dict.fromkeys(kinds))}
     rows = connection.execute(made(len(each)), {**values, **each}).all() if each else []
     found = [QueuedJob(needs_id=row.needs_id, needs=row.needs, place=row.sequence) for row in rows]

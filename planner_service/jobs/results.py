@@ -1,4 +1,4 @@
-"""Results: checks and packs what agents report at a job's end."""
+"""Results: checks and packs agents' reports at a job's end."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -48,7 +48,7 @@ def enqueue_job(
 
 @router.get("", dependencies=[scope("read")])
 def list_jobs(services: Services, query: Annotated[JobQuery, Query()]) -> PageOf[Job]:
-    """The jobs: newest first, or in the order asked for; those that pass all filters."""
+    """The jobs: newest first, or in the requested order; those that pass all filters."""
     return jobs.page(services, query)
 
 
@@ -85,7 +85,7 @@ def heartbeat_job(
 
 
 async def _report(services: Services, content: Body) -> PackedReport:
-    """What an agent reports, packed where large documents are read."""
+    """An agent's report, packed where large documents are read."""
     return await services.parsing.read(partial(results.read, packers()), content)
 
 

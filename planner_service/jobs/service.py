@@ -1,4 +1,4 @@
-"""Jobs: enqueued by anybody, leased by agents, ended by whoever holds the lease.
+"""Jobs: enqueued by any caller, leased by agents, ended by the holder of the lease.
 
     queued ──lease──▶ leased ──complete──▶ succeeded
       ▲                 │ ├────fail──────▶ failed
@@ -6,10 +6,10 @@
       ├──goes on────────┤
       └──handed back────┘                                retry:  failed, dead or cancelled ──▶ queued
 
-After a lease has expired, its owner may still renew it or report, as long as nobody else has taken the job: finished
-work is not thrown away. Every lease has its own token, and only the job's latest one counts. Every lease also has a
-number, the job's fence (`leases` says where it is compared). A job for several nodes has a lease and a token for each;
-they end together (`gangs`). A job may go on as another task once one is done: an estimate as its plan.
+After a lease has expired, its owner may still renew it or report until another agent has taken the job: finished work
+is not thrown away. Every lease has its own token, and only the job's latest one is valid. Every lease also has a
+number, the job's fence (`leases` lists its comparisons). A job for several nodes has a lease and a token for each; they
+end together (`gangs`). A job may continue as another task once one is done: an estimate as its plan.
 """
 
 import secrets
@@ -123,7 +123,7 @@ def lease(context: Context, request: LeaseRequest, *, by: Identity = LOCAL) -> L
                 with context.database.write() as connection:
                     _settle(context, connection, now)
                 continue
-            if chosen.empty:  # most requests for work find none: they only read
+            if chosen.empty:  # usually a request for work finds none: it only reads
                 return None
             with context.database.write() as connection:
                 given = leases.give(context, connection, request, chosen, now)
@@ -263,7 +263,7 @@ def cancel(context: Context, job_id: str) -> Job:
 
 
 def retry(context: Context, job_id: str) -> Job:
-    """Puts back a job that has failed, died or been cancelled, with all its attempts; one under way stays as it is."""
+    """Puts back a job that has failed, died or been cancelled, with all its attempts; a running one stays as it is."""
     now = context.now()
     with context.database.write() as connection:
         _settle(context, connection, now)

@@ -48,7 +48,7 @@ class Taking:
 
 _UNSET = ("token", "agent", "instance", "gang", "lease_expires_at", "not_before", "progress")
 _FREE: dict[str, Any] = {"state": "queued", **dict.fromkeys(_UNSET)}
-"""The columns of a job that nobody holds."""
+"""The columns of a job without a lease."""
 
 # The statements of every report, made once: building a statement takes longer than executing it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("asked_id"))
@@ -119,7 +119,7 @@ def add(
     needs: tuple[str, str] = NO_NEEDS,
     asked_by: str | None = None,
 ) -> None:
-    """Appends a job to the queue. `needs` are an id and a text of what an agent must have to take it."""
+    """Appends a job to the queue. `needs` are the id and text of its requirements of an agent."""
     connection.execute(
         insert(jobs).values(
             id=job_id,
@@ -137,7 +137,7 @@ def add(
 
 
 def name_beside(connection: Connection, job_id: str, beside: Mapping[str, str]) -> None:
-    """Writes the ids of what was made with the job, such as `run_id`, into its row."""
+    """Writes the ids of objects made with the job, such as `run_id`, into its row."""
     if beside:
         _set(connection, job_id, **beside)
 
@@ -167,7 +167,7 @@ def page(connection: Connection, cut: Cut, states: Iterable[JobState] = ()) -> P
 
 
 def claim(connection: Connection, job_id: str) -> Claim | None:
-    """The job and who holds it; on PostgreSQL nobody else changes it until the transaction ends."""
+    """The job and its holder; on PostgreSQL the row stays locked until the transaction ends."""
     row = connection.execute(_CLAIM, {"asked_id": job_id}).one_or_none()
     return None if row is None else Claim(job=_job(row), token=row.token, result_id=row.result_id)
 
@@ -269,7 +269,7 @@ def go_on(connection: Connection, job_id: str, *, task: Task, beside: Mapping[st
 def succeed(
     connection: Connection, job_id: str, *, result_id: str, now: datetime, beside: Mapping[str, str | None]
 ) -> None:
-    """Ends the job with its result; `beside` are columns that name what it produced, such as `profile_id`."""
+    """Ends the job with its result; `beside` are further columns of its row, such as `profile_id`."""
     _set(connection, job_id, state="succeeded", result_id=result_id, **beside, lease_expires_at=None, updated_at=now)
 
 

@@ -1,4 +1,4 @@
-"""Names in addresses: what stands in the place of a whole id.
+"""Names in addresses: aliases and first digits in the place of a whole id.
 
 /v1/plans/3fa2/streams is that of the one plan whose id begins so, /v1/plans/gpt-prod/streams that of the plan at which
 the alias points. The pages have the same addresses without /v1. Where plans are compared, the query names them so.
@@ -34,9 +34,9 @@ _COMPARED = {"/v1/plans/compare": "id", "/compare": "plan"}
 class Names:
     """Puts the whole id into the address; a plan is looked for by id, alias and first digits, as the commands do.
 
-    It runs after the layers that check callers. Who may not read lists cannot find an id by its first digits. If
-    several ids begin so, the answer is a 422 that names them. What a name stands for may change: no answer to one is
-    kept without asking, and `Content-Location` says what it was.
+    It runs after the layers that check callers. Callers that may not read lists cannot find an id by its first digits.
+    If several ids begin so, the answer is a 422 that names them. A name's target may change: caches must revalidate its
+    answers, and `Content-Location` has the id.
     """
 
     def __init__(self, app: ASGIApp, context: Context) -> None:
@@ -87,9 +87,9 @@ class Names:
         scope["query_string"] = urlencode(whole).encode()
 
     def _place(self, found: re.Match[str], reads: bool) -> str | None:
-        """The address with the whole id, and the part that is asked for; None if there is none: a route will say so.
+        """The address with the whole id, and the requested part; None if there is none, which a route reports.
 
-        An address that ends as that of a part is one, if a plan has the rest for its name: aliases may hold slashes.
+        An address that ends like that of a part is one if the rest names a plan: aliases may contain slashes.
         """
         before, noun, name, part = found.groups("")
         for head, rest in ((name, part), (name + part, "")):

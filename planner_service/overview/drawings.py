@@ -15,12 +15,12 @@ CARD = Frame(6.0, 314.0, 6.0, 78.0)
 """A card of the first page, 320 x 84. Its scale stands below it as text."""
 
 LEAST_SCALE = 0.05
-"""A chart of errors reaches at least this far: small errors then look small."""
+"""The minimum range of a chart of errors: small errors then look small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spot:
-    """A dot of a chart, and what it stands for."""
+    """A dot of a chart, and its meaning."""
 
     x: float
     y: float
@@ -54,7 +54,7 @@ class Errors:
 
 
 def history(plans: Sequence[PlanSummary], frame: Frame = CARD) -> History | None:
-    """The throughputs of played plans, whatever their order; None where there are none."""
+    """The throughputs of played plans, in any order; None where there are none."""
     known = played(plans)
     if not known:
         return None
@@ -97,7 +97,7 @@ def played(plans: Sequence[PlanSummary]) -> list[tuple[PlanSummary, float]]:
 
 
 def errors(runs: Sequence[RunSummary], frame: Frame = CARD) -> Errors | None:
-    """The errors of measured runs, whatever their order. None where there are none."""
+    """The errors of measured runs, in any order. None where there are none."""
     known = measured(runs)
     if not known:
         return None

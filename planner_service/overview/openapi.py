@@ -129,7 +129,7 @@ DERIVED = {
     "data": {"type": ["integer", "null"], "description": DEGREES["data"]},
     "sequence_parallel": {"type": "boolean", "description": "whether tensor parallelism shares out the tokens too"},
 }
-"""What a plan's document adds to the plan."""
+"""The fields that a plan's document adds to the plan."""
 
 CHROME_TRACE = {
     "type": "object",
@@ -146,7 +146,7 @@ SPOKEN = {
     name: {"type": [kind, "null"], "description": SAID[name]}
     for name, kind in (("synchronous", "boolean"), ("training", "string"), ("optimality", "string"))
 }
-"""What an answer says of a plan besides."""
+"""Further fields of an answer with a plan."""
 
 SOLVE_TIME = {"type": "number", "description": "seconds that the planner took for this answer"}
 
@@ -223,7 +223,7 @@ def request_examples(solve: Solve) -> dict[str, dict[str, Any]]:
 
 
 def _described(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's description of the application, with what it lacks."""
+    """FastAPI's description of the application, completed."""
     context: Context = app.state.context
     of_framework = get_openapi(
         title=app.title,

@@ -1,4 +1,4 @@
-"""Page of the overview, the first page: the best plans, how good predictions are, what runs now and what failed."""
+"""Page of the overview, the first page: the best plans, how good predictions are, running and failed jobs."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse

@@ -1,4 +1,4 @@
-"""Page of one plan: the plan, its predicted schedule, what it was made from, its runs and aliases."""
+"""Page of one plan: the plan, its predicted schedule, its profile and cluster, its runs and aliases."""
 
 import json
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ SHOWN_RUNS = Cut(limit=20)
 SHOWN_ALIASES = 20
 MOST_SHOWN_WORKERS = 32
 MOST_SHOWN_MICROBATCHES = 1_024
-"""The most instructions, of all workers together, that the page writes out."""
+"""The upper bound on the instructions of all workers together that the page writes out."""
 MOST_SHOWN_RANKS = 256
 
 TOKENS = "worker_agent.models.text:random_tokens?vocab_size=256"
@@ -68,7 +68,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """What the page shows. 0 batches: the plan is too large to be played for a page."""
+    """The page's content. 0 batches: the plan is too large to be played for a page."""
 
     summary: PlanSummary
     plan: Plan
@@ -118,7 +118,7 @@ def plan_view(
     """Gathers the page's content; `across` and `down` are the degrees of the search's map. Raises NotFoundError."""
     plan = plans.get(context, plan_id)
     capacities = plans.capacities(context, plan)
-    others = tuple(dict.fromkeys(plan.alternatives))  # those that were not looked into may be alike
+    others = tuple(dict.fromkeys(plan.alternatives))  # those that were not searched may be equal
     # Enough batches to show the steady state, and no more than the service plays.
     enough = -(-(DRAWN_MICROBATCHES + 2 * plan.depth) // plan.microbatches)
     batches = min(max(2, enough), MOST_DRAWN_BATCHES, plans.playable_batches(plan))

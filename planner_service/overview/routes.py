@@ -83,5 +83,5 @@ def get_errors_chart(services: Services, request: Request, kind: Format) -> Resp
 
 
 def _hash(text: str) -> str:
-    # What these charts show has no id: their content is their tag.
+    # These charts' data have no id: their content is their tag.
     return hashlib.sha256(text.encode()).hexdigest()[:32]

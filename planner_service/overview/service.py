@@ -1,4 +1,4 @@
-"""Overview: what the first page shows, the metrics that come from the database, and ids by their first digits."""
+"""Overview: the first page's content, the metrics that come from the database, and ids by their first digits."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,13 +19,13 @@ from planner_service.platform.listing import Cut
 from planner_service.platform.metrics import Stored
 
 ALIVE_S = 90.0
-"""An agent that was heard of within so many seconds is alive."""
+"""An agent with a request within this time is alive."""
 
 MODELS = 6
 PLANS_A_MODEL = 20
 MEASURED = 40
 JOBS = 5
-"""What the first page shows at most: models, the newest plans of each, measured runs, and jobs of a kind of state."""
+"""Upper bounds of the first page: models, the newest plans of each, measured runs, and jobs of a kind of state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ModelPlans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """What the first page shows. `queued` and `leased` count all jobs; `under_way` and `failed` are the newest ones."""
+    """The first page's content. `queued` and `leased` count all jobs; `under_way` and `failed` are the newest ones."""
 
     models: tuple[ModelPlans, ...]
     measured: tuple[RunSummary, ...]
@@ -50,7 +50,7 @@ class Glance:
 
 
 def glance(context: Context) -> Glance:
-    """The best plans, the measured runs, what runs now, and what failed. Every query reads rows that an index finds."""
+    """The best plans, the measured runs, running and failed jobs. Every query reads rows that an index finds."""
     with context.database.read() as connection:
         names = storage.newest_models(connection, MODELS)
         pending = storage.jobs_by_kind_and_state(connection)
@@ -89,7 +89,7 @@ def _newest(context: Context, state: JobState) -> tuple[Job, ...]:
 
 
 MOST_IDS = 10
-"""The most ids that an answer to a prefix names."""
+"""The upper bound on ids in an answer to a prefix."""
 
 
 def ids(context: Context, query: IdQuery) -> Matches:

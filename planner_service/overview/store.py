@@ -1,4 +1,4 @@
-"""Store of the overview: counts for the metrics, ids by their first digits, and what the first page shows.
+"""Store of the overview: counts for the metrics, ids by their first digits, and the first page's rows.
 
 It counts only rows that an index finds, never a whole table.
 """
@@ -15,7 +15,7 @@ PENDING = ("queued", "leased")
 """The states of jobs that have not ended: these rows stay few, however many have ended."""
 
 MOST_MODELS = 200
-"""The most models among which the newest are searched."""
+"""The upper bound on the models among which the newest are searched."""
 
 LONGEST_NAME = 500
 """The longest name by which a list can be filtered."""

@@ -1,1 +1,1 @@
-"""Plans: asked for, searched in solvers, stored, compared, exported."""
+"""Plans: requested, searched in solvers, stored, compared, exported."""

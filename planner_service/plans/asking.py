@@ -97,7 +97,7 @@ HINTS = {
     "offload": "what is kept in the host's memory",
     "offload_share": "the share of layers whose activations are there",
 }
-"""What each option is."""
+"""The description of each option."""
 
 Kind = Literal["number", "text", "choice", "numbers"]
 
@@ -162,7 +162,7 @@ def document_of(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(text: str, kind: Kind, choices: tuple[tuple[str, str], ...]) -> Any:
-    """The text's value, or the text itself if it has none: the API then reports what is wrong."""
+    """The text's value, or the text itself if it has none: the API then reports the error."""
     if kind == "numbers":
         return [_value(part, "number", ()) for part in text.replace(",", " ").split()]
     if kind == "choice" and (YES, "yes") in choices:
@@ -177,7 +177,7 @@ def _value(text: str, kind: Kind, choices: tuple[tuple[str, str], ...]) -> Any:
 
 
 def checked(context: Context, document: Mapping[str, Any]) -> PlanRequest | ModelPlanRequest:
-    """The request of the document. Raises InvalidInputError for whatever the API refuses before it asks a planner."""
+    """The request of the document. Raises InvalidInputError for all that the API refuses before a planner runs."""
     asked = parse_plan_request(canonical_json(document).encode())
     if isinstance(asked, ModelPlanRequest):
         estimates.check(context, estimates.task_of(context, asked))

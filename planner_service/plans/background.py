@@ -1,4 +1,4 @@
-"""Background: the work of a service's process beside its requests: solvers, plan jobs, prices, followers of events."""
+"""Background: the work of a service's process outside requests: solvers, plan jobs, prices, followers of events."""
 
 import asyncio
 import time
@@ -82,7 +82,7 @@ class Background:
         self._context.parsing.close()
 
     def wind_down(self, within_s: float) -> None:
-        """Ends streams and plays at once, and after `within_s` at most the searches that requests still wait for.
+        """Ends streams and plays at once, and searches with waiting requests after at most `within_s`.
 
         Blocks meanwhile: never call it in the event loop's thread.
         """

@@ -1,7 +1,7 @@
-"""Charts of a plan: what its devices hold, and its alternatives. Pure geometry; the templates write the SVG.
+"""Charts of a plan: its devices' memory, and its alternatives. Pure geometry; the templates write the SVG.
 
-memory_chart   what a device of every stage holds, stacked by item, below the line of its usable memory
-front_chart    throughput against memory: the answer, the configurations considered, and the front that none beats
+memory_chart   the memory of a device of every stage, stacked by item, below the line of its usable memory
+front_chart    throughput against memory: the answer, the configurations considered, and the Pareto front
 search_map     the best throughput that was found for each pair of values of two degrees
 
 Every chart has `rows`: the table that its CSV file holds, the names of the columns first.
@@ -22,12 +22,12 @@ from planner_service.platform.axes import FILE, StackedPart, Tick, memory_ticks
 BOTTOM = FILE.bottom
 GAP = 0.15
 FAR = 20
-"""A capacity beyond this multiple of what is held is written, not drawn: it would flatten everything else."""
+"""A capacity beyond this multiple of the used memory is written, not drawn: it would flatten all bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryColumn:
-    """What a device holds; `capacity_y` is the line of its usable memory, None if that is far above."""
+    """A device's memory; `capacity_y` is the line of its usable memory, None if that is far above."""
 
     x: float
     width: float
@@ -102,7 +102,7 @@ _SAME = (
     *("schedule", "depth", "width", "microbatch_size", "microbatches", "recompute", "throughput_samples_per_s", "form"),
     *("sharding", "chunks", "offload", "replicate", "a2a_overlap", "offload_share"),
 )
-"""What a plan and an alternative have under one name."""
+"""The fields that plans and alternatives share by name."""
 
 
 def considered(plan: Plan) -> tuple[Alternative, ...]:
@@ -119,7 +119,7 @@ def considered(plan: Plan) -> tuple[Alternative, ...]:
 
 
 def _shape(each: Alternative) -> Alternative:
-    """What distinguishes configurations: everything but their results."""
+    """The key of a configuration: everything but its results."""
     return replace(each, reason="", throughput_samples_per_s=None, memory_bytes=None, closed_form_samples_per_s=None)
 
 
@@ -162,7 +162,7 @@ class Dot:
 class FrontChart:
     """The dots, those of the front labelled; the line through the front as SVG has it; and the axes.
 
-    `price` says what the rates are, `unknown` how many configurations have no such rate or no memory.
+    `price` names the kind of rates, `unknown` is the number of configurations without such a rate or memory.
     """
 
     price: str
@@ -200,7 +200,7 @@ def front_chart(plan: Plan) -> FrontChart | None:
     return FrontChart(
         price=price,
         unknown=len(every) - len(known),
-        dots=tuple(reversed(dots)),  # the answer and the front are drawn over what they beat
+        dots=tuple(reversed(dots)),  # the answer and the front are drawn last, over all others
         points=" ".join(f"{dot.x:.1f},{dot.y:.1f}" for dot in line),
         memory=memory_ticks(most_bytes, start=FILE.left, end=FILE.right, most=8),
         rates=FILE.rows(0.0, most_rate, "{:g}".format),
@@ -317,9 +317,9 @@ class SearchMap:
 
 
 def search_map(plan: Plan, across: str | None = None, down: str | None = None) -> SearchMap:
-    """The map over two degrees; unless named, those with the most values considered.
+    """The map over two degrees, by default those with the largest number of values.
 
-    Raises InvalidInputError for a degree that there is not.
+    Raises InvalidInputError for an unknown degree.
     """
     every = considered(plan)
     price = price_kind(every)

@@ -1,17 +1,16 @@
 """Comparisons: what differs between plans, and why one is faster.
 
-All workers of a plan together compute for `compute_s_per_sample` each sample. Those of the slowest stage compute for
-`slowest_s_per_sample`, all replicas of it together, and that is a share of the time in which a sample is through:
+A sample takes `compute_s_per_sample` of all workers together, and `slowest_s_per_sample` of the slowest stage, divided
+by its replicas. Five factors give the speed:
 
-    samples/s = workers / device_s_per_sample: were every worker always at work
+    samples/s = workers / device_s_per_sample: if every worker always computed
               x balance     mean over slowest: the mean worker's seconds a sample by those of the slowest
-              x exchange    of the slowest stage's time without waiting, the share that is compute
+              x exchange    compute's share of the slowest stage's compute, exchange and update
               x waiting     the share of the time in which the slowest stage computes, exchanges or updates
 
-The ratio of two plans' speeds is the product of the ratios of these five. Speeds are those of the streams when they are
-played. A plan whose streams were not is compared by the closed form, and so is the plan beside it: like with like. An
-exchange counts where a schedule has a flush, as far as no backward hides it by the plan's costs and never for more than
-the time that is left. Without a flush the microbatches that follow hide it, and what they do not is waiting.
+The ratio of two plans' speeds is the product of the ratios of these five. Speeds are those of played streams. If either
+plan was not played, both are compared by their closed forms. An exchange counts under a schedule with a flush, without
+the part that the backward hides. Without a flush later microbatches hide it, and the rest counts as waiting.
 """
 
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ _NOT_COMPARED = ("id", "stages", "simulated_samples_per_s", "simulated_bubble_fr
 
 
 def compare(context: Context, plan_ids: list[str]) -> Comparison:
-    """The plans side by side, in this order. Raises NotFoundError."""
+    """The comparison of the plans, in this order. Raises NotFoundError."""
     return comparison([(plan_id, plans.get(context, plan_id)) for plan_id in plan_ids])
 
 
@@ -88,7 +87,7 @@ def comparison(compared: Sequence[tuple[str, Plan]]) -> Comparison:
 
 
 def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
-    """Why the plans are not comparable: a sentence for each fact that differs and should not."""
+    """Why the plans are not comparable: a sentence for each fact that should not differ but does."""
     sentences = (
         ("model", "The models differ ({}): a sample is not the same work."),
         ("cluster_id", "The clusters differ: part of the speed is the hardware's, not the plan's."),
@@ -117,7 +116,7 @@ def _caveats(compared: Sequence[PlanFacts]) -> tuple[str, ...]:
 
 
 def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
-    """How many times as fast as the first the plan is, and the factors whose product is this ratio."""
+    """The ratio of the plan's speed to that of the first, and the factors whose product it is."""
     price: Literal["played", "closed form"] = "played"
     rate, first_rate = plan.throughput_samples_per_s, first.throughput_samples_per_s
     if rate is None or first_rate is None:
@@ -137,6 +136,7 @@ def _speed(plan: PlanFacts, first: PlanFacts) -> Speed:
 def _shares(plan: PlanFacts, samples_per_s: float) -> tuple[dict[str, float], dict[str, str]]:
     """The five factors of a plan's speed by name, and each in words."""
     slowest_s, sample_s = plan.slowest_s_per_sample, 1 / samples_per_s
+    # The closed form may expect a longer exchange than a play has time for.
     exchange_s = min(plan.exchange_s_per_sample, max(sample_s - slowest_s, 0.0))
     mean_s = plan.device_s_per_sample / plan.workers
     again = f", recomputing on {several(len(plan.recomputing_stages), 'stage')}" if plan.recomputing_stages else ""
@@ -166,7 +166,7 @@ def _ms(value_s: float) -> str:
 
 
 def paces_s(plan: Plan) -> tuple[float, ...]:
-    """Every stage's compute seconds a sample, shared by its replicas, which take the work in turn."""
+    """Every stage's compute seconds a sample, divided by its replicas, which take samples in turn."""
     split = _splits_backward(plan)
     found = []
     for stage, costs in zip(plan.stages, plan.costs, strict=True):

@@ -1,6 +1,6 @@
 """Drawings of a plan. All of this is pure geometry; the templates write the SVG.
 
-memory_bar     what a worker holds, as one bar of parts
+memory_bar     a worker's memory, as one bar of parts
 stage_drawing  the model's blocks in a row, cut into stages
 draw           a timeline as rows of bars, a row a rank
 """
@@ -31,7 +31,7 @@ class MemoryShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBar:
-    """The items that a worker of a stage holds, on the scale of the longest bar beside it."""
+    """The memory items of a stage's worker, on the scale of the longest bar."""
 
     stage: int
     shares: tuple[MemoryShare, ...]
@@ -39,7 +39,7 @@ class MemoryBar:
 
 
 def fullest(plan: Plan) -> int:
-    """The stage whose workers hold the most; of several, the first."""
+    """The stage with the largest memory a worker; of several, the first."""
     return max(range(plan.depth), key=lambda index: (plan.stages[index].memory_bytes, -index))
 
 
@@ -160,7 +160,7 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionBar:
-    """One instruction, or several of one kind that are too close to tell apart."""
+    """One instruction, or several of one kind that are too close to be drawn separately."""
 
     x: float
     width: float
@@ -214,7 +214,7 @@ def last_batches(timeline: Timeline, batches: int) -> DrawnWindow:
 
 
 def draw(timeline: Timeline, window: DrawnWindow, *, title: str, most_rows: int = MAX_ROWS) -> Drawing:
-    """The part of the timeline that the window shows, of so many ranks."""
+    """The window's part of the timeline, for at most `most_rows` ranks."""
     replicated = any(lane.replica for lane in timeline.lanes)
     rows = tuple(
         ScheduleRow(

@@ -80,11 +80,11 @@ def store(context: Context, connection: Connection, _job: Job, profile: PackedDo
 
 
 def then(job: Job, left: Mapping[str, str]) -> PlanTask:
-    """The plan that was asked for, with the profile in the model's place."""
+    """The requested plan, with the profile in the model's place."""
     if not isinstance(job.task, EstimateTask):
         raise LookupError(f"job {job.id} is of kind {job.task.kind}")
     return PlanTask(request=job.task.request.with_profile(left["profile_id"]))
 
 
 ESTIMATE = JobKind(name="estimate", check=check, needs=needs, pack=pack, store=store, then=then)
-"""The kind of job that estimates a profile and goes on as a plan."""
+"""The kind of job that estimates a profile and continues as a plan."""

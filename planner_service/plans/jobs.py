@@ -41,10 +41,10 @@ POLL_S = 1.0
 """How often the runner reads the queue without being woken."""
 
 LOOK_S = 0.5
-"""How often it checks whether a search has ended, and whether its job is still held."""
+"""The interval of checks whether a search has ended, and whether its lease is still valid."""
 
 TELL_S = 1.0
-"""How often it reports new progress at most."""
+"""The minimum interval between two progress reports."""
 
 AWAY_S = 1.0
 """How long it waits before it retries a database that did not answer."""
@@ -76,7 +76,7 @@ def posed(context: Context, lease: Lease) -> Posed:
 
 
 def beat(context: Context, lease: Lease, progress: Progress | None) -> bool:
-    """Renews the lease; returns whether the job goes on. Raises LeaseLostError if another owner has it by now."""
+    """Renews the lease; returns whether the job continues. Raises LeaseLostError if another owner has it by now."""
     return not jobs.heartbeat(context, lease.job.id, Heartbeat(token=lease.token, progress=progress)).cancelled
 
 
@@ -119,7 +119,7 @@ def answer_of(context: Context, job: Job) -> plans.Created | None:
 
 
 class PlanRunner:
-    """Leases plan jobs while solvers are free. `told` is called for every job whose end has just been stored."""
+    """Leases plan jobs while solvers are free. Calls `told` for every job whose end has just been stored."""
 
     def __init__(self, context: Context, pool: SolverPool, *, told: Callable[[Subject], None] = lambda _: None) -> None:
         self.deadline_s = context.longest_search_s
@@ -182,7 +182,7 @@ class PlanRunner:
         self._told(("job", lease.job.id))
 
     async def _solve(self, lease: Lease) -> Answered | None:
-        """The planner's answer; None if nobody waits for it any more. Renews the lease during the search."""
+        """The planner's answer; None if its lease has ended. Renews the lease during the search."""
         asked = await asyncio.to_thread(partial(posed, self._context, lease))
         heard: list[Search] = []
         question = PlannerQuestion(planner=asked.request.planner, pose=asked.problem)
@@ -217,7 +217,7 @@ class PlanRunner:
             ticket.cancel()
 
     async def _ask(self, question: Callable[[], bool]) -> bool:
-        """Whether the job goes on; a database that is away does not end a search."""
+        """Whether the job continues; an unreachable database does not end a search."""
         try:
             return await asyncio.to_thread(question)
         except LeaseLostError:

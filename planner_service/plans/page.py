@@ -1,4 +1,4 @@
-"""Pages of the plans: their history, and plans side by side: what differs, why one is faster, stages and memory."""
+"""Pages of the plans: their history, and comparisons: differences, why one is faster, stages and memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -35,7 +35,7 @@ from planner_service.platform.pages import page, query_of
 from planner_service.platform.requests import Services
 
 MOST = 4
-"""The most plans that one page compares."""
+"""The upper bound on the plans that one page compares."""
 
 NEGLIGIBLE = 0.005
 """A factor that is nearer to 1 is not mentioned."""
@@ -80,9 +80,9 @@ class Against:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonView:
-    """What the page shows. `fastest` is a place in `summaries`, `leading` the places of all that are as fast.
+    """The page's content. `fastest` is an index of `summaries`, `leading` are the indices of all equally fast plans.
 
-    Where all are as fast, none leads.
+    If all are equally fast, none leads.
     """
 
     summaries: tuple[PlanSummary, ...]

@@ -7,7 +7,7 @@ the service looks for such plans when it starts and every `LOOK_S` seconds after
    expires.
 2. A separate process plays the plan, within limits of instructions, memory and time.
 3. The play is added by an update that has no effect if the plan has a play. If a play was too long, its limit is
-   recorded: nobody tries again with the same one.
+   recorded: no process tries the same limit again.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ def price_process(memory_bytes: int) -> WorkerProcess[PriceQuestion, None, Price
 
 
 def claim(context: Context, instructions: int) -> PlayClaim | None:
-    """Claims the next plan to be played with so many instructions, or returns None."""
+    """Claims the next plan to be played with at most `instructions` instructions, or returns None."""
     while True:
         now = context.now()
         with context.database.read() as connection:  # usually there is none, and nothing is written
@@ -88,7 +88,7 @@ def end(context: Context, claimed: PlayClaim, *, tried: bool) -> None:
 
 
 class PriceRunner:
-    """Plays the plans that have no price, each with at most so many instructions; with 0 it plays none."""
+    """Plays the plans without a price, each with at most `instructions` instructions; with 0 it plays none."""
 
     def __init__(self, context: Context, start: Callable[[], PriceWorker], *, instructions: int) -> None:
         self._context = context

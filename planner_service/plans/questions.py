@@ -43,8 +43,8 @@ class Posed:
         )
 
     def check(self) -> None:
-        """Raises InvalidInputError for documents that do not go together, a size that was not measured, and a planner
-        that does not exist or cannot be asked.
+        """Raises InvalidInputError for documents that do not fit together, a size that was not measured, and a planner
+        that does not exist or does not support the request.
         """
         problem = asked_of(self.request.planner, self.problem())
         if problem.options.microbatch_size is not None:

@@ -1,7 +1,6 @@
 """Routes of the plans.
 
-A plan is asked for in the answer, or as a job with `Prefer: respond-async` (RFC 7240). No thread waits while a planner
-works.
+A POST returns the plan, or a job with `Prefer: respond-async` (RFC 7240). No thread waits while a planner works.
 """
 
 import asyncio
@@ -57,7 +56,7 @@ from planner_service.platform.writers import WritingRoute, in_writer
 
 LONGEST_WAIT_S = 60.0
 HELD_S = 30.0
-"""How long an idempotency key is held beyond the planner's deadline: the rest of a request's time."""
+"""How long an idempotency key stays reserved after the planner's deadline: the rest of a request's time."""
 
 PreferHeader = Annotated[
     str | None,
@@ -232,7 +231,7 @@ def _reply_of(created: plans.Created) -> Reply:
 
 @router.get("", dependencies=[scope("read")], response_model=Page[PlanSummary] | Page[Plan])
 def list_plans(services: Services, query: Annotated[PlanQuery, Query()]) -> Response:
-    """The plans: newest first, or in the order asked for; those that pass all filters; whole with `content`."""
+    """The plans: newest first, or in the requested order; those that pass all filters; whole with `content`."""
     return Response(_page(query, services), media_type="application/json")
 
 

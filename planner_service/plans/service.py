@@ -34,7 +34,7 @@ NOUN: Noun = "plans"
 """The name of plans in the cache of documents."""
 
 MAX_PLAYED_INSTRUCTIONS = 500_000
-"""The most that the service generates and plays for one request: a few seconds of one core."""
+"""The upper bound on instructions that are played for one request: a few seconds of one core."""
 
 MAX_COUNT = 2**63 - 1
 """The largest integer of the database's columns."""
@@ -43,7 +43,7 @@ MAX_TIME_LIMIT_S = 60.0
 """How long a solver may search for one request."""
 
 INSTRUCTIONS_A_MICROBATCH = 7
-"""Forward, recomputation, backward, and two tensors in and out: the most that a worker executes for one."""
+"""A worker's upper bound for one microbatch: forward, recomputation, backward, and two tensors in and out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ def page(context: Context, query: PlanQuery) -> Page[PlanSummary]:
 
 
 def page_of_summaries(context: Context, query: PlanQuery) -> tuple[list[bytes], str | None]:
-    """The same as JSON texts, and the cursor of the next page. Most are cached: only a play changes a summary."""
+    """The same as JSON texts, and the cursor of the next page. They are cached: only a play changes a summary."""
     with context.database.read() as connection:
         keys = storage.page_of_keys(connection, query)
         known = context.documents.known("summaries", keys.items)
@@ -189,7 +189,7 @@ def newest(context: Context, cut: Cut) -> Page[PlanSummary]:
 
 
 def streams(context: Context, plan_id: str, batches: int) -> Streams:
-    """What every worker executes in the plan's first batches."""
+    """Every worker's instructions in the plan's first batches."""
     plan = get(context, plan_id)
     require_playable(plan, batches)
     program = program_of(plan, batches=batches)
@@ -241,7 +241,7 @@ def playable_batches(plan: Plan) -> int:
 
 
 def require_playable(plan: Plan, batches: int) -> None:
-    """Raises InvalidInputError if so many batches would take too long."""
+    """Raises InvalidInputError if a play of `batches` batches would take too long."""
     most = playable_batches(plan)
     rule = f"must be at most {most} for this plan of {plan.workers} workers" if most else "cannot be played: too large"
     require(batches <= most, "batches", rule, batches)
@@ -259,5 +259,5 @@ def _profile(connection: Connection, field: str, profile_id: str) -> str:
 
 
 def _found(name: str, content: T | None) -> T:
-    """What is stored of the plan. Raises NotFoundError; for a name in an address, as the commands do."""
+    """The plan's content. Raises NotFoundError, whose message covers ids and aliases."""
     return found("plan", name if is_plan_id(name) else f"{name}, nor an alias of that name", content)

@@ -1,5 +1,5 @@
-"""Store of the plans, by their content. A plan never changes, except that a play may be added once if it has none. Its
-request and its time are stored beside it.
+"""Store of the plans, by their content. A plan never changes, except that a play may be added once. Its request and its
+solve time are stored with it.
 """
 
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ def contents(connection: Connection, plan_ids: Sequence[str]) -> dict[str, str]:
 
 
 def without_price(connection: Connection, instructions: int, now: datetime) -> str | None:
-    """The newest plan that was not played, nor tried with so many instructions, and that nobody is playing now."""
+    """The newest plan that was not played, nor tried with `instructions`, and has no claim now."""
     query = select(plans.c.id).where(*_to_be_played(instructions, now)).order_by(plans.c.sequence.desc()).limit(1)
     return connection.execute(query).scalar_one_or_none()
 

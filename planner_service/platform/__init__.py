@@ -1,1 +1,1 @@
-"""Platform: what every noun uses: database, lists, problems, requests, pages, settings."""
+"""Platform: the common parts of all nouns: database, lists, problems, requests, pages, settings."""

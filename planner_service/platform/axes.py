@@ -1,4 +1,4 @@
-"""Axes: what all charts share: the frame that they lie in, round numbers at even distances, parts of stacked bars."""
+"""Axes: the common parts of all charts: their frame, round numbers at even distances, parts of stacked bars."""
 
 import sys
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class StackedPart:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Where in a picture a chart lies. `x` and `y` place a value of 0 to `most`, `rows` its axis."""
+    """A chart's area in a picture. `x` and `y` place a value of 0 to `most`, `rows` its axis."""
 
     left: float
     right: float
@@ -49,7 +49,7 @@ FILE = Frame(92.0, 1140.0, 14.0, 206.0)
 
 
 def round_values(low: float, high: float, most: int) -> list[float]:
-    """At most so many multiples of 1, 2 or 5 times a power of ten within [low, high]."""
+    """At most `most` multiples of 1, 2 or 5 times a power of ten within [low, high]."""
     rough = (high - low) / most if most >= 1 else 0.0
     if rough < sys.float_info.min:  # nothing to divide, or so little that its power of ten is no normal number
         return [low]
@@ -71,12 +71,12 @@ def ticks(
 
 
 def time_ticks(span_s: float, *, start: float, end: float) -> tuple[Tick, ...]:
-    """The time axis of a picture that shows so many seconds."""
+    """The time axis of a picture of `span_s` seconds."""
     return ticks(0.0, span_s, start=start, end=end, most=8, label=seconds)
 
 
 def memory_ticks(most_bytes: float, *, start: float, end: float, most: int) -> tuple[Tick, ...]:
-    """The axis of a picture that shows so many bytes: round numbers of the largest binary unit that they reach."""
+    """The axis of a picture of `most_bytes`: round numbers of the largest binary unit that they reach."""
     unit_bytes = max((2.0**power for power in (0, 10, 20, 30, 40) if 2.0**power <= most_bytes), default=1.0)
     return ticks(
         0.0, most_bytes / unit_bytes, start=start, end=end, most=most, label=lambda value: size(value * unit_bytes)

@@ -1,14 +1,14 @@
-"""Connections: what reaches the service before a request's head is whole, and how many connections are open.
+"""Connections: limits on a request's bytes and time before its head is complete, and on open connections.
 
-The middleware sees a request only when its head is whole, and the parser of heads has no limits. This protocol
-therefore counts bytes and seconds itself. `_bytes` counts what has come without progress: since the head began, or
-since the last byte of a body. The sizes, extensions and trailers of chunks thus count, too. The count begins anew with
-the read that brought the progress to its end: what follows in that read is not counted.
+The middleware sees a request only when its head is complete, and the parser of heads has no limits. This protocol
+therefore counts bytes and seconds itself. `_bytes` counts bytes without progress: since the head began, or since the
+last byte of a body. The sizes, extensions and trailers of chunks thus count, too. Progress resets the count, and the
+rest of the same read does not count.
 
     open ──▶ head ──whole──▶ body ──whole──▶ head of the next request ...
              15 s, 64 KiB    64 KiB without a byte of the body
 
-Once a limit is exceeded, the connection gets an answer and is closed: at once, or after the answer that is under way.
+Once a limit is exceeded, the connection gets an answer and is closed: at once, or after a response in progress.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from planner_service.platform.problems import plain
 
 HEAD_BYTES = 64 * 1024
 HEAD_S = 15.0
-"""What a request's head may take, from its first byte; for the first head, from the connection's beginning."""
+"""The limits of a request's head, from its first byte; for the first head, from the connection's beginning."""
 
 UNREAD_BODY_S = 60.0
 """How long the rest of a body may take that was answered before it was whole."""
@@ -37,22 +37,22 @@ DISCARDED_S = 2.0
 """How much, and for how long, a refused caller may still send: an early close would take the answer from it."""
 
 OTHER_CONNECTIONS = 500
-"""How many connections may be open beside those of the event streams."""
+"""The upper bound on open connections that are not event streams."""
 
 OTHER_FILES = 256
-"""Files that the service needs beside its connections: databases, pipes of processes."""
+"""Open files that are not connections: databases, pipes of processes."""
 
 SHARE_CLOSED = 8
-"""Where there is no room, this part of the waiting connections is closed: one in so many."""
+"""If no connection is free, 1 / SHARE_CLOSED of the waiting ones are closed."""
 
 RETRY_AFTER_S = 1
 LOG = logging.getLogger("pipeplan.access")
 
 
 def most_connections(event_streams: int) -> int:
-    """How many connections may be open, with so many event streams: no more than the system lets the process have.
+    """The upper bound on open connections, `event_streams` included, within the system's limit on open files.
 
-    Raises the system's limit as far as this process may.
+    It raises that limit as far as this process may.
     """
     wanted = event_streams + OTHER_CONNECTIONS
     if sys.platform == "win32":
@@ -68,10 +68,10 @@ def most_connections(event_streams: int) -> int:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection with limits on heads, on what is between the bytes of bodies, and on its neighbours.
+    """A connection with limits on heads, on bytes without progress in bodies, and on the number of connections.
 
-    The configuration's `limit_concurrency` is the most connections. Where one more comes, those that have waited
-    longest without a request make room; where all have requests, the new one gets a 503.
+    The configuration's `limit_concurrency` is the upper bound on connections. Beyond it, those that have waited longest
+    without a request are closed; if all have requests, the new one gets a 503.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -90,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return not self._discards and (self.cycle is None or self.cycle.response_complete)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Takes the connection, closes others that are refused or wait longest to make room, or refuses it."""
+        """Accepts the connection, after closing refused and longest-waiting ones beyond the limit, or refuses it."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(HEAD_S, self._late)
         most = self._max_connections
@@ -113,7 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses what has come, no further than the limit. Refuses what follows without progress."""
+        """Parses received bytes up to the limit. Refuses further ones without progress."""
         if self._discards:
             self._bytes += len(data)
             if self._bytes >= DISCARDED_BYTES:
@@ -154,14 +154,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Begins to wait: for the rest of a body that nobody reads, or for the next request."""
+        """Begins to wait: for the rest of a body that is not read, or for the next request."""
         self._waits_since_s = self.loop.time()
         if self._in_body:
             self._time(UNREAD_BODY_S)
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is not HTTP."""
+        """Refuses bytes that are not HTTP."""
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _time(self, duration_s: float | None) -> None:
@@ -171,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = None if duration_s is None else self.loop.call_later(duration_s, self._late)
 
     def _late(self) -> None:
-        """What was waited for did not come."""
+        """The time limit of a wait has passed."""
         self._deadline = None
         if self._discards or self._in_body:
             self.transport.abort()

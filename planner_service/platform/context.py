@@ -1,4 +1,4 @@
-"""Context: what every service needs; `app` makes it once."""
+"""Context: the common objects of all services; `app` makes it once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Absence:
         self.until = max(self.until, now + timedelta(seconds=lease_s))
 
     def lasts(self, now: datetime) -> bool:
-        """Whether owners and agents may still be on their way back."""
+        """Whether owners and agents may still be reconnecting."""
         return now < self.until
 
     def waited(self, now: datetime, waited_s: float, lease_s: float) -> None:
@@ -82,7 +82,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What services work with.
+    """The common objects of services.
 
     `longest_search_s` is how long a plan's job may search. `documents` caches documents as they are sent. `token_key`
     is the operator's key for tokens.

@@ -45,7 +45,7 @@ CONNECTION_RETRY_S = 2.0
 FULL_RETRY_S = 30.0
 
 AWAY = "the database cannot be used now"
-"""What callers learn of a database that may be back soon; its name, address and the cause are its operators' alone."""
+"""The callers' message for an unreachable database; only operators see its name, address and the cause."""
 
 NO_SUCH_TABLE = frozenset({"42P01", "42703"})
 """PostgreSQL's codes for a table or a column that is not there."""
@@ -140,11 +140,11 @@ def _reported(error: DBAPIError, detail: str) -> PipeplanError | None:
 
 
 class Database:
-    """One database by its URL. `read` and `write` are the only ways in, a transaction each.
+    """One database by its URL. `read` and `write` are its only entries, a transaction each.
 
     SQLite starts every transaction as deferred. One that reads before it writes then fails with "database is locked"
     when another has written in between. Writers therefore begin immediately, each in its turn (`turns`). PostgreSQL
-    needs neither; there a reader asks for a snapshot, which SQLite's readers have anyway.
+    needs neither; its readers request a snapshot, which SQLite's readers always have.
 
     At most `pool_size` transactions are open at once. UnavailableError is raised if no connection becomes free within
     `pool_timeout_s`, or no turn to write or no lock within `busy_timeout_s`, or by the request's deadline
@@ -223,7 +223,7 @@ class Database:
     def close(self) -> None:
         """Closes all connections, once the open transactions have ended or after CLOSE_TIMEOUT_S.
 
-        No other begins: the thread of a cancelled task may still come, and would open a connection that nobody closes.
+        No other begins: the thread of a cancelled task may still come, and would leave a connection open.
         The connection of a transaction that lasts longer is closed when that ends.
         """
         self._open.shut(CLOSE_TIMEOUT_S, self.engine.pool.dispose)

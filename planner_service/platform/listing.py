@@ -1,15 +1,15 @@
 """Listings: pages of a table's rows, filtered and sorted, by keyset; and rows that are stored once.
 
-The cost of a page does not grow with the table. A page starts where the one before it ended, which an index finds.
-Filters that no index answers are applied to a bounded number of rows: a page that finds too few among them is short,
-and its cursor points after the last row that was looked at.
+The cost of a page does not grow with the table. A page starts where the previous one ended, which an index finds.
+Filters without an index apply to at most MAX_SCANNED rows: a page that finds too few among them is short, and its
+cursor points after the last scanned row.
 
     rows in order   | . . . | x . x . . x . x . x | . . . |
                      cursor   scan, at most MAX_SCANNED
 
-Rows that have nothing in the column of the order come last, whatever its direction. Databases disagree where such rows
-stand, and none finds them at the end of a descending order by the index of an ascending one. So a page takes the rows
-that have a value first, and then those that have none, by their sequence: an index finds both.
+Rows with null in the column of the order come last in both directions. Databases sort such rows differently, and none
+finds them at the end of a descending order by the index of an ascending one. So a page takes rows with a value first,
+and then those without, by their sequence: an index finds both.
 """
 
 import base64
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 MAX_SEQUENCE = 2**63 - 1
 MAX_SCANNED = 5_000
-"""The most rows that one page reads if no index finds those that pass."""
+"""The upper bound on rows that a page scans for a filter without an index."""
 
 NEWEST = "-created_at"
 
@@ -114,7 +114,7 @@ class Listing(Generic[T]):
     """The definition of a list: the query of its rows, the function that makes an item of a row, and the columns of its
     sorts.
 
-    `table` has the `sequence` that tells equal rows apart. `rows` has the columns of filters and sorts: a join where
+    `table` has the `sequence` that orders equal rows. `rows` has the columns of filters and sorts: a join where
     they belong to several tables, None for the table alone. A sort needs an index on its column and the sequence
     (`created_at` may be the sequence itself). An index with a filter's column before these two answers that filter
     too, however few rows pass it. Rows with null in a sort's column come last in both directions.
@@ -204,7 +204,7 @@ def page(connection: Connection, listing: Listing[T], cut: Cut, filters: Sequenc
             break
 
     cursor = None
-    if last is not None:  # `_start` reads what is written here
+    if last is not None:  # `_start` reads this cursor
         key = last.page_key.isoformat() if isinstance(last.page_key, datetime) else last.page_key
         content = json.dumps([order.name, key, last.page_sequence, _fingerprint(given)], separators=(",", ":"))
         cursor = base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
@@ -288,11 +288,10 @@ def _condition(shape: _Shape, scanned: ColumnElement[Any] | None = None) -> Colu
 
 
 def _start(listing: Listing[Any], cut: Cut, filters: Sequence[Filter]) -> tuple[_Order, tuple[Any, int] | None]:
-    """The order, and the row after which the page starts, by its column's value and its sequence: what `page` wrote
-    into the cursor.
+    """The order, and the row after which the page starts, by its column's value and its sequence, from the
+    cursor that `page` wrote.
 
-    Anybody can make a cursor by hand. A cursor of another list, or with a value that the column cannot have, is
-    refused.
+    Callers can make cursors by hand: one of another list, or with a value that the column cannot have, is refused.
     """
     if cut.cursor is None:
         return _order(listing, cut.sort or NEWEST), None

@@ -1,8 +1,8 @@
 """Logs: one line an event on standard error, as JSON for machines or as plain text for a person.
 
 A separate thread writes the lines: a reader that stalls cannot stop the service. Lines that do not fit in the queue are
-dropped, and the next line says how many. Whatever a request holds, a line stays one line (control characters are
-escaped). Texts that look like secrets are masked.
+dropped, and the next line says how many. Control characters are
+escaped, to keep an event on one line. Texts that look like secrets are masked.
 """
 
 import json
@@ -49,7 +49,7 @@ def is_json(form: LogFormat, stream: TextIO | None = None) -> bool:
 
 
 def tell(event: str) -> None:
-    """Writes a line whatever the level, because the process's parent waits for it."""
+    """Writes a line at any level, because the process's parent waits for it."""
     record = logging.LogRecord("pipeplan", logging.INFO, "", 0, event, None, None)
     for handler in logging.getLogger().handlers:
         if isinstance(handler, LineHandler):

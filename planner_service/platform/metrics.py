@@ -1,7 +1,7 @@
 """Metrics: the counters and gauges of a process of the service, for Prometheus. Every application has its own registry.
 
-Labels come from small closed sets (route templates, known methods, planners, kinds and states), never from what a
-request is free to choose: the number of series stays small.
+Labels come from small closed sets (route templates, known methods, planners, kinds and states), never from a
+request's free text: the number of series stays small.
 """
 
 import platform

@@ -71,7 +71,7 @@ class SecurityHeaders:
 
 
 class Rates:
-    """A token bucket for each caller: it holds at most `burst` requests and is refilled at `per_s` a second.
+    """A token bucket for each caller: its capacity is `burst` requests, and it refills at `per_s` a second.
 
     Each process counts for itself. Beyond MAX_CALLERS, the bucket that has been unused for the longest time is dropped.
     """
@@ -175,7 +175,7 @@ def _too_large(scope: Scope) -> tuple[HTTPStatus, str] | None:
 
 
 def _not_text(scope: Scope) -> PipeplanError | None:
-    """What to answer to a path with a control character, and to a query with the null character, which PostgreSQL
+    """The answer to a path with a control character, and to a query with the null character, which PostgreSQL
     refuses; None for any other address. A route's pattern would end before a line's end: `/v1/aliases/a%0a` is not `a`.
     """
     if on_one_line(scope["path"]) != scope["path"]:

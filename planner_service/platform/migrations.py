@@ -49,7 +49,7 @@ _version = sa.table("alembic_version", sa.column("version_num"))
 
 
 def migrations_folder() -> Path:
-    """Where the revisions are: inside the package in an installed wheel, beside it in a checkout."""
+    """The folder of the revisions: inside the package in an installed wheel, next to it in a checkout."""
     package = Path(planner_service.__file__).parent
     for folder in (package / "migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():

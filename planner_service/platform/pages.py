@@ -40,7 +40,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
-"""A page loads only our own style sheet and script, whatever names a document holds, and cannot be framed."""
+"""A page loads only our own style sheet and script, and cannot be framed, for any content of a document."""
 
 REFERRER = "same-origin"
 """Under `no-referrer` browsers send forms with `Origin: null`, and every button would be refused."""
@@ -54,7 +54,7 @@ PAGES = (
     ("/jobs", "Jobs"),
     ("/agents", "Agents"),
 )
-"""What every page links to."""
+"""The links of every page."""
 
 Query = TypeVar("Query", bound=ListQuery)
 
@@ -148,7 +148,7 @@ OwnPage = Depends(_own_page)
 
 
 def page(request: Request, template: str, *, status: int = 200, **content: object) -> HTMLResponse:
-    """Renders a template with its content, and with what every page shows: the caller, the address, the time."""
+    """Renders a template with its content, and with the parts of every page: the caller, the address, the time."""
     caller: Identity = request.scope.get(KEY, LOCAL)
     shared = {
         "caller": caller,

@@ -27,10 +27,10 @@ T = TypeVar("T")
 C = TypeVar("C")
 
 SMALL_BYTES = 64 * 1024
-"""A body of at most so many bytes is read in this process: the worst one takes milliseconds."""
+"""The largest body that this process reads itself: the slowest one takes milliseconds."""
 
 SMALL_STORED = 2**20
-"""A stored document has been read before, so one of at most so many characters is read in this process, in 0.1 s."""
+"""The characters of the largest stored document that this process reads itself, in 0.1 s: it was valid before."""
 
 LONGEST_WAIT_S = 120.0
 """How long a request waits for its document, including time in the queue."""
@@ -51,7 +51,7 @@ Parser: TypeAlias = PoolWorker[Sent, None, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsingLimits:
-    """How many large documents are read at once, how many wait, and what each may take."""
+    """The number of large documents that are read at once and that wait, and the limits of each."""
 
     parsers: int = 1
     queue: int = 8
@@ -68,7 +68,7 @@ def parser_process(
 
 
 class Parsing:
-    """Reads documents: small ones in one thread of this process, others in processes, at most so many at a time."""
+    """Reads documents: small ones in one thread of this process, others in `limits.parsers` processes."""
 
     def __init__(self, limits: ParsingLimits = ParsingLimits(), start: Callable[[], Parser] | None = None) -> None:
         start = start or partial(parser_process, limits)
@@ -76,7 +76,7 @@ class Parsing:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parser")  # several would outnumber the event loop
 
     async def read(self, read: Callable[[bytes], T], content: bytes) -> T:
-        """The content of the body. Raises what `read` raises, TooLargeError, and UnavailableError."""
+        """The content of the body. Raises the errors of `read`, TooLargeError, and UnavailableError."""
         if len(content) <= SMALL_BYTES:
             return await asyncio.get_running_loop().run_in_executor(self._thread, read, content)
         ticket = self._pool.submit(Sent(read=read, content=content))
@@ -91,9 +91,9 @@ class Parsing:
                 ticket.cancel()
 
     def read_stored(self, read: Callable[[C], T], content: C, size: int) -> T:
-        """What `read` makes of a stored document of so many characters, for a thread that may wait.
+        """`read(content)` of a stored document of `size` characters, for a thread that may wait.
 
-        Raises what `read` raises, TooLargeError, and UnavailableError.
+        Raises the errors of `read`, TooLargeError, and UnavailableError.
         """
         if size <= SMALL_STORED:
             return self._thread.submit(read, content).result()

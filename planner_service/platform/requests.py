@@ -52,7 +52,7 @@ _Parameters = dict[str, bool]
 """A route's query parameters, and whether each may come several times."""
 
 _KNOWN: dict[Any, _Parameters] = {}
-"""The parameters of the routes that were asked so far, by their endpoints."""
+"""The parameters of the routes requested so far, by their endpoints."""
 
 
 def may(scope: AsgiScope, scopes: tuple[Scope, ...]) -> bool:
@@ -66,7 +66,7 @@ async def context(request: Request) -> Context:
 
 
 class BodySize:
-    """Declares the most bytes that a body of the route may have; the general limit applies as well."""
+    """Declares the upper bound on the bytes of the route's bodies; the general limit applies as well."""
 
     def __init__(self, most_bytes: int | None) -> None:
         self.most_bytes = most_bytes
@@ -169,7 +169,7 @@ def size_of(route: RouteContext) -> BodySize | None:
 
 
 def limit_of(app: FastAPI, size: BodySize) -> int:
-    """The most bytes that a body of this size may have."""
+    """The upper bound on the bytes of a body of this size."""
     general: int = app.state.max_body_bytes
     return general if size.most_bytes is None else min(size.most_bytes, general)
 

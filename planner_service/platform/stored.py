@@ -17,17 +17,17 @@ from pipeplan.errors import ConflictError
 
 T = TypeVar("T")
 Noun = Literal["profiles", "clusters", "plans", "timelines", "summaries"]
-"""What the cache holds. Timelines are the compressed columns of played plans; summaries are those of plans."""
+"""The kinds of cached values. Timelines are the compressed columns of played plans; summaries are those of plans."""
 
 USE_NOTED = timedelta(hours=1)
-"""A document's last use is written at most this often."""
+"""The minimum interval between two writes of a document's last use."""
 
 MAX_BYTES = 32 * 2**20
 MAX_AGE_S = 30.0
 """How long a document counts as stored without a check: another process may have pruned it."""
 
 LARGEST_SHARE = 1 / 8
-"""The most of the cache that one document may take."""
+"""The largest share of the cache for one document."""
 
 
 ENTRY_BYTES = 400
@@ -35,8 +35,8 @@ ENTRY_BYTES = 400
 
 _NOT_PLAYED: dict[Noun, bytes] = {"plans": b'"simulated":null', "summaries": b'"throughput_samples_per_s":null'}
 _PLAYED_LATER = b'"added_within":'
-"""What a plan's document holds that has no play, and one whose play was added. No text inside the document can contain
-this, because quotation marks have a backslash there.
+"""A part of a plan's document without a play, and of one whose play was added. No text in the document can contain
+it, because quotation marks have a backslash there.
 """
 
 
@@ -74,7 +74,7 @@ def read_stored(adapter: TypeAdapter[T], text: str) -> T:
 
 
 def unreadable(error: ValueError) -> ConflictError:
-    """The error of a stored document that this release cannot read, by what its validation found."""
+    """The error of a stored document that this release cannot read, by its validation's errors."""
     found = invalid_input(error) if isinstance(error, ValidationError) else error
     return ConflictError(f"another release stored it, and this one cannot read it: {found}")
 
@@ -87,7 +87,7 @@ def columns_of(row: Row[Any], kind: type[Any]) -> dict[str, Any]:
 
 
 def note_use(connection: Connection, table: Table, identity: str, now: datetime) -> None:
-    """Records that an existing document was stored or asked for again: retention counts its age from now."""
+    """Records that an existing document was stored or requested again: retention counts its age from now."""
     stale = func.coalesce(table.c.used_at, table.c.created_at) <= now - USE_NOTED
     connection.execute(update(table).where(table.c.id == identity, stale).values(used_at=now))
 
@@ -125,7 +125,7 @@ class DocumentCache:
         return {identity: entry[0] for identity, entry in found.items() if entry is not None}
 
     def put(self, noun: Noun, identity: str, content: bytes) -> None:
-        """Keeps a document that has just been read; those unused for the longest time make room."""
+        """Keeps a document that has just been read; evicts those unused for the longest time."""
         size = len(content) + ENTRY_BYTES
         if may_change(noun, content) or size > self._max_bytes * LARGEST_SHARE:
             return

@@ -1,6 +1,6 @@
-"""Tables: what the database holds.
+"""Tables of the database.
 
-Documents are kept as the JSON text that is sent; the columns beside it hold what lists and queues need.
+Documents are stored as the JSON text that is sent, with columns for the keys of lists and queues.
 """
 
 from datetime import UTC, datetime
@@ -76,7 +76,7 @@ def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
 
 
 def _used() -> Column[datetime]:
-    """When the document was last stored or asked for again; null: not since `created_at`. Exact to USE_NOTED_S."""
+    """When the document was last stored or requested again; null: not since `created_at`. Exact to USE_NOTED_S."""
     return _time("used_at", nullable=True)
 
 
@@ -86,7 +86,7 @@ def _device_types() -> Column[str]:
 
 
 def _orders(*columns: str, filters: tuple[str, ...] = ()) -> list[Index]:
-    """The indexes of the orders of lists; `sequence` tells equal rows apart. Columns of `filters` come before them."""
+    """The indexes of the orders of lists; `sequence` orders equal rows. Columns of `filters` come before them."""
     starts: list[tuple[str, ...]] = [(column,) for column in filters] or [()]
     return [Index(None, *start, column, "sequence") for start in starts for column in columns]
 
@@ -329,7 +329,7 @@ agents = Table(
     Column("job_id", String(32), nullable=True),
     _time("registered_at"),
     _time("last_seen_at"),
-    # When it last asked for work and got none; null while it has some.
+    # When it last requested work and got none; null while it has some.
     _time("asked_at", nullable=True),
     # The token that registered it: while that is valid, no other may use the name. No foreign key: tokens may be
     # removed.

@@ -1,19 +1,18 @@
-"""Turns: the writers to a SQLite file take turns, and those who wait share a transaction.
+"""Turns: the writers to a SQLite file take turns, and waiting ones share a transaction.
 
-SQLite lets a writer that finds the file busy sleep longer and longer, and among many writers one may miss every chance
-until it gives up. So the writers of a process take turns in the order in which they came, and the processes under an
-operating system's lock on a file beside the database. They check it often enough to be fair, and it disappears with the
-process that holds it.
+SQLite's own waiting is unfair: a writer that finds the file busy sleeps ever longer, and may fail among many writers.
+So the threads of a process take turns in the order of their requests, and the processes by a file lock of the operating
+system, which ends with the process that holds it.
 
-A commit waits for the disk. A writer whose work is done therefore passes the open transaction on to the next one that
-waits, and the last one commits for all. No writer continues before that.
+A commit waits for the disk. A writer therefore passes the open transaction on to the next waiting one, and the last one
+commits for all. No writer continues before that.
 
     writer 1   begin, work ─┐                     ┌─ goes on
     writer 2           waits, savepoint, work ─┐  ├─ goes on
     writer 3                         waits, savepoint, work, commit
 
-A writer that raises is taken back to its savepoint and changes nothing for the others; the first one has no savepoint,
-since nobody shares its transaction yet.
+A writer that raises is rolled back to its savepoint, which does not affect the others; the first one has no savepoint,
+since its transaction is not shared yet.
 """
 
 import os
@@ -47,7 +46,7 @@ DEADLINE_S: ContextVar[float | None] = ContextVar("deadline_s", default=None)
 """Until when the present request may wait, by the monotonic clock. None: each transaction has its own limit."""
 
 MOST_WRITERS = 64
-"""How many writers share a transaction, at most."""
+"""The upper bound on writers of one transaction."""
 
 OPEN_S = 0.05
 """After this time no writer joins a transaction: finished writers, and other processes, wait for its end."""
@@ -82,7 +81,7 @@ class _Shared:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """One writer's part. If it raises, it alone is undone, unless SQLite has ended the whole transaction."""
+        """One writer's part. An error undoes only this part, unless SQLite has ended the whole transaction."""
         self.writers += 1
         if self.writers == 1:
             try:
@@ -113,7 +112,7 @@ class Turns:
         self._patience_s = patience_s
         self._queue = _Queue()
         self._file: int | None = None
-        self._shared: _Shared | None = None  # whoever has the turn changes it
+        self._shared: _Shared | None = None  # only the thread with the turn changes it
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -166,7 +165,7 @@ class Turns:
             raise
 
     def _end(self, shared: _Shared) -> None:
-        """Commits what is not undone, wakes those who wait for it, and ends the turn."""
+        """Commits the transaction unless it is undone, wakes its writers, and ends the turn."""
         self._shared = None
         try:
             try:
@@ -187,7 +186,7 @@ class Turns:
             self._queue.leave()
 
     def _lock(self, deadline_s: float) -> None:
-        """Waits for the turn among the processes, and takes it."""
+        """Takes the turn among the processes: polls the lock, since `flock` itself has no time limit."""
         if fcntl is None:
             return
         if self._file is None:
@@ -216,7 +215,7 @@ class Turns:
 
 
 def remaining_s(patience_s: float) -> float:
-    """How long the present writer may wait: so long, but not beyond its request's deadline."""
+    """How long the present writer may wait: `patience_s`, but not beyond its request's deadline."""
     deadline_s = DEADLINE_S.get()
     return patience_s if deadline_s is None else max(0.0, min(patience_s, deadline_s - time.monotonic()))
 
@@ -228,9 +227,7 @@ def _set_busy_timeout(connection: Connection, duration_s: float) -> None:
 
 
 class _Queue:
-    """The threads that wait for the turn, in the order in which they came. The one that leaves gives it to the first of
-    them.
-    """
+    """The threads that wait for the turn, first in, first out."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -255,7 +252,7 @@ class _Queue:
         return came
 
     def pass_on(self) -> bool:
-        """Gives the turn to the first that waits; returns false if nobody waits, and keeps the turn."""
+        """Gives the turn to the first waiting thread; returns false, and keeps the turn, if none waits."""
         with self._lock:
             if not self._waiting:
                 return False

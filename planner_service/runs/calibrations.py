@@ -38,7 +38,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A calibration, and its terms beside those of the profile and the cluster."""
+    """A calibration, and its terms with those of the profile and the cluster."""
 
     calibration: Calibration
     terms: tuple[TermRow, ...]

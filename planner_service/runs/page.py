@@ -48,7 +48,7 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """What the page shows. Everything except run and plan is there only once the run has succeeded.
+    """The page's content. Everything except run and plan is there only once the run has succeeded.
 
     `batches` are the last ones: those that are drawn, and whose instructions are compared.
     """

@@ -31,7 +31,7 @@ from planner_service.runs.timelines import (
 )
 
 MAX_INSTRUCTIONS = 250_000
-"""The most instructions of a timeline in one answer: some 20 MB of JSON, and a second of one core."""
+"""The upper bound on a timeline's instructions in one answer: some 20 MB of JSON, and a second of one core."""
 
 MORE_BATCHES = 2
 """Batches that are read and played in addition to those that an overlay shows."""
@@ -117,7 +117,7 @@ class Overlay:
 
 
 def overlay(context: Context, run_id: str, batches: int) -> Overlay:
-    """The run's last batches, at most so many.
+    """The run's last batches, at most `batches`.
 
     Raises NotFoundError if there is no such run, or nothing measured yet.
     """

@@ -50,7 +50,7 @@ def add(connection: Connection, *, run_id: str, job_id: str, plan_id: str, now: 
 def measured(result: RunResult) -> PackedRun:
     """Packs a result outside of any transaction: a large one takes seconds.
 
-    Raises InvalidInputError if the timeline's numbers exceed what can be stored.
+    Raises InvalidInputError if the timeline's numbers exceed the stored range.
     """
     return PackedRun(
         report=canonical_json(replace(result.report, losses=(), earlier_losses=())),

@@ -1,11 +1,11 @@
 """Timelines and losses of runs, stored in chunks of a few thousand rows. Each states its span, and windows are cheap.
 
-Everything is read back exactly as it was stored, to the last bit, and takes few bytes. Repeated parts are stored once.
-An instruction is a template, such as `F%d@%d`, and its numbers. Rows are ordered by template to put similar rows beside
-each other. Each number becomes its difference to the one before. The differences become byte planes (all lowest bytes,
-all second ones, ...), and zlib compresses these to little more than the measurements' noise. Every column is packed
-separately. Times are whole nanoseconds, as clocks give them. Beside each time stands the number of float steps by which
-the exact value differs: none for measured times, few for computed ones.
+Storage is exact to the last bit, and takes few bytes. Repeated parts are stored once. An instruction is a template,
+such as `F%d@%d`, and its numbers. Rows are ordered by template, which groups similar rows. Each number becomes its
+difference to the previous one. The differences become byte planes (all lowest bytes, all second ones, ...), and zlib
+compresses these to little more than the measurements' noise. Every column is packed separately. Times are whole
+nanoseconds, as clocks give them, each with the number of float steps by which the exact value differs: none for
+measured times, few for computed ones.
 
 The first byte of a chunk names its format. Every released format stays readable.
 """
@@ -46,7 +46,7 @@ _NUMBER = re.compile(r"(?<![0-9])(?:0|[1-9][0-9]{0,17})(?![0-9])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionRows:
-    """Some rows of a lane in execution order: instructions' texts, moments in seconds, bytes held (empty: unknown)."""
+    """Some rows of a lane in execution order: instructions' texts, moments in seconds, bytes (empty: unknown)."""
 
     instructions: Sequence[str]
     start_s: Floats
@@ -84,13 +84,13 @@ class Extent:
 
 
 def head(timeline: TimelineDocument) -> str:
-    """What the chunks leave out: the worker of every lane, and the size and number of batches."""
+    """The data outside the chunks: the worker of every lane, and the size and number of batches."""
     lanes = [{"rank": lane.rank, "stage": lane.stage, "replica": lane.replica} for lane in timeline.lanes]
     return json.dumps({"batch_size": timeline.batch_size, "batches": timeline.batches, "lanes": lanes})
 
 
 def chunks_of(timeline: TimelineDocument) -> Iterator[Chunk]:
-    """The timeline's chunks. Raises InvalidInputError if numbers exceed what can be stored."""
+    """The timeline's chunks. Raises InvalidInputError if numbers exceed the stored range."""
     for series, lane in enumerate(timeline.lanes):
         try:
             memory_bytes: Integers = np.array(lane.memory_bytes, dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Chores: which of the services on one database has the turn for each scheduled task.
+"""Chores: scheduled tasks, each claimed by one of the services on a database.
 
-A service claims a chore that is due by an update, and holds it for a while. The update has no effect if another service
-has claimed the chore first. Each part of the work renews the claim in its own transaction, under the claim's fence. A
-service that stood still until another one took the chore over therefore writes nothing more. Work that is a single long
-part has its claim renewed beside it, so that the chore is free soon after its service has died.
+A service claims a chore that is due by an update, for a limited time. The update has no effect if another service has
+claimed the chore first. Each part of the work renews the claim in its own transaction, under the claim's fence. A
+service that was suspended until another one took over the chore therefore writes nothing more. During a single long
+part another thread renews the claim, which thus expires soon after its service has died.
 """
 
 import threading

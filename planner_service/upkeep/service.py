@@ -1,9 +1,8 @@
-"""Retention: removes what its rules cover and nobody needs, in short writes with pauses for other writers.
+"""Retention: removes unneeded rows that its rules cover, in short writes with pauses for other writers.
 
-Some rows stay whatever the rules say: jobs that have not ended; plans of kept runs, and plans that an alias points at
-or has pointed at since then; what kept plans were made from, and what waiting jobs will plan with; agents at work; the
-newest event of each job and run; valid tokens; the history of aliases. A lock needs no rows: it holds its plan and
-documents.
+Some rows always stay: jobs that have not ended; plans of kept runs, and targets of aliases, now or since then; the
+documents of kept plans and of waiting jobs; agents at work; the newest event of each job and run; valid tokens; the
+history of aliases. A lock needs no rows: it contains its plan and documents.
 """
 
 import logging
@@ -62,9 +61,9 @@ class _TriedError(PipeplanError):
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """One pass over the database: what it may do, how much it has removed, and when it ends.
+    """One pass over the database: its limits, the number of removed rows, and its end.
 
-    `claim` is None for a command, which waits for nobody. A `trial` is a transaction that will be rolled back.
+    `claim` is None for a command, which needs no claim. A `trial` is a transaction that will be rolled back.
     """
 
     context: Context
@@ -106,7 +105,7 @@ class Swept:
 
 
 def prune(context: Context, rules: Mapping[str, Rule], *, dry_run: bool = False) -> dict[str, int]:
-    """Removes what the rules say; returns how much of each noun. With `dry_run` all of it is rolled back."""
+    """Removes rows by the rules; returns their number by noun. With `dry_run` all of it is rolled back."""
     removed: dict[str, int] = {}
     if not dry_run:
         asked = ", ".join(f"{noun} {rule}" for noun, rule in rules.items())
@@ -127,10 +126,10 @@ def _note(context: Context, outcome: Outcome, detail: str) -> None:
 
 
 def take_turn(context: Context, rules: Mapping[str, Rule], every_s: float, stop: threading.Event) -> Swept | None:
-    """Removes what the rules say if a turn is due and no other service has it; otherwise returns None.
+    """Removes rows by the rules if a pass is due and no other service has claimed it; otherwise returns None.
 
     After a clock was set forward, or the service was stopped for days, it removes nothing before one more interval has
-    passed: somebody may notice the clock meanwhile.
+    passed: an operator may correct the clock meanwhile.
     """
     claim = chores.claim(context, CHORE, every_s)
     if claim is None:

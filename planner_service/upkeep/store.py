@@ -1,4 +1,4 @@
-"""Store of retention: which rows of each noun a rule covers, which of them are old, and which nobody needs.
+"""Store of retention: which rows of each noun a rule covers, which of them are old, and which are unneeded.
 
 Retention goes through a table in the order of its rows, a slice at a time. `look` only reads: it finds the rows of a
 slice that may be removed. `remove` writes: it removes those of them that may still be removed. A row stays if something
@@ -39,7 +39,7 @@ _ID = re.compile(r'"([0-9a-f]{32})"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldRows:
-    """What is old now: rows from before a time, and rows up to a place. `now` decides which tokens have expired."""
+    """The bounds of old rows: a time and a place. `now` decides which tokens have expired."""
 
     now: datetime
     before: datetime | None = None
@@ -48,7 +48,7 @@ class OldRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Retained:
-    """A noun of the rules. `about` are its rows, `since` counts their age, `free` are those nobody needs.
+    """A noun of the rules. `about` are its rows, `since` counts their age, `free` are unneeded ones.
 
     `first` are tables whose rows go with it, by the column that names it: the database does not remove them itself.
     `named` tells the ids that texts name, of plans after a place and jobs changed since a moment.
@@ -63,7 +63,7 @@ class Retained:
 
 
 def last_to_go(connection: Connection, kept: Retained, most: int, now: datetime) -> int | None:
-    """The place of the newest row beyond the newest `most`; None where there are no more than that."""
+    """The place of the newest row after the `most` newest; None if there is none."""
     place = kept.table.c.sequence
     query = select(place).where(kept.about(now)).order_by(place.desc()).offset(most).limit(1)
     return connection.execute(query).scalar_one_or_none()
@@ -149,7 +149,7 @@ def _used(table: Table) -> ColumnElement[datetime]:
 
 
 def _profiles_named(connection: Connection, after: int, changed: datetime | None) -> set[str]:
-    """The profiles of jobs that have not ended, and of kept plans that were asked for with several profiles."""
+    """The profiles of jobs that have not ended, and of kept plans that were requested with several profiles."""
     several = plans.c.request.like('%"other\\_profile\\_ids":["%', escape="\\")
     rows = connection.execute(select(plans.c.request).where(plans.c.sequence > after, several)).scalars()
     return _ids_in([*_waiting_tasks(connection, changed), *rows])
@@ -161,7 +161,7 @@ def _clusters_named(connection: Connection, _after: int, changed: datetime | Non
 
 
 def _ids_in(texts: Iterable[str]) -> set[str]:
-    """Everything in documents that could be an id. What only another release can read keeps what it names, too."""
+    """Everything in documents that could be an id. A document that only another release can read counts, too."""
     return {name for text in texts for name in _ID.findall(text)}
 
 

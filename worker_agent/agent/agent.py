@@ -40,7 +40,7 @@ class NodeAgent:
 
     def stop(self) -> None:
         """Ends `serve` once the current job has ended or is handed back; a second call ends it at once."""
-        self._stops += 1  # no Event: its lock may be held by the very thread that a signal interrupts
+        self._stops += 1  # no Event: the interrupted thread may hold its lock
 
     def serve(self) -> None:
         """Works until it is stopped. While the service is out of reach it waits, and reports this once.
@@ -102,7 +102,7 @@ class NodeAgent:
             self._log(f"the service did not learn that this agent is draining: {error}")
 
     def _work(self, lease: Lease) -> None:
-        """Does one job and reports its end. Whatever happens to the job, the agent continues.
+        """Does one job and reports its end. The agent continues after any failure of the job.
 
         A service out of reach is not a failure of the job: the report waits in the spool until the service is back.
         """

@@ -26,7 +26,7 @@ LOST_PEER = 75
 """The exit status of a job that ended because of another node, or a signal: another attempt may succeed."""
 
 CHECKPOINT_S = 30.0
-"""How long a job may take to end after it was asked to; a run writes a checkpoint."""
+"""How long a job may take to end after a request to stop; a run writes a checkpoint."""
 
 _PROC = Path("/proc")
 _LOOK_S = 0.02
@@ -146,7 +146,7 @@ class JobProcess:
         for line in self._lines(self.process.stdout):
             try:
                 self.progress = parse(Progress, line)
-            except InvalidInputError:  # a library prints: if nobody read this, the process would block
+            except InvalidInputError:  # a library's output: it must be read, or the process would block
                 continue
 
     def _errors(self) -> None:

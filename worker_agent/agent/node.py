@@ -1,4 +1,4 @@
-"""Node: what an agent reports of its node. `python -m worker_agent.agent.node` prints the GPUs as JSON."""
+"""Node: an agent's report of its node. `python -m worker_agent.agent.node` prints the GPUs as JSON."""
 
 import contextlib
 import fcntl
@@ -62,7 +62,7 @@ class Port:
 
 
 def registration(settings: AgentSettings, *, instance: str, port: int) -> Registration:
-    """What this node's agent reports of itself. Raises InvalidInputError if the shared folder cannot be used."""
+    """The registration of this node's agent. Raises InvalidInputError if the shared folder cannot be used."""
     gpus = find_gpus()
     return Registration(
         name=settings.name,

@@ -1,11 +1,11 @@
 """Retention: the folders of ended jobs that may be removed from an agent's disk, and their removal.
 
     work_dir/<job id>             a job's folder; work_dir/<job id>-<fence> one attempt of a job over several nodes
-    work_dir/.removed-<name>      one on its way out: renamed first, then deleted
+    work_dir/.removed-<name>      a folder during its removal: renamed first, then deleted
 
-A folder goes only where the service says that its job has succeeded. One that has failed, was given up or cancelled may
-be tried again, and goes on from its checkpoints; one that the service does not know may be another service's. These go
-where the operator abandons them. A job that waits, or of which a process lives on this node, always keeps its folder.
+A folder is removed only if the service reports that its job has succeeded. A job that has failed, was given up or
+cancelled may be retried from its checkpoints; a job that the service does not know may be another service's. Their
+folders are removed if the operator abandons them. A job that waits, or has a process on this node, keeps its folder.
 """
 
 import re
@@ -71,7 +71,7 @@ def bounds_of(settings: AgentSettings) -> Bounds:
 
 
 class Retention:
-    """Removes what an agent's settings do not keep, once in INTERVAL_S: `turn` is called between jobs.
+    """Removes folders that an agent's settings do not keep, once in INTERVAL_S: `turn` is called between jobs.
 
     A service that does not answer, or a folder that cannot be removed, is logged, and tried again at the next turn.
     """
@@ -84,7 +84,7 @@ class Retention:
         self._due_s = time.monotonic()
 
     def turn(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Removes what is to go, if it is time; leaves the rest to the next turn where the agent is stopped."""
+        """Removes folders if it is time; leaves the rest to the next turn if the agent is stopped."""
         if not self._kept.any or time.monotonic() < self._due_s:
             return
         try:
@@ -129,7 +129,7 @@ def surplus(work_dir: Path, state_of: StateOf, kept: Bounds, now_s: float) -> li
 
 
 def remove(folders: Sequence[JobFolder]) -> None:
-    """Removes folders. An interrupted removal leaves its folder out of every job's way; `finish` completes it."""
+    """Removes folders. An interrupted removal leaves a renamed folder, which no job uses; `finish` completes it."""
     for folder in folders:
         aside = folder.path.with_name(ASIDE + folder.path.name)
         shutil.rmtree(aside, ignore_errors=True)

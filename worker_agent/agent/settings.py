@@ -32,7 +32,7 @@ BUILT_IN = (
     "worker_agent.models.text:random_tokens",
     "worker_agent.models.text:standard_library",
 )
-"""What every agent may build: Hugging Face families by config, and pipeplan's own models, data and losses.
+"""The factories that every agent allows: Hugging Face families by config, and pipeplan's own models, data and losses.
 
 They are listed one by one: a module also holds its imports, so a pattern over modules would allow os.system.
 """
@@ -44,7 +44,7 @@ class AgentSettings(BaseSettings):
     A TOML file of settings, which `PIPEPLAN_AGENT_CONFIG` names, gives them as well.
 
     - `url`: the service. Without it an agent serves the clients' service, `PIPEPLAN_URL`.
-    - `token`; `PIPEPLAN_AGENT_TOKEN_FILE` names a file that holds it.
+    - `token`; `PIPEPLAN_AGENT_TOKEN_FILE` names a file that contains it.
     - `allow`: the factories of this node's operator that jobs may name besides the built-in ones, as SPECs without
       options; a trailing * matches any name, but no dot after the colon. In the environment it is a JSON list.
     - `models_dir`: a folder of Hugging Face models that jobs may name by path.
@@ -54,10 +54,10 @@ class AgentSettings(BaseSettings):
 
     - `address`: where they reach this one (default: as the service is reached).
     - `rendezvous_port`: the port that it offers them (0: any free one).
-    - `devices`: how many ranks it takes at once (default: as many as GPUs; without any, as many as are asked for, which
-      share the cores).
+    - `devices`: the number of ranks at once (default: the number of GPUs; without GPUs any number, which share the
+      cores).
     - `shared_dir`: a folder that several nodes see; runs over several nodes keep their files there.
-    - `drain_s`: on SIGTERM the job at hand has this time to end; then it is handed back, a run with a checkpoint.
+    - `drain_s`: on SIGTERM the current job has this time to end; then it is released, a run with a checkpoint.
 
     Limits of a job's processes:
 
@@ -68,10 +68,10 @@ class AgentSettings(BaseSettings):
 
     - `max_job_s`; `max_disk_bytes` in its folder; `max_output_bytes` that it prints.
 
-    Folders of jobs that have succeeded go once an hour between jobs; without any of the first three they stay:
+    Folders of succeeded jobs are removed once an hour between jobs; without any of the first three they stay:
 
     - `prune_older_than_days`; `prune_keep` (folders); `prune_max_bytes`.
-    - `prune_abandoned`: those of other ended jobs go, too.
+    - `prune_abandoned`: those of other ended jobs are removed, too.
     """
 
     model_config = SettingsConfigDict(env_prefix="PIPEPLAN_AGENT_", frozen=True, extra="forbid", env_ignore_empty=True)

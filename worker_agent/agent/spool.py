@@ -1,10 +1,10 @@
-"""Spool: reports on their way to the service, a file each. Neither the service's absence nor the agent's end loses one.
+"""Spool: reports to be sent to the service, a file each. Neither the service's absence nor the agent's end loses one.
 
-    spool/00000001732193000000000000-<report id>.json     written aside, flushed, renamed: there is a whole one or none
-    spool/refused/...                                     what the service does not take, with the reason beside it
+    spool/00000001732193000000000000-<report id>.json     written to another file, flushed, renamed: never incomplete
+    spool/refused/...                                     reports that the service refuses, each with the reason
 
-A report is removed once the service has taken it. If the answer is lost it is sent again, under the same id, and the
-service takes a repetition as the first.
+A report is removed once the service has accepted it. If the answer is lost, the report is sent again under the same
+id, and the service handles the repetition as the first.
 """
 
 import os

@@ -41,7 +41,7 @@ def write_task(
     place: Place | None = None,
     out: Path | None = None,
 ) -> None:
-    """Puts what the process needs into its folder: the task and, for a run, the plan's document.
+    """Writes the process's inputs to its folder: the task and, for a run, the plan's document.
 
     `place` is the node's place among several, `out` the folder of a run's files (default: inside the task's folder).
     """

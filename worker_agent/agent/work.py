@@ -99,7 +99,7 @@ class LeasedWork:
         return _result(lease, folder)
 
     def _out(self, lease: Lease, folder: Path) -> Path:
-        """Where a run keeps its checkpoints: beside its other files or, on several nodes, in their shared folder."""
+        """The folder of a run's checkpoints: in the job's folder or, on several nodes, in their shared folder."""
         if lease.gang is None or not isinstance(lease.job.task, RunTask):
             return folder / "out"
         shared = self.settings.shared_dir
@@ -121,8 +121,8 @@ class LeasedWork:
             _require_wanted(heart)
             if shares and heart.cut_off_at(now_s) and now_s >= heart.ends_s - early_s:
                 child.kill()
-                # A gang's other parts cannot go on without this one: told of its end, the service begins again with
-                # all of them. A job alone is given again to this agent, unless another one has it.
+                # A gang's other parts cannot continue without this one: when its end is reported, the service
+                # restarts all of them. A job for one node returns to this agent, unless another one has it.
                 raise (CancelledError if lease.gang is None else StoppedError)(
                     "the service was out of reach until the lease expired: stopped, as another agent may have the job"
                 )

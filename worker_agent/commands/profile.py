@@ -137,7 +137,7 @@ def profile(
 
 
 def _require_used(context: typer.Context) -> None:
-    """Raises InvalidInputError for an option without effect beside the others."""
+    """Raises InvalidInputError for an option without effect, given the others."""
     values = context.params
 
     def refuse(names: Sequence[str], rule: str) -> None:
@@ -205,7 +205,7 @@ def _write(path: Path | None, content: Any, field: str) -> None:
 
 
 def _show(found: Profile, cluster: Cluster | None) -> None:
-    """A table of the largest microbatch size, and what was found about the devices."""
+    """A table of the largest microbatch size, and the devices' properties."""
     from rich.console import Console
     from rich.table import Table
 

@@ -186,7 +186,7 @@ def run(
 
 
 def _chosen(plan: Path, optimizer: str | None, schedule: str | None) -> Plan:
-    """The file's plan, with another optimizer if one is asked for.
+    """The file's plan, with the requested optimizer if there is one.
 
     Raises InvalidInputError unless a schedule of the user's own is the plan's.
     """
@@ -209,7 +209,7 @@ def _options(context: typer.Context) -> dict[str, tuple[str, Any]]:
 
 @contextmanager
 def _going_on(context: typer.Context) -> Iterator[None]:
-    """Adds the command with which a run goes on to the error of a signal that has ended it."""
+    """Adds the command that resumes a run to the error of the signal that ended it."""
     try:
         yield
     except EndedBySignalError as error:

@@ -1,11 +1,9 @@
 """Channels: move tensors from stage to stage. Each directed edge has a first-in, first-out queue for each kind of
 message.
 
-A notice announces every message, from host to host. It has 16 bytes, with the number of the message's layout. A layout
-lists how many tensors there are, with their shapes and types. A layout that is new on the edge follows its notice, so
-each message may differ from the one before in any way. Small tensors travel in the notice, after its 16 bytes, until
-the edge has had a message that is too large for that: from then on notices have no room for tensors. This bounds the
-memory of the receives that are posted ahead (`Ahead`).
+A notice announces every message, from host to host. Its 16 bytes hold the number of the message's layout: the count,
+shapes and types of its tensors. A layout that is new on the edge follows its notice. Small tensors travel in the
+notice, until the edge has had a message that is too large for that (`Ahead`).
 
 Receives of notices and of tensors are posted ahead, into memory that is allocated once and reused. The memory for
 tensors is as large as the largest message so far. Before a larger message, the sender completes each receive that is
@@ -30,7 +28,10 @@ from worker_agent.engine.wires import Posted, Work
 
 
 class Ahead:
-    """The receives that are posted ahead. Both ends of an edge count them by the same rules, and so agree."""
+    """The receives that are posted ahead. Both ends of an edge count them by the same rules, and so agree.
+
+    After the first message that does not fit in a notice, no notice carries tensors: this bounds their memory.
+    """
 
     def __init__(self, messages: int, lines: ChannelLines) -> None:
         self.sizes: Sizes = ()
@@ -49,7 +50,7 @@ class Ahead:
 
     @property
     def notice_bytes(self) -> int:
-        """The room that the notice of a later message needs for tensors that may ride in it."""
+        """The bytes that later notices reserve for tensors."""
         return max(self._riding_bytes, 0)
 
     def fits(self, sizes: Sizes) -> bool:
@@ -71,15 +72,15 @@ class Ahead:
 
 
 class Outbox:
-    """The sending end of an edge, for a known number of messages. A send never waits; its tensors are held until they
+    """The sending end of an edge, for a known number of messages. A send never waits, and keeps its tensors until they
     have arrived.
 
     gloo cannot report whether a send is done; one can only wait for it. But at most `window` messages between two
-    stages can be in transit in either direction: the most microbatches that the upstream stage ever has in flight.
-    All earlier messages have arrived, and waiting for them takes no time. An answer to a message says so sooner
+    stages can be in transit in either direction: the upstream stage's maximum of microbatches in flight. All earlier
+    messages have arrived, and waiting for them takes no time. An answer to a message proves its arrival sooner
     (`arrived`).
 
-    A tensor that a block changes in place meanwhile may or may not arrive as it was: this is found, and ends the run.
+    A tensor that a block changes before it has arrived may arrive changed: this is detected, and ends the run.
     """
 
     def __init__(self, edge: ChannelEdge, lines: ChannelLines, *, messages: int, window: int) -> None:
@@ -123,7 +124,7 @@ class Outbox:
         return number
 
     def arrived(self, number: int) -> None:
-        """A message is known to have arrived, and with it all before it: their tensors are not held any longer."""
+        """This message and all earlier ones have arrived: frees their tensors."""
         while self._finished <= number:
             self._finish_oldest()
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 class Clock(Protocol):
-    """Marks moments cheaply while work goes on; their times are read once it is done."""
+    """Marks moments cheaply while work continues; their times are read once it is done."""
 
     def mark(self) -> None:
         """Notes this moment."""
@@ -188,7 +188,7 @@ CLOCK_NAMES: dict[type[Clock], str] = {
     ProcessorClock: "processor time of the process",
     HostClock: "wall clock",
 }
-"""What a profile's `method.clock` says."""
+"""The values of a profile's `method.clock`."""
 
 
 def processor_time(device: torch.device) -> Callable[[], float] | None:

@@ -19,9 +19,9 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """mallopt's parameters: how much free memory the heap keeps, and from which size memory is not taken from the heap."""
 
 _HARDWARE_QUEUES = 32
-"""As many queues as a GPU has. A stage's communicators have a stream each: one for each directed edge, one for its
-replicas and one for all ranks. With the default of 8 queues they share queues with the kernels, and whatever waits
-in a queue stops everything that comes after it there.
+"""The number of a GPU's queues. A stage has one communicator for each directed edge, one for its replicas and one for
+all ranks, each with a stream. With the default of 8 queues, streams share queues with the kernels, and an operation
+that waits blocks all later ones of its queue.
 """
 
 _TASKS = Path("/proc/self/task")
@@ -38,7 +38,7 @@ def place_process(device: str, local_rank: int, local_world_size: int, *, shared
     On the CPU a device is one core: the process is pinned to it and computes with one thread. Stages that wander
     between cores lose about a tenth of their speed. Raises InvalidInputError where there are too few GPUs.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(_HARDWARE_QUEUES))  # read once, when CUDA is first asked
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(_HARDWARE_QUEUES))  # CUDA reads it once, at its first call
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" or (device == "auto" and gpus):
         least = 1 if shared else local_world_size
@@ -94,7 +94,7 @@ def device_memory(device: torch.device, processes: int) -> DeviceMemory | None:
 
 
 def with_context(described: Device, device: torch.device, processes: int) -> Device:
-    """The device with the memory that this process has taken outside the allocator: a plan must leave room for it."""
+    """The device with `context_bytes`: memory outside the allocator, which a plan must leave free."""
     memory = device_memory(device, processes)
     return described if memory is None else replace(described, context_bytes=memory.context_bytes)
 

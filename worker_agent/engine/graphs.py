@@ -1,4 +1,4 @@
-"""Graphs: what autograd's graph of a microbatch takes beside the tensors that it keeps.
+"""Graphs: the memory of a microbatch's autograd graph without the tensors that it keeps.
 
 Nodes and saved tensors are objects on the host, from a few hundred bytes to more than a thousand each. On a CPU they
 are in the device's memory. A block that 2BP writes out step by step has a thousand of them.
@@ -20,13 +20,13 @@ under torch 2, whose graphs come to 12 % less to 9 % more.
 """
 
 CALL_BYTES = 700
-"""The bytes of a call whose weight's gradient waits for p2, beside its tensors, on the same heap."""
+"""Heap bytes of a call whose weight's gradient waits for p2, without its tensors."""
 
 
 def graph_bytes(roots: Iterable[Tensor], *, saved: int, device: torch.device) -> int:
-    """The bytes of the graph that leads to these tensors and has saved so many, on its device: 0 on a GPU.
+    """The bytes, on the device, of the autograd graph of `roots` with `saved` saved tensors: 0 on a GPU.
 
-    Nodes that belong to leaves are not counted: weights have them as long as any graph does.
+    Nodes of leaves do not count: weights keep theirs while any graph exists.
     """
     if device.type != "cpu":
         return 0
@@ -35,11 +35,11 @@ def graph_bytes(roots: Iterable[Tensor], *, saved: int, device: torch.device) ->
 
 
 def calls_bytes(calls: int, device: torch.device) -> int:
-    """The bytes of so many calls that wait for p2, beside their tensors: 0 on a GPU."""
+    """The bytes of `calls` calls that wait for p2, without their tensors: 0 on a GPU."""
     return CALL_BYTES * calls if device.type == "cpu" else 0
 
 
 def refuses_hooks(error: BaseException) -> bool:
-    """Whether a forward failed because hooks look at what its graph saves: `torch.func` allows none."""
+    """Whether a forward failed because of hooks on saved tensors: `torch.func` allows none."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return bool(frames) and frames[-1].f_code is unwrap(disable_saved_tensors_hooks).__code__

@@ -1,7 +1,7 @@
 """Lines: which wires carry the messages between stages. Each directed edge has one for tensors and one for notices.
 
 Two processes of one node read tensors from each other's memory (`same_node`). All others send them by gloo, where all
-edges share the group of all ranks, and tags tell their messages apart: each further group would have its own
+edges share the group of all ranks, and tags distinguish their messages: each further group would have its own
 connections, and threads that wake up a hundred times a second. Both move only tensors in the host's memory: a GPU's are
 copied to the host and back.
 
@@ -25,7 +25,7 @@ RIDING_BYTES, RIDING_NEAR_BYTES = 256 * 2**10, 64 * 2**10
 a separate message."""
 
 TIMEOUT_S = 1800.0
-"""How long torch waits for another rank unless it is told."""
+"""How long torch waits for another rank by default."""
 
 PAYLOAD, NOTICE, LAYOUT = range(3)
 """The parts of an edge."""
@@ -77,7 +77,7 @@ Lines = Mapping[ChannelEdge, ChannelLines]
 def open_lines(edges: Iterable[ChannelEdge], rank: int, *, timeout_s: float = TIMEOUT_S) -> Lines:
     """The lines of the edges that touch a rank. Every rank makes all groups, in the same order.
 
-    What goes from host to host goes through memory where both ranks are on one node, else by gloo. `timeout_s` bounds
+    Host tensors go through memory between ranks of one node, else by gloo. `timeout_s` bounds
     every wait for another rank.
 
     NCCL receives a message into memory of exactly its size, so the size must be known before a receive is posted. The

@@ -61,8 +61,8 @@ def _aligned(size: int) -> int:
 
 
 class Notice:
-    """A notice's memory, used for one message after the other: the layout's number and the bytes of its description,
-    then room of `riding_bytes` for the tensors that ride in it.
+    """A notice's memory, reused for every message: the layout's number and the bytes of its description, then
+    `riding_bytes` for tensors.
     """
 
     def __init__(self, riding_bytes: int) -> None:

@@ -20,7 +20,7 @@ class Operation(Protocol):
     """A function of an input, a weight and perhaps a bias. Operations that are equal may be joined over their rows."""
 
     def output(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """What the call returns."""
+        """The call's result."""
 
     def input_gradient(self, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """The gradient of the input, from that of the output: backward-p1."""
@@ -178,4 +178,4 @@ RULES: dict[Callable[..., Any], Callable[..., Call | None]] = {
     functional.conv_transpose2d: _convolution(2, transposed=True),
     functional.conv_transpose3d: _convolution(3, transposed=True),
 }
-"""The functions that are split. A parameter that is used in any other way gets its gradient in backward-p1."""
+"""The functions that are split. A parameter of any other function gets its gradient in backward-p1."""

@@ -34,11 +34,11 @@ ADAMW_DECAY = 0.01
 class Optimizer:
     """A torch optimizer in its fused form, one pass over weights, gradients and states, with the defaults of torch.
 
-    On a CPU, SGD takes weights of 16 bits in one operation after the other instead: the fused kernel of torch 2.13
-    leaves most of them as they were (pytorch/pytorch#191763). "momentum" is SGD with momentum 0.9.
+    On a CPU, SGD of 16-bit weights takes one operation after the other instead: the fused kernel of torch 2.13
+    does not change most of them (pytorch/pytorch#191763). "momentum" is SGD with momentum 0.9.
 
-    The states belong to places, the numbers of the weights in their stage: a step may find a weight in other memory
-    than the one before. They are named as in torch's classes. These import `torch._dynamo`, which takes each process
+    States are stored by the weights' numbers in their stage, because a weight's memory may change between steps.
+    They are named as in torch's classes. These import `torch._dynamo`, which takes each process
     over a second and 72 MiB; the functions behind them do not.
     """
 

@@ -1,4 +1,4 @@
-"""Processes: what all processes of a run do: end with their parent, know their node's place, and poll."""
+"""Processes: common tasks of a run's processes: end with their parent, know their node's place, and poll."""
 
 import os
 import threading
@@ -14,10 +14,10 @@ _PARENT_INTERVAL_S = 0.5
 
 
 def exit_with_parent(parent: int | None = None) -> None:
-    """Ends this process soon after its parent has died, at once and without clean-up, whatever it is doing.
+    """Ends this process soon after its parent has died, at once, during any work, and without clean-up.
 
-    `parent` is the parent's process id, by default that of the present parent. If the parent hands its
-    id on, its death is noticed even if it came before this call, for instance during a slow import.
+    `parent` is the parent's process id, by default that of the present parent. If the parent passes its
+    id, its death is noticed even if it came before this call, for instance during a slow import.
     """
     watched = os.getppid() if parent is None else parent
     threading.Thread(target=_watch, args=(watched,), name="parent", daemon=True).start()

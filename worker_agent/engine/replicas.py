@@ -1,8 +1,8 @@
-"""Replicas: the gradient exchange among the workers that hold the same stage, or that share weights.
+"""Replicas: the gradient exchange among the replicas of a stage, or among workers that share weights.
 
-A stage's gradients go in buckets, each as soon as the backward has completed it (wait-free backpropagation; torch's own
-DistributedDataParallel does the same). DistributedDataParallel cannot be used: a stage has several weight versions, and
-its exchange may go on until long after the backward.
+Gradients are exchanged in buckets, each as soon as the backward has completed it (wait-free backpropagation, as in
+torch's DistributedDataParallel). DistributedDataParallel cannot be used: a stage has several weight versions, and its
+exchange may continue long after the backward.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ Bucket = tuple[int, ...]
 
 
 class ExchangeError(PipeplanError, RuntimeError):
-    """An exchange could not begin: most likely a replica is gone. The block that was running is not at fault."""
+    """An exchange could not begin: a replica is probably gone. The block that was running is not at fault."""
 
 
 def open_replica_group(stages: Sequence[int], rank: int) -> dist.ProcessGroup | None:
@@ -137,9 +137,9 @@ class GradientExchange:
 class Replicas:
     """The exchanges of one stage among its replicas, by the weight version that they are for.
 
-    A gradient can be sent during the backward only if the backward adds to it once. The first exchange finds out
-    whether that holds: it begins after its backward has ended. Where a block runs backwards inside its backward
-    (reentrant checkpointing), some gradients are added to several times; then every exchange begins after the backward.
+    A gradient can be sent during the backward only if the backward adds to it once. The first exchange, which begins
+    after its backward, checks this. If a block runs backwards inside its backward (reentrant checkpointing), some
+    gradients are added to several times, and every exchange begins after the backward.
     """
 
     def __init__(self, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
@@ -182,8 +182,8 @@ class Replicas:
     ) -> Iterator[Callable[[nn.Parameter], None]]:
         """Sends the leaves' gradients while p2, in this context, completes them.
 
-        `waiting` says how often p2 will add to which leaf. p2 calls what the context yields after each addition; the
-        leaves that are not in `waiting` are complete from the start.
+        `waiting` is the number of p2's additions to each leaf. p2 calls the yielded function after each addition.
+        Leaves that are not in `waiting` are complete from the start.
         """
         exchange, left = self._begin(version, leaves, None), dict(waiting)
         places = {leaf: place for place, leaf in enumerate(leaves)}
@@ -216,7 +216,7 @@ class Replicas:
     def gradients(self, version: int, *, own: bool) -> list[Tensor | None]:
         """The gradients of a version, whose exchange ends here. Waits for it unless they are this worker's `own`.
 
-        torch keeps a worker's own gradients alive while it still sends them, and nobody writes to them.
+        torch keeps a worker's own gradients alive while it still sends them, and no code writes to them.
         """
         exchange = self._exchanges.pop(version)
         if not own:

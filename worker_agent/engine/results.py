@@ -18,7 +18,7 @@ from worker_agent.models.spec import described
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankResult:
-    """What one rank measured: its lane, totals over its batches, its largest resident size, its GPU's memory.
+    """One rank's measurements: its lane, totals over its batches, its largest resident size, its GPU's memory.
 
     The lane of a long run holds only the first and the last batches. `first_instructions` is the index at which the
     last ones begin; 0 if the lane holds all batches. `busy_s` are seconds of compute, `processor_s` the processor time
@@ -119,7 +119,7 @@ def invalid_input(failure: RankFailure) -> InvalidInputError:
 
 
 def read_result(path: Path) -> RankResult | None:
-    """What a rank measured; None if it did not finish."""
+    """A rank's measurements; None if it did not finish."""
     return read_record(RankResult, path.read_bytes()) if path.exists() else None
 
 

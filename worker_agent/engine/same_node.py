@@ -1,13 +1,13 @@
 """Same node: a wire between the processes of one node, which read tensors from each other's memory.
 
-The sender says in a pipe where a tensor lies. The receiver copies it when it waits for it, and counts it in memory that
-both share. Gloo would move the same tensor through a socket, by a thread of its own that shares the rank's core.
+The sender writes a tensor's address to a pipe. The receiver copies it when it waits for it, and counts it in memory
+that both share. Gloo would move the same tensor through a socket, by a thread of its own that shares the rank's core.
 
-Whoever waits, for a message, for one to be taken or for room in a pipe, reads all of its pipes: no two ranks can wait
-for each other to read. A process whose pipe ends is gone.
+A rank that waits for a message, for a receiver or for a full pipe reads all of its pipes: no two ranks can wait for
+each other to read. A process whose pipe ends is gone.
 
-Linux allows this (`process_vm_readv`) to a process that may trace the other one. Some containers forbid it; with Yama
-only a process may that the other one has named. Each pair of ranks finds out by trying.
+Linux allows this (`process_vm_readv`) to a process that may trace the other one. Some containers forbid it; Yama
+allows only a process that the other one has named. Each pair of ranks tries it.
 """
 
 import ctypes
@@ -26,14 +26,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 _RECORD = struct.Struct("=qqq")
-"""What a pipe carries: a tag, an address and a number of bytes."""
+"""A pipe's record: a tag, an address and a number of bytes."""
 
 MOST_TAGS = 2**16
-"""Tags are below this: so many counts of messages are shared. Only pages in use take memory."""
+"""The number of tags, and of shared message counters. Only pages in use take memory."""
 
 _READ_BYTES = 1024 * _RECORD.size
 _LOOK_MS = 1
-"""How soon a rank looks again that waits for a full pipe, or for a message of its own to be taken: both are rare."""
+"""The polling interval of a rank that waits for a full pipe or for a receiver: both are rare."""
 
 _NAME_A_TRACER = 0x59616D61
 _TOKEN_BYTES = 16
@@ -68,9 +68,9 @@ def copy_from(process: int, address: int, memory: Tensor, size: int) -> None:
 
 @dataclass(slots=True)
 class _Peer:
-    """Another process: the pipes to and from it, what it has said, and the receives that wait for it, by tag.
+    """Another process: the pipes to and from it, its records, and the receives that wait for it, by tag.
 
-    `taken` counts our messages that it has taken, `took` its messages that we have. Both processes see both.
+    `taken` counts our messages that it has received, `took` its messages that we have. Both processes see both.
     """
 
     rank: int
@@ -159,7 +159,7 @@ class SameNode:
         return bool(ready)
 
     def _say(self, peer: _Peer, tag: int, address: int, size: int) -> None:
-        """Writes a record, whole or not at all: it is shorter than what a pipe takes at once."""
+        """Writes a record, whole or not at all: it is shorter than PIPE_BUF."""
         record = _RECORD.pack(tag, address, size)
         end_s = time.monotonic() + self._timeout_s
         while True:
@@ -210,7 +210,7 @@ _Said = TypeVar("_Said")
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a process says of itself: a token in its memory, and for each rank the pipe that it reads and its counts."""
+    """A process's announcement: a token in its memory, and for each rank the pipe that it reads and its counts."""
 
     process: int
     address: int
@@ -219,7 +219,7 @@ class _Offer:
     counts: dict[int, int]
 
     def reach(self, rank: int) -> "tuple[int, memoryview[int]] | None":
-        """This rank's pipe to the process, and the counts of what that takes.
+        """This rank's pipe to the process, and the counts of its receives.
 
         None if its memory cannot be read: it may be another node's.
         """
@@ -244,7 +244,7 @@ def _shared(counts: int) -> "memoryview[int]":
 
 
 def _gathered(own: _Said, group: dist.ProcessGroup) -> list[_Said]:
-    """What every rank says."""
+    """Every rank's announcement."""
     every: list[_Said] = [own] * dist.get_world_size(group)
     dist.all_gather_object(every, own, group)
     return every

@@ -273,7 +273,7 @@ class Weights:
         }
 
     def load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
-        """Sets the optimizer's states from what `optimizer_tensors` gave. Raises InvalidInputError without masters."""
+        """Sets the optimizer's states from `optimizer_tensors`. Raises InvalidInputError without masters."""
         for slot, master in zip(self.slots, self._masters, strict=True):
             found = master is None or f"{MASTER}/{slot.name}" in tensors
             require(found, "resume", "must be a checkpoint of a run with master weights", slot.name)

@@ -1,1 +1,1 @@
-"""What can be trained: models as chains of blocks, data as microbatches, losses; each named by a SPEC."""
+"""Inputs of training: models as chains of blocks, data as microbatches, losses; each named by a SPEC."""

@@ -28,7 +28,7 @@ SUFFIXES = (".parquet", ".arrow")
 LABELS, MASK = "labels", "attention_mask"
 
 KEPT_BYTES = 2**28
-"""The most bytes of a file's decoded groups in memory. The newest group stays whatever its size."""
+"""The upper bound on a file's decoded groups in memory. The newest group stays even if it is larger."""
 
 _FILE_MAGIC = b"ARROW1"
 

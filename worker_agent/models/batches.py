@@ -1,11 +1,11 @@
-"""Batches: a microbatch as Hugging Face's collators make it, a mapping of tensors by name, and what becomes of it.
+"""Batches: a microbatch as Hugging Face's collators make it, a mapping of tensors by name, and its use.
 
     input_ids (B, S), attention_mask (B, S), position_ids (B, S), token_type_ids (B, S), labels (B, S)
     decoder_input_ids (B, T), decoder_attention_mask (B, T), labels (B, T)      of an encoder and a decoder
     pixel_values (B, ...) or input_features (B, ...), labels
 
 The first block gets the inputs in the order of the model's `BatchForm`, with an empty tensor for each that the batch
-does not have. The targets are the labels, in the place of what predicts them.
+does not have. The targets are the labels, at the positions that predict them.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,10 +39,9 @@ class TokenInputs:
 class BatchForm:
     """A model's inputs by name. `inputs` begin with the main one; a batch has all that are `required`.
 
-    `labels` say what is predicted: the token that comes "next" after each place, the token of the "same" place, or one
-    "class" for a sample. `positions` is the greatest length of a sequence. If only labels are given, a decoder's inputs
-    are what `shift` makes of them, the model's own way to; of a model without one `start` begins them and `pad` fills
-    them.
+    `labels` are the predicted tokens: the "next" one of each position, the one of the "same" position, or a "class" for
+    each sample. `positions` is the greatest length of a sequence. If only labels are given, the model's `shift` makes a
+    decoder's inputs of them; without it, `start` is their first token and `pad` their padding.
     """
 
     model: str

@@ -17,13 +17,13 @@ from worker_agent.models.values import bytes_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chain:
-    """Blocks in order. A block is called with what the block before it returned: a tensor, or a tuple of tensors.
+    """Blocks in order. A block is called with the previous block's result: a tensor, or a tuple of tensors.
 
     `spec` names the model, without a path where that is possible. `root` names parameters and buffers: the Hugging Face
-    model, or an nn.Sequential of the blocks. `tokens` is what a language model takes, `batches` what the model takes by
+    model, or an nn.Sequential of the blocks. `tokens` are a language model's inputs, `batches` a model's inputs by
     name. By `sharding` devices can share the blocks. The blocks' tensors are filled from `contents` where they were
-    built empty. `uncut`: the only block is a module that is still to be cut. `left_out` are sentences on what a config
-    describes and the model has not, or not in full.
+    built empty. `uncut`: the only block is a module that is still to be cut. `left_out` are sentences on parts of
+    a config that the model does not have, or not in full.
     """
 
     name: str

@@ -35,9 +35,9 @@ def build_model(
 
     With `empty` a model of Hugging Face, a preset or a factory with an attribute `by_stage` has only shapes until its
     blocks are materialised; other models are as their factory returns them. With `fused` attention of a Hugging Face
-    model is in one kernel, whatever its masks, for counting. The random states of torch, NumPy and
+    model is one kernel with any mask, for counting. The random states of torch, NumPy and
     Python are set from the seed while the model is built, and restored afterwards. Raises InvalidInputError if the
-    SPEC, its options or what its factory returns break a rule.
+    SPEC, its options or its factory's result break a rule.
     """
     parsed = parse_spec(spec, field="model")
     if not parsed.is_hugging_face:

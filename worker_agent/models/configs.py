@@ -1,7 +1,7 @@
-"""Configs: which of the library's models a Hugging Face config describes, and what of it that model leaves out.
+"""Configs: the library's model for a Hugging Face config, and the parts of the config that it leaves out.
 
-A config of several parts is taken as the language model in it: its towers for images and sound are left out, by name. A
-family that the library does not know is taken as the one that its `architectures` name, or that has its layers
+Of a config of several parts only the language model is used: towers for images and sound are left out, by name. A
+family that the library does not know is replaced by the one of its `architectures`, or by one with its layers
 (`_ALIKE`). Code that a config names (`auto_map`) never runs.
 """
 
@@ -20,7 +20,7 @@ TASKS: dict[str, Literal["next", "same", "class"]] = {
     "CausalLM": "next",
     "ImageClassification": "class",
 }
-"""What a family's model is for: the first of these that it has; and where its labels are (`BatchForm`).
+"""A family's task: the first of these that it has; and the position of its labels (`BatchForm`).
 
 Models of masked language can decode as well, and so can parts of those with an encoder.
 """
@@ -68,7 +68,7 @@ def library() -> None:
 
 
 def language_model(name: str, content: Mapping[str, Any]) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-    """The library's family of a config of family `name`, the config's keys for it, and sentences on what is left out.
+    """The library's family of a config of family `name`, the config's keys for it, and sentences on left-out parts.
 
     A family that the library has no model for keeps its name.
     """
@@ -111,7 +111,7 @@ def _known_families() -> Any:
 
 
 def _task(name: str) -> str | None:
-    """What the library's model of a family is for; None for a family of which it has none."""
+    """The task of the library's model of a family; None for a family without a model."""
     kinds_of_task = (task for task in TASKS if name in _known_families() and kinds(task, _known_families()[name]))
     return next(kinds_of_task, None)
 
@@ -163,7 +163,7 @@ def without_path(spec: Spec, name: str, found: dict[str, Any]) -> str:
     known, default = known_keys(usual), usual.to_dict()
     asked = found.keys() | spec.options.keys()
     keys = {k: v for k, v in whole.items() if k in known and (k in asked or k not in default or v != default[k])}
-    # as asked: T5's config is tied whatever it says
+    # as requested: T5's config object always says tied
     tied = (found | options).get("tie_word_embeddings", whole.get("tie_word_embeddings"))
     if tied or "tie_word_embeddings" in asked:
         keys["tie_word_embeddings"] = tied

@@ -1,17 +1,17 @@
-"""Cut: a Hugging Face model as blocks in a row, found by watching one forward, whatever its family.
+"""Cut: a Hugging Face model of any family as blocks in a row, derived from one watched forward.
 
-The model names the classes of its layers (`_no_split_modules`). A forward without weights shows with which arguments
-the model calls each layer, and what it does before the first and after the last:
+The model names the classes of its layers (`_no_split_modules`). A forward without weights shows the arguments of
+each layer, and the operations before the first and after the last:
 
     tokens -> [before] -> hidden -> [layer 0] -> hidden -> ... -> [layer n - 1] -> hidden -> [after] -> logits
 
-Where modules in a row are all that is before or after, they are the block. Elsewhere the block is `BeforeLayers` or
-`AfterLayers`, which run the model's own forward as far as the first layer, or from the last one on. A layer's block
-makes the other arguments anew: positions, a causal mask, rotary embeddings. So nothing but `hidden` crosses a cut.
+A sequence of modules before or after the layers is a block as it is. Other code there is a block `BeforeLayers` or
+`AfterLayers`, which runs the model's own forward up to the first layer, or from the last one on. A layer's block makes
+the other arguments itself: positions, a causal mask, rotary embeddings. Only `hidden` crosses a cut.
 
-While the forward is watched, modules run on the meta device: what the model computes beside them, such as positions
-and masks, has its values. What a module gives is NaN up to the last layer, and zeros from there on: NaN in what comes
-after shows that more than the last layer's result is used.
+While the forward is watched, modules run on the meta device; other tensors, such as positions and masks, have their
+values. Modules return NaN up to the last layer, and zeros from there on: a NaN after the layers shows that the model
+uses more than the last layer's result.
 """
 
 import inspect
@@ -127,9 +127,9 @@ def _watched(
 
 
 def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.Module, equal: EqualCalls) -> LayerCall:
-    """A layer's call, with what its block makes in the place of tensors.
+    """A layer's call, with the block's replacements of tensors.
 
-    Positions that a layer only hands on, and does without, are for other ways to compute attention.
+    Positions that a layer only passes on, and does not need, are for other implementations of attention.
     """
     takes = inspect.signature(layer.forward).parameters
     rotary = None
@@ -163,7 +163,7 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
         try:  # without contents
             with torch.no_grad():
                 equal.result(layer, given, lambda: layer(*given[0], **given[1]))
-        except Exception:  # the library's code may raise anything: the layer needs what it hands on
+        except Exception:  # the library's code may raise anything: the layer needs the passed argument
             kept = named
     return LayerCall(module=seen.module, positional=positional, named=kept, rotary=rotary)
 

@@ -1,4 +1,4 @@
-"""Data: numbered microbatches from what a user's factory returns, and defaults for a model that comes without data."""
+"""Data: numbered microbatches from a user's factory, and defaults for a model without data."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -90,7 +90,7 @@ class MicrobatchSource:
         return self._newest
 
     def _require_whole(self, microbatches: int) -> None:
-        """Raises InvalidInputError where one of the first so many microbatches is the short last one of a pass."""
+        """Raises InvalidInputError if one of the first `microbatches` is the short last one of a pass."""
         samples, size = _batched(self._data) if isinstance(self._data, DataLoader) else (0, 1)
         if size == self._microbatch_size and samples % size and microbatches > samples // size:
             rule = (
@@ -155,7 +155,7 @@ class MicrobatchSource:
         return inputs, targets
 
     def _named(self, field: str, given: Mapping[Any, Any]) -> BatchForm | KeywordForm:
-        """What the model takes by name. Raises InvalidInputError for a model that takes nothing so."""
+        """The model's inputs by name. Raises InvalidInputError for a model without named inputs."""
         if self._form is None:
             rule = "must be a pair of inputs and targets, of tensors: this model takes no inputs by name"
             raise InvalidInputError(field, rule, sorted(map(str, given)))
@@ -217,7 +217,7 @@ def open_data(
 def moved(value: Value, device: torch.device, dtype: torch.dtype, *, pinned: bool = False) -> Value:
     """A microbatch's tensors on the model's device, real and complex numbers in the model's dtype.
 
-    With `pinned` they go through pinned memory: the GPU copies them in stream order while the host goes on.
+    With `pinned` they go through pinned memory: the GPU copies them in stream order while the host continues.
     """
 
     def move(tensor: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def in_blocks(chain: Chain, data: str, *, microbatch_size: int, seed: int, dtype
 
 
 def length_of(chain: Chain, sequence_length: int | None) -> int:
-    """The tokens of a language model's sequences: as many as asked for, else as its positions allow up to a limit.
+    """The tokens of a language model's sequences: as requested, else its number of positions, up to a limit.
 
     Raises InvalidInputError for a length that the model does not take, and for a chain that takes no tokens.
     """
@@ -268,8 +268,8 @@ def length_of(chain: Chain, sequence_length: int | None) -> int:
 def default_feed(chain: Chain, sequence_length: int | None = None) -> DefaultFeed:
     """Random data that a chain can take.
 
-    A language model gets sequences of random tokens, of the length asked for; else as long as its positions allow but
-    at most SEQUENCE_LENGTH. A chain whose first block `takes` a RandomData gets that. One that starts with a linear
+    A language model gets sequences of random tokens, of the requested length, else of its number of positions, at most
+    SEQUENCE_LENGTH. A chain whose first block `takes` a RandomData gets that. One that starts with a linear
     layer gets normally distributed features and a loss that needs no targets. Raises InvalidInputError for any other
     chain, and for a length that the model does not take.
     """

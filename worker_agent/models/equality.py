@@ -23,7 +23,7 @@ class EqualCalls:
         self._known: dict[Hashable, tuple[Any, Any]] = {}
 
     def result(self, module: nn.Module, given: Any, run: Callable[[], Any]) -> Any:
-        """What `run` gives, which calls the module with these arguments. What it raises is not kept."""
+        """The result of `run`, which calls the module with these arguments. Errors are not cached."""
         key = signature(module), _argument(given)
         if key not in self._known:
             self._known[key] = run(), given  # arguments are known by their ids as long as they live
@@ -31,12 +31,12 @@ class EqualCalls:
 
 
 def shape_of(tensor: Tensor) -> Hashable:
-    """What tensors have in common that are equal but for their contents."""
+    """The key of tensors that are equal except for their contents."""
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
 
 
 def signature(block: nn.Module) -> Hashable:
-    """What two blocks must have in common to do the same: their modules' types, tensors' shapes and settings.
+    """The key of blocks that compute the same: their modules' types, tensors' shapes and settings.
 
     Settings are a module's own attributes: plain values by their text, others by identity, so that only the same object
     is equal. A method is that of any module.
@@ -55,7 +55,7 @@ def signature(block: nn.Module) -> Hashable:
 
 
 def _argument(value: Any) -> Hashable:
-    """What equal arguments have in common."""
+    """The key of equal arguments."""
     if isinstance(value, Tensor):
         return shape_of(value)
     if isinstance(value, tuple | list):
@@ -70,7 +70,7 @@ def _setting(value: Any) -> Hashable:
 
 
 def _identity(value: Any) -> Hashable:
-    """What an attribute has in common with equal ones: a method of another module, or a function with equal options."""
+    """The key of an attribute's value: a method of another module, or a function with equal options."""
     if isinstance(value, partial):
         return _identity(value.func), repr((value.args, value.keywords))
     return id(getattr(value, "__func__", value))

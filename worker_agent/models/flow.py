@@ -1,19 +1,18 @@
-"""Flow: what goes from one part of a Hugging Face model to the next, found by watching one forward.
+"""Flow: the tensors that go from one part of a Hugging Face model to the next, derived from one watched forward.
 
-The forward is a row of calls of units: its layers, and the largest modules without one. Where it is cut, the results
-of earlier calls that a later one uses are carried across, over any distance. Autograd says which these are: in the
-watched forward every result is a leaf of the graph, and what a later call gets leads back to the leaves that it is
-made of.
+The forward is a sequence of calls of units: its layers, and the largest modules without a layer. A cut carries the
+results of all earlier calls that later ones use. Autograd finds them: in the watched forward every result is a leaf of
+the autograd graph, and the arguments of a later call lead back to their leaves.
 
     calls     [embedding] [rotary] [layer 0] [layer 1] [norm] [head]
     parts     |-------------------||--------||--------||-----------|
     carried                embedding's   0's       1's
 
-A part (`segments`) then runs the model's own forward with what was carried in the place of the earlier calls' results.
-So masks, positions, biases and what else the model makes between its calls are made by the model itself, in every part.
+A part (`segments`) runs the model's own forward with the carried tensors as the earlier calls' results. The model
+itself thus makes masks, positions and biases between its calls, in every part.
 
-A maker is a call whose result depends on no other call's, and that has no parameters, as that of rotary embeddings.
-What it makes is not carried: it is called again where it is used.
+A maker is a call without parameters whose result depends on no other call, as of rotary embeddings. Its result is not
+carried: every part that uses it calls it again.
 """
 
 import re
@@ -70,8 +69,8 @@ class Shape:
 class Flow:
     """The calls of a forward with these inputs, and where parts begin: part i has the calls [starts[i], starts[i + 1]).
 
-    `rows` are the names of the layers, a tuple for each row of them. `held` are tensors that modules around the layers
-    use themselves, as (module, name), by the part that uses them; `result_uses` is what the result is made of.
+    `rows` are the names of the layers, a tuple for each row of them. `held` are, per part, the tensors of surrounding
+    modules that it uses, as (module, name); `result_uses` are the sources of the result.
     """
 
     calls: tuple[UnitCall, ...]
@@ -234,7 +233,7 @@ class _Watch:
         return (*parts[:-1], parts[-1] | last)
 
     def require_same_in_parts(self, flow: Flow) -> None:
-        """Raises InvalidInputError where parts, which all run what is between the calls, would not do the same."""
+        """Raises InvalidInputError where parts, which all run the code between calls, would differ."""
         calls = len(flow.calls)
         for users in self._drawn.values():
             parts = {bisect(flow.starts, min(user, calls - 1)) for user in users}
@@ -283,7 +282,7 @@ class _Watch:
             on_meta = mapped(given, _to_meta)
 
             def run() -> tuple[Any, Sequence[object]]:
-                """What the unit gives, and the random operations that it does."""
+                """The unit's result, and its random operations."""
                 with _Random() as random:
                     return call_module(module, *on_meta[0], **on_meta[1]), random.found
 
@@ -383,7 +382,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def refuse_unless(condition: bool, rule: str, place: str) -> None:
-    """Raises InvalidInputError with the place, and with what to write instead."""
+    """Raises InvalidInputError with the place and an alternative."""
     require(condition, "model", f"must {rule}, {FACTORY}", place)
 
 

@@ -1,6 +1,6 @@
-"""Folders: what lies in a Hugging Face model's folder: its config, its weights, and the files of its owner.
+"""Folders: the files of a Hugging Face model's folder: its config, its weights, and the files of its owner.
 
-What cannot be trained is named as what it is: an adapter, quantised weights, weights in another form, a run.
+Errors name the kind of a folder that cannot be trained: an adapter, quantised weights, weights in another form, a run.
 """
 
 import json
@@ -29,7 +29,7 @@ _OWN = (CONFIG, "*.index.json", *_FORMS)
 def read_config(path: Path) -> dict[str, Any]:
     """The content of a Hugging Face config: a file, or a folder's config.json.
 
-    Raises InvalidInputError for anything else, and says what it is.
+    Raises InvalidInputError for anything else, and names its kind.
     """
     from pipeplan.documents.files import read_text, require_model  # and pydantic, which other models do without
 
@@ -56,8 +56,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def weight_files(folder: Path, config: Mapping[str, Any]) -> tuple[Path, ...]:
     """The files with weights that `save_pretrained` wrote to a folder; none in a folder without weights.
 
-    Raises InvalidInputError for quantised weights and those of another form, and for an index that names what is not
-    there.
+    Raises InvalidInputError for quantised weights and those of another form, and for an index that names missing
+    files.
     """
     there = sorted(path.name for pattern in _FORMS for path in folder.glob(pattern))
     method = _quantiser(folder, config)
@@ -138,7 +138,7 @@ def _adapter(content: Mapping[str, Any], path: Path) -> InvalidInputError:
 
 
 def _quantiser(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """What quantised a folder's weights; None for weights that are not."""
+    """The quantisation of a folder's weights; None for other weights."""
     for key in QUANTISED:
         said = config.get(key)
         if said:

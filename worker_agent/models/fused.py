@@ -1,6 +1,6 @@
-"""Fused: what programs compute in one kernel each, and torch in several.
+"""Fused: operations that programs compute in one kernel each, and torch in several.
 
-Each is an operator of its own. It computes for real, with torch's functions; on fake tensors it is one operation, which
+Each is a separate operator. It computes for real, with torch's functions; on fake tensors it is one operation, which
 reads its inputs and writes its outputs once. The kernels are Megatron-LM's: its fused softmax (scaled, causal), bias
 with GELU, and bias with dropout and the residual (Narayanan et al. 2021, section 4.2). The softmax takes several
 kernels where the fused one cannot run (`fuses_softmax`).
@@ -28,7 +28,7 @@ SPARSE = "pipeplan_sparse"
 
 
 def _wide(x: Tensor) -> torch.dtype:
-    """The type in which a softmax is computed: at least float32."""
+    """The type in which a softmax is computed: float32 or wider."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
@@ -251,7 +251,7 @@ def _takes_bias(ctx: Any) -> bool:
 
 
 def _summed(gradient: Tensor) -> Tensor:
-    """(..., H) -> (H,): the gradient of what was added to every row."""
+    """(..., H) -> (H,): the gradient of the addend of every row."""
     return gradient.reshape(-1, gradient.shape[-1]).sum(dim=0)
 
 
@@ -268,7 +268,7 @@ def unfused_attention(
     """Scaled dot-product attention in four kernels: a product, the softmax, dropout, a product.
 
     (B, N, S, D), (B, N, T, D), (B, N, T, D) -> (B, N, S, D); with `enable_gqa` keys and values have fewer heads, and
-    are repeated. Keeps the probabilities, what dropout leaves of them, and its mask.
+    are repeated. Keeps the probabilities before and after dropout, and its mask.
     """
     if enable_gqa:
         key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
@@ -298,9 +298,9 @@ def windowed_attention(
 ) -> tuple[Tensor, None]:
     """Attention as Hugging Face's models call it, (B, N, S, D) -> (B, S, N, D), with the arithmetic of fused kernels.
 
-    Such kernels take a causal mask, a window, soft caps and sinks as they go: no mask is made, and with a window, or
-    with `indices` of chosen keys (B, S, K), each query meets so many keys. It is for counting: these keys are not those
-    that the model attends to.
+    Such kernels compute a causal mask, a window, soft caps and sinks themselves: no mask is made. Each query meets
+    `sliding_window` keys, or the K of `indices` (B, S, K). It is for counting: these keys are not those that the model
+    attends to.
     """
     length, groups = query.shape[2], query.shape[1] // key.shape[1]
     shape, causal = query.shape, bool(getattr(module, "is_causal", True))

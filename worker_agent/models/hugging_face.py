@@ -33,7 +33,7 @@ from worker_agent.models.tensor_plan import tensor_plan
 ATTENTION = ("sdpa", "eager")
 
 MOST_POSITIONS = 2**31 - 1
-"""The most tokens of a sequence if a model has no limit of its own."""
+"""The upper bound on a sequence's tokens for a model without a limit."""
 
 IMAGE_SIZE = 224
 """The size of images if a model takes any."""
@@ -51,7 +51,7 @@ LIBRARY_ERRORS = (
     *(ValueError, TypeError, RuntimeError, LookupError),
     *(ArithmeticError, AttributeError, ImportError, AssertionError),
 )
-"""What the library raises for a config of which it cannot make a model."""
+"""The library's errors for a config without a valid model."""
 
 
 class Gpt2Embedding(nn.Module):
@@ -103,7 +103,7 @@ def build_family(spec: Spec, *, seed: int = 0, dtype: torch.dtype = torch.float3
         return made
 
     modules = list(root.modules())
-    with unset_fake_temporarily():  # what is watched needs the values of positions
+    with unset_fake_temporarily():  # the watched forward needs the values of positions
         sizes = {size for tensor in root.state_dict().values() for size in tensor.shape}
         sizes |= {value for value in config.to_dict().values() if type(value) is int}
         flows = Flows(root, empty, form, probes(form, _sample(root), sizes), drops)

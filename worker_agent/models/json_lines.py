@@ -1,7 +1,7 @@
 """JSON lines: tokens in lists, an object a line.
 
-A line is a document: its tokens are the list of one key, and beside it there may be lists of `labels` and of
-`attention_mask`, as in the columns of Arrow files. Tokens whose mask is 0 are padding, and are left out.
+A line is a document: one key has its tokens as a list. It may also have lists `labels` and `attention_mask`, as the
+columns of Arrow files. Tokens whose mask is 0 are padding, and are left out.
 """
 
 import json

@@ -20,7 +20,7 @@ _PLACES = ("next", "same")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeywordForm:
-    """What a module's forward takes by name.
+    """The named inputs of a module's forward.
 
     `inputs` are the names that it has, `others` whether it takes any. `names` are those of all microbatches, in order;
     None before the first one. `labels` is the module's attribute of this name: a label is of the token that comes
@@ -40,7 +40,7 @@ class KeywordForm:
         return (*known, *sorted(set(given) - set(known)))
 
     def pair(self, field: str, batch: Mapping[str, Any], microbatch_size: int) -> tuple[tuple[Tensor, ...], Tensor]:
-        """A batch's inputs and targets. Raises InvalidInputError by the name of what breaks a rule."""
+        """A batch's inputs and targets. Raises InvalidInputError with the name of the wrong tensor."""
         require("labels" in batch, f"{field}.labels", "must be in every batch that is a mapping", sorted(batch))
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         given = self.given(field, inputs, microbatch_size)
@@ -71,7 +71,7 @@ class KeywordForm:
 
 
 def keyword_form(root: nn.Module) -> KeywordForm:
-    """What a module takes by name."""
+    """A module's named inputs."""
     parameters = signature(root.forward).parameters.values()
     kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     return KeywordForm(

@@ -1,4 +1,4 @@
-"""Listing: the names of a model's blocks, their weights, and what they pass on, found by running them once."""
+"""Listing: the names of a model's blocks, their weights, and their outputs, from one run of them."""
 
 import logging
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from worker_agent.models.spec import parse_spec, user_code
 from worker_agent.models.values import as_values
 
 MOST_CONTENTS_BYTES = 4 * 2**30
-"""The most weights that are made where blocks need their contents to be listed."""
+"""The upper bound on weights that are made for blocks whose listing needs contents."""
 
 _WITHOUT_CONTENTS = (
     DataDependentOutputException,
@@ -38,7 +38,7 @@ _WITHOUT_CONTENTS_SAID = (
     "numpy() is not supported",
     "all Tensors to FakeTensors",
 )
-"""What torch raises where code reads the contents of a fake tensor: errors of types of their own, and of none."""
+"""torch's errors where code reads the contents of a fake tensor: of special types, and of general ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def list_blocks(
 ) -> BlockList:
     """The blocks of the model that a SPEC names. Tensors without elements are left out.
 
-    Of presets and Hugging Face models no weights are made, unless what a block gives depends on the contents:
+    Of presets and Hugging Face models no weights are made, unless a block's output depends on the contents:
     `on_contents` is then called with their bytes first. Raises InvalidInputError for a model that cannot be cut, data
     that it does not take, and weights of more than MOST_CONTENTS_BYTES.
     """
@@ -72,14 +72,14 @@ def list_blocks(
     if not (spec.is_preset or spec.is_hugging_face):
         return _listed(build_model(model, seed=0), data, microbatch_size, None)
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    log.disabled = True  # it reports what is tried again below
+    log.disabled = True  # it reports errors after which the code below tries again
     try:
         fake = FakeTensorMode()
         with fake:
             whole = build_model(model, seed=0)
         return _listed(whole, data, microbatch_size, fake)
     except PipeplanError as error:
-        # What fails for another reason than missing contents fails with contents too.
+        # A failure for another reason than missing contents occurs with contents too.
         cause = error.__cause__
         if not isinstance(cause, _WITHOUT_CONTENTS) and not any(part in str(cause) for part in _WITHOUT_CONTENTS_SAID):
             raise

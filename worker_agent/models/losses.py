@@ -1,4 +1,4 @@
-"""Losses: what the last stage minimises, a mean over the microbatch."""
+"""Losses: the last stage's objective, a mean over the microbatch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ Loss = Callable[[Any, Any], Tensor]
 def build_loss(spec: str | None, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Loss:
     """The loss that a SPEC names, by default `default_loss`; the tensors of a module are moved and cast.
 
-    The SPEC may name the loss itself, `loss(outputs, targets, **options)`, which may be a module that is already made,
+    The SPEC may name the loss itself, `loss(outputs, targets, **options)`, which may be a module instance,
     or a factory of it. A class is a factory; anything else is one if it can be called with the options alone. So
     `torch.nn.functional:mse_loss`, `torch.nn:CrossEntropyLoss` and `criterion = nn.MSELoss()` all work.
     Raises InvalidInputError if it can be called neither way.
@@ -45,7 +45,7 @@ def build_loss(spec: str | None, *, device: torch.device | None = None, dtype: t
 
 
 def _is_loss(found: Callable[..., Any], spec: Spec) -> bool:
-    """Whether what a SPEC names is the loss itself, and not a factory of it."""
+    """Whether a SPEC names the loss itself, and not a factory of it."""
     called: Any = found
     while isinstance(called, partial):
         called = called.func
@@ -78,8 +78,8 @@ def default_loss(outputs: Any, targets: Any) -> Tensor:
     """Cross entropy where targets are whole numbers, the mean squared error where they are not.
 
     Cross entropy takes logits (..., classes) and targets (...), a mean over all that is not -100; types of 16 bits are
-    computed in float32. Targets (tokens, labels, microbatches) make it the microbatch's part of the mean over a batch
-    that has so many labels in so many microbatches: the mean of the parts is the mean over the batch. Raises
+    computed in float32. Targets (tokens, labels, microbatches) give the microbatch's part of the mean over a batch with
+    `labels` labels in `microbatches` microbatches: the mean of the parts is the mean over the batch. Raises
     InvalidInputError for several outputs or shapes that do not fit.
     """
     whole = None

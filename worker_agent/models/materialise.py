@@ -1,11 +1,11 @@
 """Materialise: gives the tensors of some blocks their contents. A Hugging Face model is built without any.
 
-A model on the meta device has shapes alone, whatever its size. A rank materialises the blocks of its stage. Weights
-come from a folder that `save_pretrained` wrote, of which the stage's tensors alone are read, or they are random.
+A model on the meta device has only shapes. A rank materialises the blocks of its stage. Weights are random, or come
+from a folder of `save_pretrained`, from which only the stage's tensors are read.
 
-Random weights are those of the library's own `_init_weights`. Every draw for a tensor starts from (seed, the tensor's
-name): the same seed gives the same weights whatever the cut. What `_init_weights` leaves out has what its constructor
-gives it: the constructors are run once more, as those of presets are (`recipe`).
+Random weights are those of the library's `_init_weights`. Every draw for a tensor starts from (seed, the tensor's
+name): the same seed gives the same weights under every cut. Tensors that `_init_weights` leaves out get the contents of
+their constructors, which run again, as those of presets do (`recipe`).
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ class Contents:
     constructors: Constructors
 
     def materialise(self, blocks: Iterable[nn.Module]) -> tuple[str, ...]:
-        """Gives the blocks' tensors on the meta device their contents, on the CPU. Returns what was read, by name.
+        """Gives the blocks' tensors on the meta device their contents, on the CPU. Returns the read tensors' names.
 
         Raises InvalidInputError for files that do not hold the model's weights.
         """
@@ -76,7 +76,7 @@ class Contents:
 
 
 def build_empty(make: Callable[[], Any]) -> Any:
-    """The Hugging Face model that a function builds, on the meta device; on fake tensors where those are asked for."""
+    """The Hugging Face model that a function builds, on the meta device; on fake tensors under their mode."""
     from transformers.initialization import meta_device_safe_creation_ops, no_init_weights
 
     if isinstance(torch.empty(0), FakeTensor):
@@ -84,7 +84,7 @@ def build_empty(make: Callable[[], Any]) -> Any:
     with no_init_weights(), torch.device("meta"), meta_device_safe_creation_ops():
         root = make()
     real = {p: nn.Parameter(p.to("meta"), requires_grad=p.requires_grad) for p in root.parameters() if not p.is_meta}
-    for tensor, held in places_of(root).items():  # `torch.Tensor(sizes)` asks for no device
+    for tensor, held in places_of(root).items():  # `torch.Tensor(sizes)` ignores the default device
         for there, key, _ in held if tensor in real else ():
             there[key] = real[tensor]
     root.tie_weights()
@@ -130,7 +130,7 @@ def _initialise(root: Any, seed: int, fresh: Mapping[str, Tensor]) -> list[str]:
     with _DrawsByName(seed, fresh) as draws, torch.no_grad(), guard_torch_init_functions():
 
         def visit(name: str, module: Any, model: Any) -> bool:
-            """Initialises the module after its parts, if one of its tensors is fresh; a model has its own way to."""
+            """Initialises the module after its parts, by the model's `_init_weights`, if a tensor of it is fresh."""
             model = module if hasattr(module, "_init_weights") else model
             parts = [visit(f"{name}.{key}", part, model) for key, part in module.named_children()]
             touched = any(parts) or any(t in own for t in (*module._parameters.values(), *module._buffers.values()))
@@ -228,7 +228,7 @@ def _read(
         raise InvalidInputError("model", f"{rule} is missing", name)
     for name in sorted(found.unexpected_keys):
         raise InvalidInputError("model", f"{rule} has no place in {type(root).__name__}", name)
-    for tensor, held in places.items():  # the loader empties all that it is not to read
+    for tensor, held in places.items():  # the loader empties all tensors that it does not read
         for there, key, _ in held if not tensor.is_meta else ():
             there[key] = tensor
     return tuple(sorted(read))

@@ -138,7 +138,7 @@ def _asked(asked: Any, tape: Tape, calls: Sequence[tuple[int, Begin]]) -> list[B
 
 
 def _adopt(root: nn.Module, parts: Sequence["OwnPart"]) -> None:
-    """Gives the last block what the forward does not use: a checkpoint holds it, and no update changes it."""
+    """Gives the last block the unused tensors: a checkpoint contains them, and no update changes them."""
     owned = {tensor for part in parts for tensor in (*part.parameters(), *part.buffers())}
     for name, module in root.named_modules():
         own: list[Any] = [*module._parameters.values(), *module._buffers.values()]
@@ -157,7 +157,7 @@ def form_of(inputs: Sequence[Tensor]) -> Form:
 
 @dataclass(slots=True, eq=False)
 class Tapes:
-    """A module's tapes and its blocks' sections, by what they depend on. Each is found when it is first needed."""
+    """A module's tapes and its blocks' sections, by their inputs' form and torch's modes. Each is made on first use."""
 
     root: nn.Module
     units: dict[nn.Module, str]
@@ -228,7 +228,7 @@ class OwnPart(nn.Module):
         tapes.parts[number] = self
 
     def forward(self, *values: Tensor) -> Any:
-        """(carried ..., one for each input) -> the same for the next block, or what the module returns."""
+        """(carried ..., one for each input) -> the same for the next block, or the module's result."""
         tapes, number = self._tapes, self._number
         if len(values) < tapes.inputs or (number == 0 and len(values) > tapes.inputs):
             raise TypeError(f"the model was cut for {tapes.inputs} inputs, and was given {len(values)}")

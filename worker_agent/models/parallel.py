@@ -1,4 +1,4 @@
-"""Parallel: modules that hold a device's share of a layer, and what they exchange with the other devices' shares.
+"""Parallel: modules with a device's share of a layer, and their exchanges with the other devices' shares.
 
 As Megatron-LM has it (Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", section
 2.3; Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2):
@@ -46,7 +46,7 @@ class Peers(Protocol):
         """Keys and values (B, N, T, D) of all context-parallel devices, in the order of the sequence."""
 
     def ring_back(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The device's share of the gradients of what `ring` gave, summed over all context-parallel devices."""
+        """The device's share of the gradients of `ring`'s result, summed over all context-parallel devices."""
 
 
 AnyPeers = TypeVar("AnyPeers", bound=Peers, covariant=True)
@@ -93,7 +93,7 @@ class Region(Generic[AnyPeers]):
         return rows if self.form.expert == 1 else _exchanged(trade, trade, rows)
 
     def summed(self, x: Tensor) -> Tensor:
-        """The sum of a value over all devices, which each of them uses for its share of what comes next."""
+        """The sum of a value over all devices, which each of them uses for its share of the next operations."""
         return x if self.form.tensor == 1 else _exchanged(self.peers.reduce, self.peers.reduce, x)
 
     def ring(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _exchanged(there: Callable[..., Any], back: Callable[..., Any], *values: Tensor) -> Any:
-    """What an exchange gives for values; another one brings the gradients back."""
+    """An exchange of values, whose backward is another exchange of the gradients."""
     return _ThereAndBack.apply(there, back, *values)  # type: ignore[no-untyped-call]
 
 
@@ -145,9 +145,9 @@ class ColumnShare(nn.Module):
 
 
 class RowShare(nn.Module):
-    """A linear layer's share of the input features. The bias is whole, and added to what leaves.
+    """A linear layer's share of the input features. The bias is whole, and added to the output.
 
-    What `stays` is summed for the column-parallel layers of the same module, and does not leave.
+    An output that `stays` is summed for the column-parallel layers of the same module, and does not leave.
     """
 
     def __init__(
@@ -210,10 +210,10 @@ class _TokenSums(torch.autograd.Function):
 class BalancedExperts(nn.Module):
     """A device's share of a layer's experts, and of the features of each, where every expert gets as many tokens.
 
-    Real tokens choose their experts, and experts have different numbers of them. This is what they do on average, in
-    the order of Megatron-LM's dispatcher: tokens are sorted by expert, traded, gathered among the devices that share
+    Real tokens choose their experts, and experts have different numbers of them. This is their average load, in the
+    order of Megatron-LM's dispatcher: tokens are sorted by expert, traded, gathered among the devices that share
     the features of experts; then all of it back. The number of an expert's tokens is rounded up. The router's weights
-    go with the tokens and multiply what lies between an expert's products: then nothing that comes back is kept
+    go with the tokens and multiply the values between an expert's products: no returned tensor is then kept
     (Megatron-LM's `weighted_bias_swiglu_impl`).
     """
 
@@ -272,10 +272,10 @@ class BalancedExperts(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """Experts of a module that would have all of them compute all tokens: each token's own ones compute it.
+    """Experts of a module that computes all tokens with all experts: here only each token's own experts compute it.
 
-    The router's weights multiply what experts give, where Llama 4 has them multiply what experts get: the arithmetic
-    is the same.
+    The router's weights multiply the experts' outputs, where those of Llama 4 multiply their inputs: the number of
+    operations is the same.
     """
 
     def __init__(self, module: Any) -> None:
@@ -300,7 +300,7 @@ def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
 
 
 class ShareOfPositions(nn.Module):
-    """An embedding of positions that is asked for whole sequences, and gives the device's share of them."""
+    """An embedding of positions: takes whole sequences, and returns the device's share of them."""
 
     def __init__(self, weight: nn.Parameter, region: Region[Peers]) -> None:
         super().__init__()
@@ -315,8 +315,8 @@ class ShareOfPositions(nn.Module):
 
 
 class WholePositions(nn.Module):
-    """A rotary embedding that is asked for the device's share of a sequence and gives the whole of it, because
-    attention's heads see whole sequences."""
+    """A rotary embedding: takes the device's share of a sequence, and returns that of the whole sequence, which
+    attention's heads see."""
 
     def __init__(self, rotary: nn.Module, region: Region[Peers]) -> None:
         super().__init__()
@@ -329,10 +329,10 @@ class WholePositions(nn.Module):
 
 
 class VocabularyLoss:
-    """Cross entropy of logits whose last dimension is the device's share of the vocabulary, in float32 at least.
+    """Cross entropy of logits whose last dimension is the device's share of the vocabulary, in float32 or wider.
 
-    A mean over all tokens, as losses.default_loss is. What devices exchange are three numbers a token: the largest
-    logit, the target's, and the sum of exponentials.
+    A mean over all tokens, as losses.default_loss is. Devices exchange three numbers a token: the largest logit, the
+    target's, and the sum of exponentials.
     """
 
     def __init__(self, region: Region[Peers]) -> None:

@@ -14,7 +14,7 @@ from worker_agent.models.samples import Samples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomData:
-    """What a chain's first block `takes`: the SPEC of random data of that kind, and a short description of it."""
+    """The random data that a chain's first block `takes`: its SPEC, and a short description."""
 
     data: str
     description: str

@@ -1,4 +1,4 @@
-"""Randomness: the global random numbers of torch, NumPy and Python, as functions of what they are for."""
+"""Randomness: the global random numbers of torch, NumPy and Python, as functions of their purpose."""
 
 import random
 from hashlib import blake2b

@@ -1,4 +1,4 @@
-"""Recipe: what a factory does to make its tensors, noted on the meta device, and done later for some of them alone.
+"""Recipe: the operations by which a factory makes its tensors, noted on the meta device, and done later for some.
 
 Building a model runs its constructors, which draw and compute weights. Under a `WeightRecipe` they run without
 contents, and every operation that makes or changes a tensor is noted. A rank then does the operations that lead to the
@@ -7,9 +7,8 @@ tensors of its stage, and no others:
     noted     w = empty    w.normal_    v = empty    v.normal_    v.mul_(2)
     for v                               v = empty    v.normal_    v.mul_(2)
 
-Random operation number n of the construction always draws from (seed, n). What a tensor gets is therefore the same
-whatever else is done, and so whatever the cut. What a constructor reads of a tensor, as in `float(x[0])`, is computed
-for it there and then.
+Random operation number n of the construction always draws from (seed, n). A tensor's contents therefore do not depend
+on other operations, nor on the cut. A constructor that reads a tensor, as in `float(x[0])`, has it computed at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,9 +70,9 @@ class _Operation:
 
 
 class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode in which models are built: no compiled code runs in it.
+    """A mode in which models are built. It runs no compiled code.
 
-    torch is told so, and need not import its compiler for it, which takes a process a second and 72 MiB.
+    `_should_skip_dynamo` prevents the import of torch's compiler, which takes a process a second and 72 MiB.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
-    """Notes what is done while it is `noting`, and does it again for the tensors that are asked for."""
+    """Notes operations while it is `noting`, and repeats them for requested tensors."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -156,7 +155,7 @@ class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
         self._draws += random
 
     def _without_contents(self, func: Any, given: Any) -> Any:
-        """What the operation gives. One that the meta device lacks is done, for its result's shape."""
+        """The operation's result. One that the meta device lacks runs for real, for its result's shape."""
         try:
             return func(*given[0], **given[1])
         except NotImplementedError as error:
@@ -212,7 +211,7 @@ class WeightRecipe(ConstructionMode):  # type: ignore[no-untyped-call]
         results = [leaf for leaf in tree_leaves(operation.call(*positional, **named)) if isinstance(leaf, Tensor)]
         for place, slot in operation.makes:
             real = results[place]
-            if "empty" in operation.call.__name__:  # NaN shows what nothing gives a value
+            if "empty" in operation.call.__name__:  # NaN marks elements that no operation sets
                 real.fill_(torch.nan if real.is_floating_point() or real.is_complex() else 0)
             if (tuple(real.shape), real.stride(), real.storage_offset()) != (slot.shape, slot.stride, slot.offset):
                 real = torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype, device="cpu").copy_(real)
@@ -270,7 +269,7 @@ class Construction:
 
 
 class Constructors:
-    """What a model's constructors give its tensors: they are run when the first tensor needs it."""
+    """The contents that a model's constructors give its tensors: they run when the first tensor needs it."""
 
     def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
         self._make = make
@@ -307,7 +306,7 @@ def require_stages(root: nn.Module) -> None:
 
 
 def _empty_tensors(roots: Iterable[nn.Module]) -> dict[Tensor, str]:
-    """The tensors on the meta device that modules hold in any way, each with a name."""
+    """The tensors on the meta device that modules refer to, each with a name."""
     found: dict[Tensor, str] = {}
     for root in roots:
         for prefix, module in root.named_modules():

@@ -149,7 +149,7 @@ class ForwardRecorder:
         try:
             with self._mode:
                 result = call(*given[0], **given[1])
-        except Exception as error:  # whatever the function raises on tensors without contents
+        except Exception as error:  # the function may raise anything on tensors without contents
             if not known:
                 self._refuse(_why(name, failed or error), error)
             result = tree_map_only(Tensor, self._fake_like, real)
@@ -218,7 +218,7 @@ class ForwardRecorder:
         notes: bool = False,
         draws: bool = False,
     ) -> None:
-        """Adds a step. What it makes and changes has `known` contents, or from here on unknown ones."""
+        """Adds a step. Its results and changes have `known` contents, or unknown ones from here on."""
         tensors, made = _tensors_in(given), _tensors_in(result)
         changed = [tensor for tensor in tensors if tensor._version != versions[id(tensor)]]
         if getattr(call, "__name__", "") == "__set__":
@@ -256,7 +256,7 @@ class ForwardRecorder:
         result, failed, drawn = None, None, False
         try:
             result = call(*positional, **named)
-        except Exception as error:  # whatever the function raises
+        except Exception as error:  # the function may raise anything
             failed = error
         for generator, state in zip(generators, states, strict=True):
             if not torch.equal(generator.get_state(), state):
@@ -320,7 +320,7 @@ class ForwardRecorder:
 
     @contextmanager
     def _emptied(self) -> Iterator[None]:
-        """While it is active, parameters and buffers are fake. Afterwards modules hold what they held before."""
+        """While it is active, parameters and buffers are fake. Afterwards modules have their previous tensors."""
         fakes: dict[Tensor, Tensor] = {}
         inside = {part for unit in self._units for part in unit.modules()}
         with ExitStack() as stack:
@@ -348,7 +348,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _restore(held: dict[str, Any], before: Mapping[str, Any], but: Sequence[str] = ()) -> None:
-    """Puts back what a forward replaced by fake tensors; of a module's own dictionary all else stays."""
+    """Restores the tensors that a forward replaced by fake ones; other entries of a module's dictionary stay."""
     for name in list(held):
         if name not in but and (not but or _fakes_in(held[name])):
             del held[name]

@@ -15,7 +15,7 @@ Read = Callable[[Tensor], tuple[Any, Tensor]]
 class Samples:
     """`count` samples as microbatches: microbatch i holds the samples [i * b, (i + 1) * b) modulo the count.
 
-    The length is the number of microbatches after which they repeat. No sample is left out, whatever b is.
+    The length is the number of microbatches after which they repeat. No sample is left out for any b.
     """
 
     def __init__(self, read: Read, *, count: int, microbatch_size: int) -> None:

@@ -1,8 +1,8 @@
 """Scans: recurrences over a sequence, which programs compute in one kernel and the library's own code in many.
 
-The library names a kernel for each and has code in torch beside it, which takes a kernel or several for every token or
-chunk. For counting (tensors without contents) a scan is one operation, which reads its inputs and writes its output
-once and keeps both for the backward, where states are made again. Tensors with contents get the library's code.
+The library names a kernel for each scan, and also has torch code with one or several kernels for every token or chunk.
+For counting (tensors without contents) a scan is one operation. It reads its inputs and writes its output once, and
+keeps both for the backward, which recomputes states. Tensors with contents run the library's code.
 
 B sequences, S tokens, H heads (of Mamba: channels), G groups, K and V a head's widths, N numbers a state, Q a chunk.
 """
@@ -67,7 +67,7 @@ def _selective(x: Tensor, dt: Tensor, *others: Any, z: Tensor | None = None, **n
 
 def _chunked(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, chunk_size: int, **named: Any) -> Tensor:
     """Mamba-2's: (B, S, H, V), (B, S, H), (H,), (B, S, G, N) twice -> (B, S, H, V) (Dao and Gu 2024, "Transformers are
-    SSMs", section 6): scores in a chunk, what they weigh, and states that are made and read.
+    SSMs", section 6): scores in a chunk, their weighted sums, and states that are written and read.
     """
     batch, length, heads, width = x.shape
     groups, numbers = b.shape[-2:]
@@ -98,7 +98,7 @@ COUNTED: dict[str, Callable[..., Any]] = {
     "chunk_kimi_delta_attention": _delta,
     "find_packed_sequence_indices": lambda _: None,  # a sample is one sequence
 }
-"""What runs without contents, by the library's names for its own code."""
+"""The scans that run without contents, by the library's names for its own code."""
 
 
 def count_without_contents(library_code: Any) -> None:

@@ -1,10 +1,10 @@
 """Segments: the blocks of a Hugging Face model that run a part of the model's own forward (`flow`).
 
-Between blocks go (carried ..., given ...): what earlier calls gave and later ones use, then the model's inputs, in the
-order of its `BatchForm`. An input that a batch does not have is an empty tensor. So a mask reaches every layer, and
-each makes of it what the model makes of it.
+Between blocks go (carried ..., given ...): results of earlier calls that later ones use, then the model's inputs, in
+the order of its `BatchForm`. An input that a batch does not have is an empty tensor. A mask thus reaches every layer,
+which uses it as the model does.
 
-A block that has a `quick` way takes it where nothing but one tensor comes: tokens without a mask are the usual case.
+A block with a `quick` module runs it if it gets a single tensor: tokens without a mask are the usual case.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,8 +70,8 @@ class Holder(nn.Module):
 class Segment(nn.Module):
     """A block: consecutive calls of a model's units.
 
-    `quick` does the same for one tensor, and returns only one tensor. `crossing` are the shapes of what is carried in
-    and out, in order: parts that carry other things are not alike.
+    `quick` does the same from one tensor to one tensor. `crossing` are the shapes of the tensors carried in and out, in
+    order: parts with other shapes are not equal.
     """
 
     def __init__(self, flows: Flows, flow: Flow, number: int, quick: nn.Module | None) -> None:
@@ -191,7 +191,7 @@ class PartialForward:
 
 
 def segments(flows: Flows, quick: Sequence[nn.Module] | None) -> tuple[nn.Module, ...]:
-    """The blocks of a model, those with a quick way as well; they are found with the inputs that every batch has.
+    """The blocks of a model, with `quick` modules if there are any. Their flow is that of the required inputs.
 
     Modules that the forward does not call are the last block's, and are not trained.
     """

@@ -1,20 +1,7 @@
-"""Sharding: how a model's modules are shared out among tensor-parallel devices, and the modules that one device holds.
+"""Sharding: how tensor-parallel devices share a model's modules, and the modules of one device.
 
-A model brings its plan: Hugging Face's models by what they are (`tensor_plan`), others in an attribute `sharding` of
-their blocks. It gives modules a style, by name:
-
-    colwise          a share of the output features of a linear layer, or of a convolution of channels apart;
-                     `packed 3` of three layers' features in one weight, `packed 4+2+2` of three with so many
-    rowwise          a share of its input features; `reduced`: its output is whole on every device, and stays there
-    vocabulary       a share of the rows of an embedding or of an output layer; of a vocabulary that is not divisible it
-                     is rounded up, as Megatron-LM pads it
-    positions        an embedding of positions: whole, asked for the share of the sequence
-    rotary           a rotary embedding: asked for the whole sequence
-    divided NAMES    a module whose attributes of these names count features that are shared, or are parameters of
-                     them; `config` is a config that counts heads
-    experts          experts as weights of three dimensions, EXPERTS: a share of them, and of the features of each; in
-                     any form as many tokens for every expert
-    routed           experts with their router, all of which would compute all tokens: they get the chosen ones
+Hugging Face's models get their plan from their modules (`tensor_plan`), others from an attribute `sharding` of their
+blocks. It gives modules a style, by name (`Sharding`).
 
 Modules without a style are whole on every device. With context parallelism devices meet in torch's
 scaled_dot_product_attention: a model in which other modules see the whole sequence has no context degree.
@@ -56,11 +43,24 @@ _COLUMNS = ("colwise", "packed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """A plan: styles by names of modules, in which * is a number, and what the tensor degree must divide, by name.
+    """A plan: styles by names of modules, in which * is a number, and sizes that the tensor degree must divide.
 
-    `experts` are those of a layer; 0 in a model without. `unknown` is a large layer of which the plan does not say how
-    devices share it: the model then has no tensor degree. `sequential` is what sees the whole sequence and is not
-    torch's attention: the model then has no context degree.
+        colwise          a share of the output features of a linear layer, or of a depthwise convolution; `packed 3`: of
+                         three equal layers in one weight; `packed 4+2+2`: of layers with 4, 2 and 2 features
+        rowwise          a share of its input features; `reduced`: its output is whole on every device, and stays there
+        vocabulary       a share of the rows of an embedding or of an output layer; for an indivisible vocabulary it is
+                         rounded up, as Megatron-LM pads it
+        positions        an embedding of positions: whole, for the share of the sequence
+        rotary           a rotary embedding: for the whole sequence
+        divided NAMES    a module whose attributes NAMES count shared features, or are parameters of shared features;
+                         `config` is a config that counts heads
+        experts          experts as weights of three dimensions, EXPERTS: a share of them, and of the features of each;
+                         every expert gets equally many tokens
+        routed           experts with their router, whose experts would compute all tokens: they get the chosen ones
+
+    `experts` are those of a layer; 0 in a model without. `unknown` is a large layer that the plan does not share: the
+    model then has no tensor degree. `sequential` is a module other than torch's attention that sees the whole sequence:
+    the model then has no context degree.
     """
 
     styles: Mapping[str, str]
@@ -71,7 +71,7 @@ class Sharding:
 
 
 class BareLinear(nn.Linear):
-    """A linear layer that leaves its bias to its caller, who adds it in one kernel with what comes next."""
+    """A linear layer that leaves its bias to its caller, who adds it in one kernel with the next operation."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., inputs) -> (..., outputs)."""
@@ -174,13 +174,13 @@ def shard(
 
 
 def _divide(clone: Any, style: str, names: Sequence[str], region: Region[Peers]) -> None:
-    """Gives a module the device's share of what its attributes count, or are."""
+    """Gives a module the device's share of the features that its attributes count, or of the parameters they are."""
     clone._parameters = dict(clone._parameters)
     for name in names or ("",):
         value: Any = getattr(clone, name, None)
         fits = (style == "divided" and isinstance(value, int | nn.Parameter)) or name == "config"
         require(fits, "model.sharding", f"must name a style that fits {type(clone).__name__}", f"{style} {name}")
-        if isinstance(value, nn.Parameter):  # of heads, whatever dimensions of 1 stand beside
+        if isinstance(value, nn.Parameter):  # one value a head, with any further dimensions of 1
             heads = next((dim for dim, size in enumerate(value.shape) if size > 1), 0)
             clone._parameters[name] = _share(value, heads, "1", region)
         elif name == "config":
@@ -192,7 +192,7 @@ def _divide(clone: Any, style: str, names: Sequence[str], region: Region[Peers])
 
 
 def _alone(block: Any, style: str, detail: str, region: Region[Peers]) -> nn.Module:
-    """The share of a module without parts: an embedding, or a convolution of channels apart."""
+    """The share of a module without parts: an embedding, or a depthwise convolution."""
     if style == "rotary":
         return WholePositions(block, region)
     if isinstance(block, nn.Embedding) and style == "positions":
@@ -222,7 +222,7 @@ def experts_of(layer: Any) -> dict[str, nn.Parameter]:
 
 
 def _experts(layer: Any, region: Region[Peers]) -> nn.Module:
-    """The first of the devices' experts: all have as many tokens."""
+    """The first of the devices' experts: all get equally many tokens."""
     held = experts_of(layer)
     known = len(held) == 2 and "down_proj" in held and all(weight.dim() == 3 for weight in held.values())
     require(known, "model.sharding", f"must name a style that fits {type(layer).__name__}", "experts")
@@ -285,7 +285,7 @@ def _linear(layer: Any, style: str, parts: str, region: Region[Peers], *, entere
 
 
 def _share(whole: nn.Parameter, dim: int, parts: str, region: Region[Peers]) -> nn.Parameter:
-    """The device's share of each part of a dimension: so many equal ones, or ones of these sizes."""
+    """The device's share of each part of a dimension. `parts`: the number of equal parts, or their sizes as 4+2+2."""
     features = whole.shape[dim]
     given = [int(part) for part in parts.split("+")]
     sizes = given if len(given) > 1 else [features // given[0]] * given[0]

@@ -1,7 +1,7 @@
-"""Spec: finds and calls what a user's SPEC names, and reports what the user's code raises.
+"""Spec: finds and calls the object that a user's SPEC names, and reports errors of the user's code.
 
 `pipeplan.documents.names` has the grammar of a SPEC. The user's code may raise anything: a UserCodeError reports the
-type, the message and the place, and so the sentence that ends a run names what to look at.
+type, the message and the place.
 """
 
 import importlib
@@ -64,7 +64,7 @@ class UserCodeError(RunFailedError):
 
 @contextmanager
 def user_code(place: str) -> Iterator[None]:
-    """Turns what the user's code raises into a UserCodeError that names the place. Pipeplan's own errors pass."""
+    """Converts errors of the user's code to a UserCodeError that names the place. Pipeplan's own errors pass."""
     try:
         yield
     except PipeplanError:
@@ -74,7 +74,7 @@ def user_code(place: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """An error's type and message as one line of at most SHOWN_CHARACTERS; says so where memory ran out."""
+    """An error's type and message as one line of at most SHOWN_CHARACTERS; names exhausted memory as such."""
     lines = str(error).partition(_TORCHS_STACK)[0].split()
     message = "".join(c if c.isprintable() else " " for c in " ".join(lines))
     if type(error).__name__ in _OUT_OF_MEMORY or _ALLOCATION in message:
@@ -149,10 +149,9 @@ def misfit(factory: Callable[..., Any], *positional: object, **keywords: object)
 
 
 def call_factory(spec: Spec, *, field: str, **offered: object) -> Any:
-    """What the factory returns for the SPEC's options and those of the offered arguments that it takes.
+    """The factory's result for the SPEC's options and those of the offered arguments that it accepts.
 
-    Raises InvalidInputError if the options do not fit its parameters; what the factory itself raises is a
-    UserCodeError.
+    Raises InvalidInputError if the options do not fit its parameters, and UserCodeError for the factory's own errors.
     """
     factory = load_factory(spec, field=field)
     rule = "must name a function or a class that makes it, whose parameters Python can tell"

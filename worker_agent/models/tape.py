@@ -4,13 +4,12 @@ A step is a call of a unit (a module that is not looked into) or of one of torch
 
     self.norm(x + self.embed(tokens))      0 unit embed(v0) -> v2    1 add(v1, v2) -> v3    2 unit norm(v3) -> v4
 
-The tape is the forward for inputs of its shapes, whatever they hold. It is cut between any two steps, and what crosses
-a cut are the values that later steps use. The steps make the calls that the forward makes, in its order and each of
-them once. So a cut forward gives the whole one's outputs and gradients to the last bit, and draws the same random
-numbers.
+The tape is the forward for all inputs of these shapes. It can be cut between any two steps; the values that later
+steps use cross the cut. The steps make the forward's calls, each once and in the same order. A cut forward therefore
+gives the outputs and gradients of the whole one to the last bit, and draws the same random numbers.
 
-Constant steps follow from no input and no weight, as those that make a causal mask. They are done again in every part
-that uses what they make.
+Constant steps depend on no input and no weight, as those of a causal mask. Every part that uses their results repeats
+them.
 """
 
 from collections import Counter
@@ -33,7 +32,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is set around a step: whether gradients are recorded, and autocast's type on the device (None: off)."""
+    """torch's modes at a step: whether gradients are recorded, and autocast's type on the device (None: off)."""
 
     gradients: bool
     autocast: torch.dtype | None
@@ -41,11 +40,11 @@ class Around:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """A call, its arguments with a `Ref` for each tensor, and the numbers of what it makes.
+    """A call, its arguments with a `Ref` for each tensor, and the numbers of its results.
 
     `unit` is the name of the module that is called, or None. `changes` are the storages that the step writes in place,
-    `touches` those of all its tensors. It `notes`: the unit changes its own buffers. `view`: it makes views alone.
-    `random`: it draws numbers. `nested`: values stand inside of lists or the like among the arguments.
+    `touches` those of all its tensors. It `notes`: the unit changes its own buffers. `view`: it only makes views.
+    `random`: it draws numbers. `nested`: some arguments are containers of values.
     """
 
     call: Callable[..., Any]
@@ -82,8 +81,8 @@ class Section:
 class Tape:
     """A recorded forward. `held` are parameters and buffers by number, as (module, name); `captured` other tensors.
 
-    `result` are the numbers that the forward returns, in a tuple or `alone`; `storages` has every value's storage;
-    `around` is what was set when the forward began.
+    `result` are the numbers of the returned values, in a tuple or `alone`; `storages` has every value's storage;
+    `around` is the gradient mode and autocast at the start.
     """
 
     steps: tuple[Step, ...]
@@ -100,11 +99,11 @@ class Tape:
         """Which steps are constant: they draw nothing, and touch no storage that follows from inputs or weights."""
         variable = {self.storages[number] for number in (*self.inputs, *self.held)}
         found = [not (step.random or step.unit) for step in self.steps]
-        for _ in self.steps:  # what a later step writes into a mask makes the mask's own steps variable as well
+        for _ in self.steps:  # a later write into a mask makes the mask's own steps variable as well
             before = list(found)
             for n, step in enumerate(self.steps):
                 found[n] = found[n] and not step.touches & variable
-                if not found[n]:  # what a step reads alone does not follow from what else it touches
+                if not found[n]:  # storages that a step only reads do not depend on its others
                     variable |= step.touches & (step.changes | {self.storages[number] for number in step.makes})
             if found == before:
                 break
@@ -121,13 +120,13 @@ class Tape:
         return tuple(calls)
 
     def start_of(self, step: int) -> int:
-        """Where a part begins that is to begin with this step: it makes the views before the step from what crosses."""
+        """The start of a part with this first step: the part also makes the views before it, from carried values."""
         while step and self.steps[step - 1].view and not self.constant[step - 1]:
             step -= 1
         return step
 
     def obstacle(self, start: int) -> str | None:
-        """What no cut may come between at this step; None where the tape can be cut."""
+        """The reason why the tape cannot be cut at this step; None if it can."""
         touched: dict[int, list[int]] = {}
         changed: dict[int, int] = {}
         noted: dict[str, list[int]] = {}

@@ -1,10 +1,10 @@
-"""Tensor plan: how devices share a Hugging Face model's modules, from what the modules are, as Megatron-LM shares them.
+"""Tensor plan: how devices share a Hugging Face model's modules, as in Megatron-LM, derived from the modules.
 
-Linear layers are told apart by the names that the library's families give them. Those that read a layer's input are
-shared by output features, and the one that makes its output by input features: of attention that is by heads, of a
-feed-forward network by its inner features, of a state-space or linear-attention mixer by heads and groups. Experts are
-shared among expert-parallel devices, each expert's features among tensor-parallel ones. Attention by latents (MLA)
-shares what makes heads of latents; what makes latents is whole, and every device makes all of them.
+Linear layers are recognised by their names in the library's families. Those that read a layer's input are shared by
+output features, and the one that makes its output by input features: heads of attention, inner features of a
+feed-forward network, heads and groups of a state-space or linear-attention mixer. Experts are shared among
+expert-parallel devices, each expert's features among tensor-parallel ones. Latent attention (MLA) shares the layers
+from latents to heads; the layers that make latents are whole on every device.
 """
 
 from collections.abc import Iterator
@@ -39,13 +39,13 @@ _LEAVES = frozenset(
 _LATENTS = frozenset(
     {
         *("q_a_proj", "kv_a_proj_with_mqa", "f_a_proj", "g_a_proj", "fc1_latent_proj", "fc2_latent_proj"),
-        *("wq_b", "wk", "weights_proj"),  # of what chooses keys (DSA)
+        *("wq_b", "wk", "weights_proj"),  # of the indexer that chooses keys (DSA)
     }
 )
-"""Linear layers that are whole: what they make is small, and all heads or experts read all of it."""
+"""Linear layers that are whole: their output is small, and all heads or experts read all of it."""
 
 _SMALL = 8
-"""Other linear layers may be whole if so many times their fewer features are at most a token's: routers and gates."""
+"""Other linear layers may be whole if this multiple of their smaller side is at most a token's features: routers."""
 
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "num_key_value_heads", "num_kv_heads", "n_kv_heads")
 """Attributes of attention that count heads."""
@@ -54,7 +54,7 @@ _MIXER = (
     *("num_heads", "intermediate_size", "n_groups", "conv_dim", "num_v_heads", "num_k_heads", "key_dim", "value_dim"),
     *("qkv_dim", "dt_bias", "A_log", "D"),
 )
-"""Attributes of state-space and linear-attention mixers that count what is shared, and their own parameters."""
+"""Attributes of state-space and linear-attention mixers that count shared features, and their own parameters."""
 
 _COUNTS = (
     *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads", "intermediate_size"),
@@ -73,7 +73,7 @@ _GPT2 = {
 
 
 _ATTENTION = frozenset({"ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention"})
-"""What code names that has its attention from torch."""
+"""The names in code whose attention is torch's."""
 
 
 def tensor_plan(name: str, root: Any, *, cut: bool, one_kernel: bool) -> Sharding:

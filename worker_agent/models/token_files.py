@@ -1,7 +1,7 @@
 """Token files: token numbers that a tokenizer has written, as the sequences of a language model.
 
-    .bin      numbers one after the other, as nanoGPT writes them: `dtype` says which. With an .idx beside it, as
-              Megatron-LM writes it, the .idx says the dtype and where documents end
+    .bin      numbers of type `dtype` one after the other, as nanoGPT writes them. An .idx of the same name, as
+              Megatron-LM writes it, has the dtype and the documents' ends
     .npy      an array of whole numbers: one row of them, or a row a document
     .jsonl    an object a line, whose `field` is a document's list of numbers (`json_lines`)
     .parquet, .arrow   a column `field` of lists of numbers, a row a document (`arrow_files`)
@@ -215,7 +215,7 @@ def read_array(path: Path, dtype: str | None) -> tuple[NDArray[Any], NDArray[np.
 
 
 def read_numbers(path: Path, dtype: str | None, size: int) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
-    """A .bin's tokens, and its documents where an .idx is beside it."""
+    """A .bin's tokens, and its documents if it has an .idx."""
     index = path.with_suffix(".idx")
     documents = None
     if index.exists():

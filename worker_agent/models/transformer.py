@@ -1,4 +1,4 @@
-"""Transformer: decoders by their sizes, as GPT, MPT and Llama have them, beside the families of Hugging Face.
+"""Transformer: decoders by their sizes, as GPT, MPT and Llama have them, independent of Hugging Face.
 
 Layers are those of Megatron-LM (Narayanan et al. 2021; Korthikanti et al. 2022, figure 2): queries, keys and values of
 one product, grouped by key; attention; a projection; two products with an activation; norms before each half. With

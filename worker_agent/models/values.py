@@ -1,4 +1,4 @@
-"""Values: what blocks and stages pass on, one tensor or a tuple of several."""
+"""Values: the outputs of blocks and stages, one tensor or a tuple of several."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ Value = Tensor | tuple[Tensor, ...]
 
 
 def as_values(returned: Any) -> tuple[Tensor, ...]:
-    """What a block returned, as a tuple of tensors.
+    """A block's result as a tuple of tensors.
 
     Raises TypeError for anything but dense tensors: they may have to be sent to another device as plain memory.
     """
@@ -31,7 +31,7 @@ def as_values(returned: Any) -> tuple[Tensor, ...]:
 
 
 def kind_of(tensor: Tensor) -> str:
-    """What a tensor is that is not dense, in a word."""
+    """The layout of a tensor that is not dense, in a word."""
     if tensor.is_quantized or tensor.is_nested:
         return "quantized" if tensor.is_quantized else "nested"
     return type(tensor).__name__ if tensor.layout is torch.strided else str(tensor.layout)

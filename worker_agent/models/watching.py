@@ -30,7 +30,7 @@ class Applied:
 class Watch(TorchFunctionMode):
     """While it is `active`, this thread's calls of units and functions go to `on_unit` and `on_function`.
 
-    The calls that these make are not watched. `around` are the modules of the root whose forwards are under way.
+    Calls inside these are not watched. `around` are the modules of the root whose forwards are running.
     """
 
     def __init__(self, root: nn.Module, units: Container[nn.Module], on_unit: OnUnit, on_function: OnFunction) -> None:

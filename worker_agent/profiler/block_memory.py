@@ -3,7 +3,7 @@
 Kept bytes are those of a block's inputs and of the storages that autograd saves, each counted once, without parameters
 and buffers. Every block is counted as if it were a stage of its own: a tensor that one block saves as its output and
 the next one as its input counts in both, since the two may be placed on two devices. The bytes that the second one has
-in common with the first are also counted separately, as shared. Autocast's copies of weights are counted apart: all
+in common with the first are also reported as shared. Autocast's copies of weights are counted separately: all
 microbatches of a version share them.
 """
 
@@ -34,12 +34,12 @@ class BlockMemory:
     """One block's bytes for one microbatch.
 
     `shared_bytes` is the part of `activation_bytes` that this block does not add on a stage that begins before it: the
-    stage has these bytes already, or they are an input that nobody saves. `kept_output_bytes` is the part of
+    stage has these bytes already, or they are an input that no operation saves. `kept_output_bytes` is the part of
     `output_bytes` that the graph keeps in any case: a send of it needs no other memory. `passed_bytes` is the part that
     is in its inputs' memory. `workspace_bytes` is the peak of the forward or the backward above what is allocated
     before and after it, as the CUDA allocator counts; 0 on a CPU, whose allocator does not count. `cast_bytes` are
     those of the weights' copies under autocast, `graph_bytes` those of the graph itself (`engine.graphs`). `uncounted`:
-    the graph keeps more, which nobody can count.
+    the graph keeps more, which cannot be counted.
     """
 
     input_bytes: int
@@ -56,8 +56,8 @@ class BlockMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitMemory:
-    """One block's bytes for a microbatch whose backward is split: what its graph keeps, as `BlockMemory` has it, and
-    the gradients of weights that p1 makes.
+    """One block's bytes for a microbatch whose backward is split: its graph's bytes, as in `BlockMemory`, and the
+    gradients of weights that p1 makes.
     """
 
     split_activation_bytes: int
@@ -137,8 +137,8 @@ def measure_split_memory(
 def _looking_into(
     blocks: Sequence[nn.Module], autocast: Autocast | None, measure: Callable[[Sequence["KeptStorages"]], Found]
 ) -> Found:
-    """What `measure` finds with the storages that each block's graph saves. It runs again without looking into a block
-    that lets nobody look.
+    """The result of `measure` with the saved storages of each block's graph. It runs again without hooks on blocks that
+    refuse them.
     """
     closed: set[int] = set()
     while True:
@@ -211,11 +211,11 @@ def _graphs_bytes(
 
 
 def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence[Tensor]]) -> list[tuple[int, int]]:
-    """By block, the bytes that a stage of it alone keeps, and those of them that are shared.
+    """Per block: the bytes that a stage of this block alone keeps, and those shared with the previous block.
 
-    A stage of one block has received each input in memory of its own (the first block reads its inputs), and saves an
-    input in that memory. `held` are the storages that a stage holds before the block runs if it began with an earlier
-    block: those that the previous block saves, and those of its inputs that were held before.
+    A stage of one block receives each input in memory of its own (the first block reads its inputs), and saves an
+    input in that memory. `held` are the storages that a stage with an earlier first block keeps before this block runs:
+    those that the previous block saves, and those of its inputs that the stage already kept.
     """
     found = []
     held: set[int] = set()
@@ -232,7 +232,7 @@ def _kept_and_shared(blocks: Sequence["KeptStorages"], inputs: Sequence[Sequence
 
 
 def passed_bytes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """The bytes of the outputs that are in memory of the inputs, at most those of the inputs."""
+    """The bytes of outputs that are views of inputs, at most those of the inputs."""
     own = {storage_identity(tensor) for tensor in inputs}
     passed = sum(tensor.nbytes for tensor in outputs if storage_identity(tensor) in own)
     return min(passed, sum(tensor.nbytes for tensor in inputs))
@@ -248,11 +248,11 @@ def _bytes(storages: Mapping[int, torch.UntypedStorage]) -> int:
 
 
 class KeptStorages:
-    """The storages that one block's graph saves, by identity, which also tells the storages of fake tensors apart.
+    """The storages that one block's graph saves, by identity, which distinguishes fake tensors' storages, too.
 
-    `tensors` counts what it saves in them. `is_copy` tells the copies of weights, which are kept apart. `uncounted`:
-    it saves more, in memory that torch does not tell, or the block is `closed`: its forward lets nobody look at what it
-    saves. `refuses`: that has turned out.
+    `tensors` is the number of saved tensors. `is_copy` recognises the copies of weights, which are counted separately.
+    `uncounted`: the graph also saves memory that torch does not report, or the block is `closed`: its forward allows no
+    hooks on saved tensors. `refuses`: hooks were tried, and the forward failed.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class KeptStorages:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """While it is active, notes what a graph saves."""
+        """While it is active, notes a graph's saved tensors."""
         if self._closed:
             yield
             return

@@ -45,8 +45,8 @@ from worker_agent.profiler.times import given
 class BlockCounts:
     """The counts of one block for one microbatch. `backward_input` is the part of `backward` that only the input needs.
 
-    Bytes are those of BlockMemory. The workspace is the peak of the operations' results above those held before and
-    after. `selective` is attention's core if that keeps tensors of its own, and most operations if it does not;
+    Bytes are those of BlockMemory. The workspace is the peak of the operations' results, without those that exist
+    before or after. `selective` is attention's core if that keeps tensors of its own, else the majority of operations;
     `modules` are those whose outputs are freed. `expert_matrices` are the shapes of experts' weights together.
     """
 
@@ -222,7 +222,7 @@ class BlockRun:
         return fused(first, second, saved={}, sent=sent).backward
 
     def _sent(self, recorder: OperationRecorder, leaves: Sequence[Tensor], outputs: Sequence[Tensor]) -> set[int]:
-        """The storages of what the block takes, gives and holds. The last one gives nothing but its loss."""
+        """The storages of the block's inputs, outputs and weights. The last block outputs only its loss."""
         held = (*self.block.parameters(), *self.block.buffers())
         gradients = [p.grad for p in held if p.grad is not None]
         given_on = outputs if self.end is None else ()

@@ -1,33 +1,12 @@
 """Datasheets: the vendors' peaks of devices, and the share of them that kernels reach.
 
-The datasheets known by name hold the vendors' peaks without sparsity. Memory and links are those of the known type
-(`pipeplan.documents.devices`). Multiprocessors are those of the same datasheets and whitepapers.
+Peaks of datasheets known by name are without sparsity (sources: DATASHEETS). Memory and links are those of the known
+type (`pipeplan.documents.devices`). Multiprocessors are those of the same datasheets and whitepapers.
 
 The shares of MEASURED types are fitted to single products and attention kernels on these GPUs
 (ai-dynamo/aiconfigurator, NVIDIA, Apache-2.0) by `python -m benchmarks.kernels`, which prints how far they are off. The
 H800 and the A800 are an H100 and an A100 with slower links. Other types have the shares of a similar measured type:
 their errors are not known.
-
-    v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
-                no bfloat16.
-    a100-*      NVIDIA A100 datasheet (2021): SXM 312 Tflop/s, float32 19.5 (outside TF32, as PyTorch computes unless
-                set otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB.
-    h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s; PCIe 756 Tflop/s,
-                float32 51, 2.0 TB/s.
-    h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with memory at 4.8 TB/s.
-    h20         NVIDIA H20 (2024): 148 Tflop/s, 296 in 8 bits, float32 44, 4.0 TB/s.
-    b200, b300  NVIDIA DGX B200 and DGX B300 datasheets (2025): 2,250 Tflop/s, 4,500 in 8 bits, 9,000 and 13,500 in 4;
-                8 TB/s.
-    gb200, gb300   NVIDIA GB200 and GB300 NVL72 datasheets (2025): 2,500 Tflop/s, 5,000 in 8 bits, 10,000 and 15,000 in
-                4; 8 TB/s.
-    mi300x, mi325x, mi355x   AMD Instinct data sheets (2023, 2024, 2025): 1,307 Tflop/s and 2,615 in 8 bits with 5.3 and
-                6 TB/s; 2,516, 5,033 in 8 and 10,066 in 4 bits with 8 TB/s.
-    l40s        NVIDIA L40S (2023): 362 Tflop/s, 733 in 8 bits, float32 91.6, 864 GB/s.
-    l4, t4      NVIDIA L4 (2023) 121 Tflop/s, float32 30.3, 300 GB/s; T4 (2018) 65 Tflop/s in float16, float32 8.1,
-                320 GB/s.
-    a10g        NVIDIA A10G (2021) 70 Tflop/s, float32 31.5, 600 GB/s.
-    rtx-3090    NVIDIA Ampere GA102 whitepaper (2020): 71 Tflop/s with float32 accumulation, float32 35.6, 936 GB/s.
-    rtx-4090    NVIDIA Ada whitepaper (2022): 165.2 Tflop/s with float32 accumulation, float32 82.6, 1,008 GB/s.
 """
 
 from collections.abc import Mapping
@@ -44,7 +23,7 @@ COMPUTE_EFFICIENCY = 0.78
 MEMORY_EFFICIENCY = 0.85
 ATTENTION_EFFICIENCY = 0.34
 LAUNCH_S = 5e-5
-"""What a file of one's own has unless it says otherwise. Streams of copies and sums reach 85 to 90 % of the bandwidth
+"""The defaults of a user's datasheet. Streams of copies and sums reach 85 to 90 % of the bandwidth
 of A100s and H100s (BabelStream's published results); no elementwise kernel of other types was measured here.
 """
 
@@ -84,21 +63,21 @@ class ProductShares:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datasheet:
-    """One type of device. The peaks are the vendor's; the rest says how far training stays below them.
+    """One type of device: the vendor's peaks, and the shares of them that training reaches.
 
     - `flops_per_s`: the peak of matrix products by dtype, without sparsity.
-    - `compute_efficiency`: the share of the peak that a product reaches at most, in a dtype that `products` does not
-      name; `products` has what was measured, by dtype.
-    - `memory_efficiency`: the share of the bandwidth that an operation reaches at most, `product_memory_efficiency` the
-      same of products, whose reads and writes are less even (None: `memory_efficiency`).
-    - `attention_efficiency`: the share of the peak that attention in one kernel reaches at most, half of it at
-      `attention_half_length` keys (0: every length reaches it); `attention_start_s`: its own time to start and end,
-      above `kernel_s`, which is that of any kernel. `launch_s`: the host's time to launch one.
+    - `compute_efficiency`: the largest share of the peak that a product reaches, in a dtype that `products` does not
+      name; `products` has measured shares by dtype.
+    - `memory_efficiency`: the largest share of the bandwidth that an operation reaches; `product_memory_efficiency`:
+      the same of products, whose reads and writes are less even (None: `memory_efficiency`).
+    - `attention_efficiency`: the largest share of the peak that attention in one kernel reaches, half of it at
+      `attention_half_length` keys (0: every length reaches it); `attention_start_s`: its time to start and end
+      in addition to `kernel_s`, which is that of any kernel. `launch_s`: the host's time to launch one.
     - `multiprocessors` share out the tiles of a product; None: a product of any size reaches the same share.
-    - `kind`: whose kernels run: those of dropout and attention differ between GPU and CPU.
+    - `kind`: GPU or CPU; their kernels of dropout and attention differ.
     - `context_bytes`, `allocator_reserve`: as of a `Device`.
     - `sustained`: the share of the speed of single kernels that those of a long job reach: power and heat slow them
-      down. `measured`: whether the shares are fitted to kernels on this type, and not another type's or assumed.
+      down. `measured`: whether the shares are fitted to kernels on this type.
     - `link_...`: of the link between neighbouring devices of a node, in one direction; only a cluster needs it.
     """
 
@@ -301,6 +280,29 @@ DATASHEETS: dict[str, Datasheet] = {
     "rtx-3090": _gpu("rtx-3090", _RTX_3090, 936e9, 82, "a100"),
     "rtx-4090": _gpu("rtx-4090", _RTX_4090, 1008e9, 128, "l40s"),
 }
+"""Sources of the vendors' peaks:
+
+    v100-*      NVIDIA V100 datasheet (2020): SXM2 125 Tflop/s in tensor cores, 15.7 in float32, HBM2 900 GB/s; it has
+                no bfloat16.
+    a100-*      NVIDIA A100 datasheet (2021): SXM 312 Tflop/s, float32 19.5 (outside TF32, as PyTorch computes unless
+                set otherwise), 1,555 GB/s with 40 GB and 2,039 GB/s with 80 GB.
+    h100-*      NVIDIA H100 datasheet (2023): SXM 989.4 Tflop/s, float32 67, HBM3 3.35 TB/s; PCIe 756 Tflop/s,
+                float32 51, 2.0 TB/s.
+    h200-sxm    NVIDIA H200 datasheet (2024): an H100 SXM with memory at 4.8 TB/s.
+    h20         NVIDIA H20 (2024): 148 Tflop/s, 296 in 8 bits, float32 44, 4.0 TB/s.
+    b200, b300  NVIDIA DGX B200 and DGX B300 datasheets (2025): 2,250 Tflop/s, 4,500 in 8 bits, 9,000 and 13,500 in 4;
+                8 TB/s.
+    gb200, gb300   NVIDIA GB200 and GB300 NVL72 datasheets (2025): 2,500 Tflop/s, 5,000 in 8 bits, 10,000 and 15,000 in
+                4; 8 TB/s.
+    mi300x, mi325x, mi355x   AMD Instinct data sheets (2023, 2024, 2025): 1,307 Tflop/s and 2,615 in 8 bits with 5.3 and
+                6 TB/s; 2,516, 5,033 in 8 and 10,066 in 4 bits with 8 TB/s.
+    l40s        NVIDIA L40S (2023): 362 Tflop/s, 733 in 8 bits, float32 91.6, 864 GB/s.
+    l4, t4      NVIDIA L4 (2023) 121 Tflop/s, float32 30.3, 300 GB/s; T4 (2018) 65 Tflop/s in float16, float32 8.1,
+                320 GB/s.
+    a10g        NVIDIA A10G (2021) 70 Tflop/s, float32 31.5, 600 GB/s.
+    rtx-3090    NVIDIA Ampere GA102 whitepaper (2020): 71 Tflop/s with float32 accumulation, float32 35.6, 936 GB/s.
+    rtx-4090    NVIDIA Ada whitepaper (2022): 165.2 Tflop/s with float32 accumulation, float32 82.6, 1,008 GB/s.
+"""
 
 
 def find_datasheet(name_or_file: str) -> Datasheet:

@@ -1,8 +1,8 @@
-"""Exchange: what averaging gradients among all ranks adds to the backward that completes them.
+"""Exchange: the time that averaging gradients among all ranks adds to the backward that completes them.
 
-The code is a run's own. The figure therefore has all costs of an exchange: gradients are packed and unpacked, the
-processor of a rank also moves its messages, and every rank waits for the slowest one. Work beside the backward that
-delays nothing is not in it.
+It runs a run's own code. The figure therefore includes all costs of an exchange: gradients are packed and unpacked,
+the processor of a rank also moves its messages, and every rank waits for the slowest one. Work that overlaps the
+backward without delaying it does not count.
 """
 
 import time
@@ -39,7 +39,7 @@ def measure_exchange(
     """The median backward with an exchange less the median one without, in turn; None where nothing is trained.
 
     Collective. `forward` is called untimed with the number of the round. The first round of each kind does not count:
-    it makes connections, and finds out when gradients are complete.
+    it makes connections, and detects when gradients are complete.
     """
     parameters = sampled(prepare_gradients(blocks))
     group = open_replica_group([0] * dist.get_world_size(), dist.get_rank())

@@ -1,9 +1,9 @@
 """Fusion: the kernels of a program that computes elementwise operations together, as torch.compile does.
 
-Operations between matrix products that work element by element, or row by row, become one kernel. It reads once what it
-takes from other kernels, and writes what others need. The backward computes again what only such kernels need, from
-what they read, and nothing of it is kept (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section 3,
-within a kernel).
+Operations between matrix products that work element by element, or row by row, become one kernel. It reads each result
+of other kernels once, and writes the results that others need. The backward recomputes, from their inputs, results that
+only such kernels need; these are not kept (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", section
+3, within a kernel).
 
     forward   x W1 | add, norm | W2 | act, mul | W3        kept: the sum, and the results of W2, norm and mul
 """
@@ -31,7 +31,7 @@ class _Group:
         return {each: size for member in self.members for each, size in member.writes.items()}
 
     def reads(self) -> dict[int, int]:
-        """What it takes from other kernels, by storage."""
+        """Its inputs from other kernels, by storage."""
         if self._reads is None:
             made: set[int] = set()
             found: dict[int, int] = {}
@@ -51,9 +51,9 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fused:
-    """Both passes. `dropped` are storages that the backward does not keep, `added` others that it does.
+    """Both passes. `dropped` are saved storages that the backward does not need, `added` further ones that it needs.
 
-    `workspace_bytes` is the peak of what kernels write for one another, above what is held before and after a pass.
+    `workspace_bytes` is the peak of the results that kernels pass to each other within a pass.
     """
 
     forward: tuple[DeviceOperation, ...]
@@ -63,7 +63,7 @@ class Fused:
     workspace_bytes: int
 
     def held(self, saved: Sizes) -> dict[int, int]:
-        """What the backward keeps, of what its graph has saved."""
+        """The saved storages that the backward keeps."""
         return {each: size for each, size in saved.items() if each not in self.dropped} | dict(self.added)
 
 
@@ -71,11 +71,11 @@ def fused(forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Siz
     """A block's passes. `saved` are storages that its graph keeps, `sent` those of its outputs, inputs and weights."""
     backward = _added_inside(backward, sent)
     read_later = {each for member in backward for each in member.reads}
-    kept = set(sent) | (set(saved) - read_later)  # of these, peers take what is not sent, and give it back
+    kept = set(sent) | (set(saved) - read_later)  # of these, those not sent move to peers and back
     first, second = _groups(forward, kept), _groups(backward, kept)
     others = (group for group in second if not group.fuses)
     taken = {each for group in (*first, *others) for each in group.reads()}
-    sources: dict[int, dict[int, int]] = {}  # what each result is made of, by all who write it
+    sources: dict[int, dict[int, int]] = {}  # each result's inputs, of all its writers
     for member in (member for group in first if group.fuses for member in group.members):
         for each in member.writes:
             sources.setdefault(each, {}).update(member.reads)
@@ -104,7 +104,7 @@ def fused(forward: Sequence[Traffic], backward: Sequence[Traffic], *, saved: Siz
 def made_again(
     forward: Sequence[Traffic], discarded: Collection[int], *, held: Collection[int]
 ) -> tuple[DeviceOperation, ...]:
-    """The kernels of the forward that make discarded storages once more, from those that are held."""
+    """The kernels of the forward that recompute discarded storages from the `held` ones."""
     makers: dict[int, list[int]] = {}
     for place, member in enumerate(forward):
         for each in member.writes:
@@ -141,8 +141,8 @@ def _added_inside(backward: Sequence[Traffic], sent: Collection[int]) -> list[Tr
 
 
 def _workspace_bytes(groups: Sequence[_Group], reads: Sequence[Sizes], left: Sizes, *, held: Collection[int]) -> int:
-    """The peak of what one kernel writes and a later one reads. What is `left` of the pass before goes as it is read
-    last; what is held outlives the pass.
+    """The peak bytes of results that one kernel writes and a later one reads. The last reader of a storage `left` by
+    the previous pass frees it; `held` storages outlive the pass.
     """
     last = {each: place for place, taken in enumerate(reads) for each in taken}
     ending = Counter[int]()
@@ -178,7 +178,7 @@ def _groups(pass_: Sequence[Traffic], sent: Collection[int]) -> list[_Group]:
 
 
 def _again(group: _Group, sources: Mapping[int, Sizes], dropped: Collection[int]) -> dict[int, int]:
-    """What a kernel of the backward reads, where it computes again what was dropped."""
+    """The inputs of a kernel of the backward that recomputes dropped storages."""
     found: dict[int, int] = {}
     open_, seen = list(group.reads().items()), set[int]()  # a result of many steps is made again once
     while open_:

@@ -108,7 +108,7 @@ class ProgressWriter:
                 file.write(f"{self._done} {self._total} {message}\n")
 
     def step(self, message: str) -> None:
-        """Reports that a step is done, and what comes next."""
+        """Reports that a step is done, and the next one."""
         self._done += 1
         self.say(message)
 

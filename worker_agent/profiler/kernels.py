@@ -3,16 +3,9 @@
 A kernel takes as long as its arithmetic or its memory traffic, whichever is longer (Williams, Waterman and Patterson
 2009, "Roofline"), and a time of its own to start and end.
 
-A matrix product is cut into tiles of its result, one for each multiprocessor at a time. It takes as many waves as are
-needed for all tiles, and every wave as long as a full one (NVIDIA, "Matrix Multiplication Background User's Guide",
-2023, "Tile Quantization" and "Wave Quantization"). A small tile reads more for each of its operations. A product of few
-tiles may also split the inner dimension, and add up the parts (Osama et al. 2023, "Stream-K", section 2.2). A GPU's
-library chooses among such kernels: the fastest is taken here. 16-bit matrices whose rows do not start at multiples of
-16 bytes are read in smaller copies, which no kernel hides behind its arithmetic.
-
 Attention in one kernel does the operations of its formula, or half of them where later positions are masked (Dao 2023,
 "FlashAttention-2", section 3.1), at a separate rate, which grows with the number of keys: a kernel starts and ends each
-block of queries once, however many keys it meets.
+block of queries once.
 
 The numbers of a type are its datasheet's (`datasheets.ProductShares`).
 """
@@ -38,14 +31,14 @@ PARTIAL_BYTES = 4
 """Parts of a shared inner dimension are float32."""
 
 MISALIGNED = 4.0
-"""How many times as long a product takes at most if its operands are copied in parts: as without tensor cores, which
+"""The largest slowdown of a product whose operands are copied in parts: that of a product without tensor cores, which
 have four times the rate (NVIDIA V100 whitepaper 2017: 31.4 of 125 Tflop/s in float16; A100 whitepaper 2020, table
 1: 78 of 312). With cuBLAS before 11.0 such products did not use them at all ("Matrix Multiplication Background User's
 Guide", "Tensor Core Requirements").
 """
 
 BACKWARD_ATTENTION = 1.2
-"""By how much attention's backward is slower for each operation than its forward (Dao 2023, section 4.1)."""
+"""The slowdown of an operation of attention's backward relative to its forward (Dao 2023, section 4.1)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,13 +61,13 @@ class Kernels:
 
     @cached_property
     def _attention(self) -> FloatArray:
-        """By how much an operation of attention is slower than one of its forward; 0 for other operations."""
+        """Attention's slowdown relative to its forward; 0 for other operations."""
         slower = [BACKWARD_ATTENTION if "backward" in op.name else 1.0 for op in self.operations]
         return np.array([by * ("attention" in op.name) for by, op in zip(slower, self.operations, strict=True)])
 
     @cached_property
     def _keys(self) -> FloatArray:
-        """The keys that each query of attention meets at most; 1 for other operations."""
+        """Keys per query of attention; 1 for other operations."""
         return np.array([op.sizes.n if op.sizes and "attention" in op.name else 1.0 for op in self.operations])
 
     @cached_property
@@ -86,7 +79,7 @@ class Kernels:
 
     @cached_property
     def _slower(self) -> FloatArray:
-        """How many times as long an operation takes because its operands are copied in parts."""
+        """The slowdown by small copies of 16-bit rows not aligned to 16 bytes, which arithmetic does not hide."""
         return np.array([min(MOST_COPIED_BYTES / op.copied_bytes, MISALIGNED) for op in self.operations])
 
     @cached_property
@@ -123,15 +116,22 @@ class Kernels:
     def _tiled_s(
         self, flops_per_s: FloatArray, start_depths: FloatArray, tile_reads: FloatArray, sheet: Datasheet
     ) -> FloatArray:
-        """Seconds of matrix products by the best tiles."""
+        """Seconds of matrix products by the fastest kernel, as a GPU's library chooses it.
+
+        A product's result is cut into tiles, one for each multiprocessor at a time (NVIDIA, "Matrix Multiplication
+        Background User's Guide", 2023, "Tile Quantization" and "Wave Quantization").
+        """
         multiprocessors, bytes_per_s = sheet.multiprocessors or 1, sheet.product_bytes_per_s
         batch, m, n, k = self._sizes
         found = np.full(len(self.operations), np.inf)
         largest = _reads(TILES[0])
         for tile in TILES:
+            # 1. A small tile reads more for each of its operations.
             slower = 1 + tile_reads * (_reads(tile) / largest - 1)
             tiles = batch * np.ceil(m / tile[0]) * np.ceil(n / tile[1])
+            # 2. Few tiles may split the inner dimension, and add up the parts (Osama et al. 2023, "Stream-K", 2.2).
             for parts in SPLITS:
+                # 3. Every wave takes as long as a full one.
                 waves = np.ceil(tiles * parts / multiprocessors)
                 flops = 2 * waves * multiprocessors * tile[0] * tile[1] * (k / parts + start_depths)
                 added = (parts + 1) * batch * m * n * PARTIAL_BYTES if parts > 1 else 0.0

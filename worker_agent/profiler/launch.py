@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 def measure(job: ProfileJob, on_progress: OnProgress) -> tuple[Profile, Cluster]:
-    """Profiles on all the job's devices at once: the figures include what the devices take from each other.
+    """Profiles on all the job's devices at once: the figures include their mutual slowdown.
 
     Raises InvalidInputError for a model, data or loss that is not possible, and RunFailedError if a process fails. The
-    logs are then kept, and the message says where.
+    logs are then kept, and the message names their folder.
     """
     for field, text in (("model", job.task.model), ("data", job.task.data), ("loss", job.loss)):
         if text is not None:
@@ -56,7 +56,7 @@ def measure(job: ProfileJob, on_progress: OnProgress) -> tuple[Profile, Cluster]
 
 
 def launch(directory: ProfileDirectory, processes: int, on_progress: OnProgress) -> tuple[RankFigures, ...]:
-    """Runs the job in the directory on this many processes; returns what they measured, by rank.
+    """Runs the job in the directory on `processes` processes; returns their measurements, by rank.
 
     Raises the InvalidInputError that a process found, or RunFailedError with the last line of the log of the process
     that failed first. No process is left when it returns.

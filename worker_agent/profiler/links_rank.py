@@ -14,7 +14,7 @@ from worker_agent.profiler.node_links import MeasuredLinks, RankLink
 
 
 def main() -> None:
-    """Measures with all others; the first rank writes down what all have found."""
+    """Measures with all others; the first rank writes all results."""
     found, repeats = Path(sys.argv[1]), int(sys.argv[2])
     exit_with_parent(int(sys.argv[3]))
     local = int(os.environ["LOCAL_WORLD_SIZE"])

@@ -1,15 +1,15 @@
-"""Modules: selective recomputation as Megatron-LM has it, of parts whose outputs are freed and made again.
+"""Modules: Megatron-LM's selective recomputation of parts whose outputs are freed and recomputed.
 
-Its `--recompute-modules layernorm moe_act mla_up_proj` free what a part gave once the next product has read it, keep
-what the part took, and make the output again before that product's backward (core 0.15, `transformer_layer.py`,
+Its `--recompute-modules layernorm moe_act mla_up_proj` free a part's output once the next product has read it, keep the
+part's inputs, and recompute the output before that product's backward (core 0.15, `transformer_layer.py`,
 `moe/experts.py`, `multi_latent_attention.py`: CheckpointWithoutOutput):
 
     layernorm     norms before experts, and before attention by latents. Other norms are one kernel with the linear
                   layer after them (Transformer Engine's LayerNormLinear), which keeps their output
-    moe_act       what is between the two products of grouped experts
+    moe_act       the operations between the two products of grouped experts
     mla_up_proj   queries, keys and values of heads, made of the latents: norms, products, rotation
 
-What the part reads of other devices counts as there: the backward gathers it in any case.
+Tensors that the part reads from other devices count as available: the backward gathers them in any case.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ LATENTS = ("q_a_proj", "kv_a_proj_with_mqa")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectiveCounts:
-    """Selective recomputation (`documents.forms.Selective`): what runs again, and the bytes that are kept.
+    """Selective recomputation (`documents.forms.Selective`): the recomputed operations, and the kept bytes.
 
-    `products` are the forward's products whose left operand is made again, not kept.
+    `products` are the forward's products whose left operand is recomputed, not kept.
     """
 
     operations: tuple[DeviceOperation, ...]
@@ -43,7 +43,7 @@ class SelectiveCounts:
 
 @dataclass(slots=True, kw_only=True)
 class ModuleOutputs:
-    """What modules took and gave while a block ran forward, by the recorder's numbers of storages and operations."""
+    """Modules' inputs and outputs while a block ran forward, by the recorder's numbers of storages and operations."""
 
     recorder: OperationRecorder
     _norms: set[int] = field(default_factory=set, init=False)
@@ -72,9 +72,9 @@ class ModuleOutputs:
     def discarded(
         self, forward: Sequence[Traffic], held: Mapping[int, int], sent: Collection[int], *, kept_bytes: int
     ) -> SelectiveCounts | None:
-        """What is kept of `kept_bytes` where modules' outputs are freed; None if nothing is.
+        """The part of `kept_bytes` that stays when modules' outputs are freed; None if nothing is freed.
 
-        `held` are the bytes by storage that the backward's graph has, `sent` the storages of the block's inputs,
+        `held` are the bytes, by storage, that the autograd graph keeps; `sent` are the storages of the block's inputs,
         outputs and weights.
         """
         activations, latents = set[int](), set[int]()
@@ -123,7 +123,7 @@ class ModuleOutputs:
 
 
 def dynamic(operations: Sequence[DeviceOperation]) -> int:
-    """How many operations of a pass come between tokens' way to their experts and their way back, these included.
+    """The number of operations of a pass from the dispatch of tokens to their experts to the combination, inclusive.
 
     Their shapes depend on how many tokens choose each expert.
     """

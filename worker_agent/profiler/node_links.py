@@ -26,7 +26,7 @@ from worker_agent.engine.torchrun import node_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLink:
-    """What one rank measured: its device, and the link to the next rank; the last rank of several has none."""
+    """One rank's measurements: its device, and the link to the next rank; the last rank of several has none."""
 
     device: Device
     bandwidth_bytes_per_s: float | None
@@ -37,7 +37,7 @@ class RankLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLinks:
-    """What all ranks measured, by rank."""
+    """All ranks' measurements, by rank."""
 
     ranks: tuple[RankLink, ...]
 

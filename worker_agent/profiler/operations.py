@@ -1,12 +1,12 @@
-"""Operations: what a part of a model makes a device do, recorded while fake tensors pass through it.
+"""Operations: the kernels that a part of a model runs on a device, recorded while fake tensors pass through it.
 
 An operation is one call of a kernel. Its floating-point operations come from torch's own formulas (matrix products,
-convolutions, attention; 0 for others). Its bytes are the fewest that must move: every tensor that it takes is read
-once, every tensor that it makes is written once. A view moves nothing.
+convolutions, attention; 0 for others). Its bytes are a lower bound on traffic: every input is read once, every result
+is written once. A view moves nothing.
 
 On a machine without a GPU, fake tensors take a CPU's kernels. On a GPU three things differ by more than speed: dropout
-keeps a mask of one byte for each element, attention does not keep the matrix of scores, and both do in one kernel what
-a CPU does in several. GpuKernels makes these calls take the GPU's kernels on any machine.
+keeps a mask of one byte for each element, attention does not keep the matrix of scores, and both are one kernel, and
+several on a CPU. GpuKernels makes these calls take the GPU's kernels on any machine.
 """
 
 import weakref
@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 MOST_COPIED_BYTES = 16
-"""The most that a GPU copies at a time from its memory to a multiprocessor's while this computes (NVIDIA, "Parallel
+"""The largest asynchronous copy from a GPU's memory to a multiprocessor's (NVIDIA, "Parallel
 Thread Execution ISA" 8.0, `cp.async`: 4, 8 or 16 bytes, at a multiple of as many).
 """
 
@@ -72,7 +72,7 @@ _SELECTING = frozenset({aten.embedding, aten.gather, aten.index, aten.index_sele
 """Calls that read as much of their first argument as they write."""
 
 _BY_ROW = frozenset({aten.nll_loss_forward})
-"""Of these, those that read from every row what they write for it."""
+"""Of these, those that read as much of every row as they write."""
 
 _APART = frozenset(
     {
@@ -86,7 +86,7 @@ _APART = frozenset(
 
 @contextmanager
 def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
-    """Turns what the user's code raises into an InvalidInputError: the rule, and in brackets the cause in one line."""
+    """Converts errors of the user's code to an InvalidInputError: the rule, and in brackets the cause in one line."""
     try:
         yield
     except UserCodeError as error:
@@ -100,7 +100,7 @@ def foreign_code(field: str, rule: str, value: object) -> Iterator[None]:
 class GpuKernels(TorchFunctionMode):
     """A mode in which dropout, torch's RMS norm and scaled dot-product attention call a GPU's kernels.
 
-    Attention gets what `attention` makes of it: by default the kernel that torch prefers.
+    `attention` computes attention: by default the kernel that torch prefers.
     """
 
     def __init__(self, attention: Callable[..., Tensor] | None = None) -> None:
@@ -149,7 +149,7 @@ def fused_attention(
         return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]  # type: ignore[no-any-return]
     if query.dim() == 4 and query.dtype != torch.float64 and query.shape[1] == key.shape[1]:
         bias = None
-        if attn_mask is not None:  # as what is added to the scores, expanded to their shape
+        if attn_mask is not None:  # as an addend of the scores, expanded to their shape
             if attn_mask.dtype == torch.bool:
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
             bias = attn_mask.expand((*query.shape[:-1], key.shape[-2]))
@@ -211,8 +211,8 @@ class Traffic:
 class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's modes are untyped
     """Notes every operation that runs in this mode, and the memory that the operations' results take.
 
-    Memory is that of the storages that operations have made in this mode and that are still alive: `held_bytes` now,
-    `peak_bytes` at most since `start_peak` was called.
+    Memory is that of live storages that operations have made in this mode: `held_bytes` now, `peak_bytes` the maximum
+    since `start_peak`.
     """
 
     def __init__(self) -> None:
@@ -226,13 +226,13 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], Literal["again", "attention"]]] = {}
 
     def branch(self) -> "OperationRecorder":
-        """A recorder that knows the storages of this one, which does not see what the other notes."""
+        """A recorder that knows the storages of this one, without seeing each other's operations."""
         other = OperationRecorder()
         other._numbers, other._storages, other._known = dict(self._numbers), self._storages, dict(self._known)
         return other
 
     def start_peak(self) -> None:
-        """Forgets the peak: a new one starts from what is held now."""
+        """Resets the peak to the present bytes."""
         self.peak_bytes = self.held_bytes
 
     def take(self) -> tuple[Traffic, ...]:
@@ -298,7 +298,7 @@ class OperationRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         return found
 
     def _operand(self, tensor: Tensor) -> Literal["new", "again", "attention"]:
-        """What a product's left operand is; from now on it is read again."""
+        """The class of a product's left operand; from now on it is "again"."""
         storage = tensor.untyped_storage()
         known = self._known.get(storage._cdata)
         kind = known[1] if known is not None and known[0]() is not None else "new"
@@ -342,9 +342,9 @@ def _operands(kernel: Any, args: Any) -> tuple[Tensor, Tensor]:
 
 
 def copied_bytes(matrices: Sequence[Tensor]) -> int:
-    """The most bytes of which all rows (columns, of a transposed matrix) start at a multiple.
+    """The largest alignment, in bytes, that all rows have (columns, of a transposed matrix).
 
-    Wider numbers than those of 16 bits count as copied whole: what computes them does not wait for copies.
+    Elements wider than 16 bits do not count: their products do not wait for copies.
     """
     narrow = [matrix for matrix in matrices if matrix.element_size() <= 2]
     strides = (stride * matrix.element_size() for matrix in narrow for stride in matrix.stride() if stride > 1)

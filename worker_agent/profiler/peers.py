@@ -30,7 +30,7 @@ class GatheredAgain:
 
 
 class RecordedPeers:
-    """Notes what a device exchanges in this form. `groups` of experts are equal, and tokens choose some of them."""
+    """Notes a device's exchanges in this form. `groups` of experts are equal, and tokens choose some of them."""
 
     def __init__(self, form: Form, *, groups: tuple[int, int] = (1, 1)) -> None:
         self.form = form

@@ -21,7 +21,7 @@ WIDE_BYTES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionRecipe:
-    """What linear layers compute in. `needs` is what devices must have."""
+    """The number format of linear layers. `needs` is the dtype that devices must support."""
 
     dtype: str
     needs: str

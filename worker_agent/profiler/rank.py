@@ -1,4 +1,4 @@
-"""Rank: what one profiling process does, from its start under torchrun to the file with its figures."""
+"""Rank: the work of one profiling process, from its start under torchrun to the file with its figures."""
 
 import os
 import sys
@@ -66,7 +66,7 @@ class _How(TypedDict):
 _SEED = 0
 
 MOST_PASSES = 50
-"""The most rounds for updates and messages: each one follows a pass through the whole chain."""
+"""The upper bound on rounds of updates and messages: each one follows a pass through the whole chain."""
 
 
 class ProfilingRank:
@@ -162,7 +162,7 @@ class ProfilingRank:
         rounds: int,
         measured_s: Sequence[float],
     ) -> ChainTimes:
-        """Measures so many rounds of each kind; those before took `measured_s`."""
+        """Measures `rounds` rounds of each kind; earlier ones took `measured_s`."""
         done, error = len(measured_s), standard_error(measured_s)
         known = "" if error is None else f", known to {error:.1%}"
         steps = 0 if done else self.job.task.warm_up_rounds + self.job.task.rounds
@@ -189,9 +189,9 @@ class ProfilingRank:
         return ChainTimes(blocks=blocks, bare_s=bare_s, split=split)
 
     def _warm_up(self, microbatch: Callable[[int], Microbatch]) -> float:
-        """Passes microbatches for half of the task's seconds. The seconds of the last round, the most of any rank.
+        """Passes microbatches for half of the task's seconds. Returns the last round's seconds on the slowest rank.
 
-        A device is faster at first, until its clock falls.
+        A device is faster at first, until its clock slows down.
         """
         task = self.job.task
         if task.seconds == 0:
@@ -256,7 +256,7 @@ class ProfilingRank:
 
 
 def profile_rank(directory: ProfileDirectory) -> None:
-    """Reads the job, measures and writes the figures. Raises whatever goes wrong."""
+    """Reads the job, measures and writes the figures. Raises any error of these steps."""
     job = read_job(directory)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     progress = ProgressWriter(directory.progress, rank=rank, total=job.steps)
@@ -274,8 +274,8 @@ def main() -> None:
     exit_with_parent(int(sys.argv[2]))
     try:
         profile_rank(directory)
-    except (Exception, SystemExit) as error:  # the launcher must learn of whatever ends this process
-        # torch's own errors come from outside the user's code: most often another process is gone
+    except (Exception, SystemExit) as error:  # the launcher must learn why this process ends
+        # torch's own errors come from outside the user's code: usually another process is gone
         peer = isinstance(error, RuntimeError) and not isinstance(error, PipeplanError)
         write_failure(directory.failure(int(os.environ["RANK"])), failure_of(error, peer=peer))
         traceback.print_exception(error)

@@ -1,4 +1,4 @@
-"""Results: what each profiling process measured, and the profile and cluster that these figures make."""
+"""Results: the measurements of each profiling process, and the profile and cluster made of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -68,14 +68,14 @@ class RankFigures:
 
 
 def write_figures(path: Path, figures: RankFigures) -> None:
-    """Writes what a process measured, whole or not at all."""
+    """Writes a process's measurements, whole or not at all."""
     aside = path.with_suffix(".part")
     aside.write_text(dump(asdict(figures)), encoding="utf-8")
     aside.replace(path)
 
 
 def read_figures(path: Path) -> RankFigures | None:
-    """What a process measured; None if it did not finish."""
+    """A process's measurements; None if it did not finish."""
     return parse(RankFigures, path.read_bytes()) if path.exists() else None
 
 
@@ -150,7 +150,7 @@ def _handing_over_s(ranks: Sequence[RankFigures]) -> tuple[float, float]:
 
 
 def least_s_per_byte(updates_s: Sequence[float], trained_bytes: Sequence[int]) -> float:
-    """The update's seconds for every byte of trained weights: the least of any block."""
+    """The update's seconds for every byte of trained weights: the minimum over blocks."""
     return min((seconds / size for seconds, size in zip(updates_s, trained_bytes, strict=True) if size), default=0.0)
 
 
@@ -197,7 +197,7 @@ def cluster_of(ranks: Sequence[RankFigures]) -> Cluster:
 
 
 def device_of(ranks: Sequence[RankFigures]) -> Device:
-    """The device with the least memory for tensors, which stands for all."""
+    """The device with the smallest memory for tensors, which represents all."""
     return min((figures.device for figures in ranks), key=lambda device: device.usable_bytes)
 
 
@@ -234,9 +234,9 @@ def _measurement(microbatch_size: int, figures: Sequence[BlockFigures]) -> Measu
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean without the lowest and the highest tenth; of three values or more, without at least one at each end.
+    """The mean without the lowest and the highest tenth; of three values or more, at least one is left out at each end.
 
-    A run pays for its slow microbatches, so a median is too low, but not for a pause that comes once.
+    A run's time includes its slow microbatches, so a median is too low. The mean must not include a single pause.
     """
     cut = max(len(values) // 10, 1) if len(values) > 2 else 0
     return fmean(sorted(values)[cut : len(values) - cut])

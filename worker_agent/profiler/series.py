@@ -1,8 +1,8 @@
 """Series: measures a chain's rounds in several series, until the time of a round is known well enough.
 
-A series has rounds forward and backward, rounds without a graph, and rounds whose backward is split. A machine may be
-slower for seconds at a time, as one that shares its host is. What a plan compares is therefore measured in the same
-moments, and the more rounds differ, the more are measured.
+A series has rounds forward and backward, rounds without a graph, and rounds whose backward is split. A machine
+that shares its host may be slower for seconds at a time. All times that a plan compares are therefore measured in the
+same period, and rounds that vary more are repeated more often.
 """
 
 import time
@@ -16,16 +16,16 @@ from pipeplan.protocol.jobs import ProfileTask
 from worker_agent.profiler.times import BlockTimes, SplitTimes
 
 SERIES = 4
-"""So many series have rounds forward and backward for the task's seconds, if its least number of rounds is not more."""
+"""The number of series in the task's seconds, unless the task's minimum of rounds takes longer."""
 
 PRECISION = 0.01
-"""The time of a round is known well enough if its relative standard error is at most this."""
+"""The relative standard error of a round's time at which measuring ends."""
 
 MOST_TIMES, MOST_ROUNDS = 10, 1000
-"""Unsure series end after so many times the task's seconds, with all that they do; all end with so many rounds."""
+"""Upper bounds on the elapsed time of imprecise series, in multiples of the task's seconds, and on all rounds."""
 
 LONGEST_TIMES = 60
-"""All series end after so many times the task's seconds: where blocks only wait, or others leave little of a device."""
+"""The upper bound on elapsed time in multiples of the task's seconds, for blocks that wait and for busy devices."""
 
 _GROUPS = 8
 
@@ -63,8 +63,8 @@ def measure_in_series(
 ) -> ChainTimes:
     """The rounds of all series. A round takes about `round_s`.
 
-    `measure` is given a series' number of rounds, and the seconds of all rounds before. `any_rank` says whether any
-    rank says so: all measure equally many series.
+    `measure` takes a series' number of rounds, and the seconds of all earlier rounds. `any_rank` is a logical or over
+    ranks: all measure equally many series.
     """
     timed = min(ceil(task.seconds / SERIES / round_s), MOST_ROUNDS) if task.seconds else 0
     rounds, start_s = max(task.rounds, timed), now_s()
@@ -90,7 +90,7 @@ def rounds_s(blocks: Sequence[BlockTimes]) -> list[float]:
 def standard_error(values: Sequence[float]) -> float | None:
     """The relative standard error of the mean of values, in the order of their measurement; None for a single one.
 
-    It is that of the means of a few groups of neighbours: these are alike, and say less than as many values far apart.
+    It is computed from the means of a few groups of successive values, because successive values are correlated.
     """
     groups = min(len(values), _GROUPS)
     if groups < 2:

@@ -32,7 +32,7 @@ ATTENTION = ("flash", "unfused")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindCounts:
-    """Blocks that do the same: the name of the first, what one device holds, and its counts by microbatch size.
+    """Equal blocks: the name of the first, one device's share of it, and its counts by microbatch size.
 
     A parameter that several blocks share counts in the first of them. `tied_parameters` are an earlier block's. Of each
     of the three, the `frozen` ones are not trained.
@@ -61,9 +61,8 @@ class FormCounts:
 class ShapedModel:
     """A language model whose parameters have shapes alone, and the mode in which its blocks run.
 
-    `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that a block
-    before it has. `known` are blocks' counts by what they depend on, and by the degree of their experts: several forms
-    have the same.
+    `alike[i]` is the first block that is equal to block i. `later_names[i]` are block i's parameters that an earlier
+    block has. `known` caches blocks' counts by what they depend on and by the degree of their experts.
     """
 
     chain: Chain
@@ -125,7 +124,7 @@ def count_form(
     fusion: str = "none",
     loss: Loss = default_loss,
 ) -> FormCounts:
-    """What one device does in this form, with the `fusion` of all blocks, of the last one with its loss, or of none.
+    """One device's counts in this form, with the `fusion` of all blocks, of the last one with its loss, or of none.
 
     Raises InvalidInputError for a degree that does not divide what it shares, a model without a sharding plan, a loss
     of one's own with tensor parallelism, or a block that needs its tensors' contents.
@@ -224,7 +223,7 @@ class _Walk:
             shapes = tuple((tuple(t.shape), t.dtype) for t in values)
             mixed = any(isinstance(part, BalancedExperts) for part in self.shares[alike].modules())
             degree, form = self.region.form.expert if mixed else 1, replace(self.region.form, expert=1)
-            form = form if mixed else replace(form, expert_tensor=None)  # what a block depends on
+            form = form if mixed else replace(form, expert_tensor=None)  # the inputs of a block's counts
             key = (alike, number > graded, shapes, (form, self.unfused, self.fusion, self.loss))
             if key not in kinds:
                 line = lines[len(found)] if len(found) < len(lines) else None

@@ -7,7 +7,7 @@ block's backward runs, and is measured, separately:
               gradients <- leaves.grad  ||  <- [block 1] <- ... <- [loss, last block]
 
 Blocks are measured in rounds over the whole chain. A block that runs alone is 6 to 10 % too fast, because its data stay
-in the caches; in a round each block runs on what the block before it has just made, after all others have used the
+in the caches; in a round each block runs on the newest output of the previous block, after all others have used the
 caches. For the same reason 2BP's p2 comes after the p1 of all blocks, as it does in a pipeline.
 
 Gradients add to `.grad`s that already exist, as in training for all microbatches of a batch but the first, which
@@ -39,7 +39,7 @@ Around = Callable[[Direction, int], AbstractContextManager[None]]
 """A context entered around a block's forward and backward, to take times or to see saved tensors."""
 
 SAMPLE_BYTES = 256 * 2**20
-"""This many bytes of weights are enough to know the cost of a byte."""
+"""The bytes of weights from which the cost of a byte is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,7 +307,7 @@ def measure_version_s_per_byte(
 
 
 def sampled(tensors: Sequence[T]) -> list[T]:
-    """The first tensors, as many as fit in `SAMPLE_BYTES`, but at least one."""
+    """The first tensors, up to `SAMPLE_BYTES`, but at least one."""
     chosen: list[T] = []
     size_bytes = 0
     for tensor in tensors:

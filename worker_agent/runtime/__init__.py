@@ -3,8 +3,8 @@
 run, launch, watch, hung      the launcher: from a plan to a report, over processes that it starts and watches
 start, rank                   the process of one rank, from its start to its final report
 executor                      the loop: one instruction after the other
-stage, weights, module_state  what a stage holds: blocks and graphs, weight versions (weight stashing), buffers
-mail, among_stages            what stages send each other, and what they agree on before an update
-checkpoint, manifest          what a run leaves to be resumed from
-job, status, recorder, measured, feed    what ranks need to know, report, measure, and read
+stage, weights, module_state  a stage's state: blocks and graphs, weight versions (weight stashing), buffers
+mail, among_stages            the messages between stages, and their reductions before an update
+checkpoint, manifest          the files from which a run resumes
+job, status, recorder, measured, feed    the ranks' settings, reports, measurements and data
 """

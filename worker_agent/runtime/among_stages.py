@@ -1,15 +1,14 @@
 """Among stages: a rank's exchanges with the other stages before an update, once for all of its own stages.
 
-Tied parameters are parameters that several stages hold. Each stage has a copy, and the gradients of the copies are
+Tied parameters are parameters of several stages. Each stage has a copy, and the gradients of the copies are
 summed before every update. All copies start from the same seed and take the same update of the same sum, so they stay
 equal bit for bit. The checkpoint of every stage holds its copy under the parameter's one name in the whole model.
 
 The norm is that of the whole model's gradient, over all stages. It serves to clip the gradient, and to find updates
 that overflowed under a loss scale.
 
-`Late` holds numbers that the device computes and the host looks at. The host reads them some batches later, when they
-have long been computed. To read one at once, the host would have to wait until the device has finished everything, and
-the device would then be without work.
+`Late` holds numbers that the device computes and the host reads some batches later, when they are ready. To read one at
+once, the host would have to wait until the device is idle.
 """
 
 import math
@@ -50,7 +49,7 @@ class _Number:
 
 
 class Late:
-    """Numbers on their way to the host, which reads them `lag` batches later.
+    """Numbers in transit to the host, which reads them `lag` batches later.
 
     A lag of 0 reads them at once: it is for devices on which a call returns when its work is done.
     """
@@ -239,7 +238,7 @@ def _require_finite(norm: float) -> None:
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
-    """The sum of all squares in float64; a tensor's own norm is taken in float32 at least."""
+    """The sum of all squares in float64; each tensor's norm is computed in float32 or wider."""
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for gradient in gradients:
         at_least = torch.promote_types(gradient.dtype, torch.float32)

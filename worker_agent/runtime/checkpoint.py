@@ -179,7 +179,7 @@ def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
 def defect_of(root: Path, manifest: Manifest) -> Defect | None:
     """What is wrong with the numbers of a whole checkpoint: earlier releases wrote some that are not finite.
 
-    A checkpoint of this release was looked at before it was written, and is not read.
+    A checkpoint of this release was checked before it was written, and is not read.
     """
     for stage in range(manifest.stages):
         for file_name in sorted(manifest.files.keys() & {*stage_files(stage), frozen_file(stage)}):

@@ -178,7 +178,7 @@ class Executor:
             self._after._received[k] = tuple(t.clone(memory_format=torch.contiguous_format) for t in outputs)
 
     def _backward(self, k: int, *, split: bool) -> None:
-        """The stage's backward. If it completes the gradients of an exchange, these are on their way at its end."""
+        """The stage's backward. If it completes the gradients of an exchange, it also begins the exchange."""
         if self.stage.criterion is None:
             gradients: Tensors = tuple(self._gradients.pop(k))
         else:
@@ -215,7 +215,7 @@ class Executor:
             self.mail.release(k)
 
     def _note_exchanged(self, version: int) -> None:
-        """The gradients for a version are on their way: later ones are for the next version."""
+        """The exchange of a version's gradients has begun: later gradients are for the next version."""
         self._exchanged[version], self._losses = self._losses, []
         self._gathers = self._early = False
 
@@ -251,10 +251,9 @@ class Executor:
         """Bytes of weight versions, gradients and optimizer states, of frozen weights and buffers, and of the tensors
         that microbatches keep.
 
-        A microbatch keeps everything, only its input, or the tensors for p2. None where not all can be counted.
-
-        p2 is the second half of a split backward (`BackwardWeight`). After a backward by block the result is the most
-        that was held while it ran. Ask after every instruction except transfers.
+        A microbatch keeps everything, only its input, or the tensors for p2, the second half of a split backward
+        (`BackwardWeight`). None where not all can be counted. After a backward by block the result is the peak during
+        that backward. The caller reads it after every instruction except transfers.
         """
         most_bytes, self._most_bytes = self._most_bytes, 0
         return most_known((most_bytes, self._held_now()))
@@ -277,7 +276,7 @@ class Executor:
 def run_together(executors: Sequence[Executor], instructions: Iterable[Instruction]) -> None:
     """Executes a rank's whole stream: the loop. Each instruction is for the executor of its chunk.
 
-    When it returns, the last messages may still be on their way: `Mail.flush` waits for them.
+    When it returns, the last messages may still be in transit: `Mail.flush` waits for them.
     """
     hooks, recorder = executors[0].hooks, executors[0].recorder
     held_bytes: int | None = 0
@@ -286,6 +285,6 @@ def run_together(executors: Sequence[Executor], instructions: Iterable[Instructi
             hooks.on_instruction(index, instruction)
             recorder.begin()
             executors[instruction.chunk].step(instruction)
-            if index == 0 or not is_transfer(instruction):  # a transfer changes no held bytes
+            if index == 0 or not is_transfer(instruction):  # a transfer does not change the bytes
                 held_bytes = total_known(executor.held_bytes() for executor in executors)
             recorder.end(instruction, held_bytes)

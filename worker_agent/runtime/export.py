@@ -97,7 +97,7 @@ def take_saved(chain: Chain, saved: Mapping[str, Tensor]) -> None:
 
 
 def write_folder(root: Any, manifest: Manifest, folder: Path) -> None:
-    """Has the library write the model, in its own forms, and copies what else lies beside the weights it began with."""
+    """Has the library write the model, in its formats, and copies the other files of the initial weights' folder."""
     root.tie_weights()
     root.config.use_cache = True  # it was off for training
     root.config.dtype = getattr(torch, manifest.plan["dtype"])

@@ -79,11 +79,11 @@ class _Loaded:
 class MicrobatchFeed:
     """Microbatches, numbered from 1, on the device and in the type in which the stages compute.
 
-    `order` are the numbers in the order in which they are asked for. With `ahead` the next microbatch is loaded as soon
-    as the device has work, and is copied from pinned memory during that work. This happens on the same thread: the
-    data's own code is always called in the same order.
+    `order` are the numbers in the order of their requests. With `ahead` the next microbatch is loaded as soon as the
+    device has work, and is copied from pinned memory during that work. This happens on the same thread: the data's own
+    code is always called in the same order.
 
-    `digests` are those of the inputs of the first microbatch and of all that `compared` asks for, by number. Processes
+    `digests` are, by number, those of the inputs of the first microbatch and of all that `compared` selects. Processes
     compare theirs.
     """
 
@@ -196,7 +196,7 @@ def open_feed(
     """The first stage's inputs, or the last one's targets, with the first microbatch loaded; None for other stages.
 
     Each opens the data for itself, because a rank with both stages reads the data at two positions. Processes compare
-    what they read in batches 1, 2, 4, 8, ... and in the last one.
+    their inputs of batches 1, 2, 4, 8, ... and of the last one.
     """
     pipeline, first, last = program.pipeline, stream.stage == 0, stream.stage == job.plan.depth - 1
     if not (first or last):

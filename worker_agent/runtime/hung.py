@@ -1,12 +1,12 @@
-"""Hung: finds ranks that neither end nor make progress, and ends them. A run that hangs fails, and reports why.
+"""Hung: detects ranks that neither end nor make progress, and ends them. A run that hangs fails, and reports why.
 
-A rank gives a sign of life twice a second, whatever it waits for. If the signs cease, it is stopped, or holds the
-interpreter. If they go on without progress in work that waits for nobody, the model hangs. Its
-device shows how far a rank is: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may
-take as long as the other ranks wait for them. A rank that waits for another one is not at fault, however long it waits.
+A rank gives a sign of life twice a second, even while it waits. If the signs cease, the process is stopped, or holds
+the interpreter. If they continue without progress in work that waits for no other rank, the model hangs. The device
+shows a rank's progress: a host runs ahead of a GPU, and then waits for it (`holdup`). Data and checkpoints may take as
+long as the other ranks wait for them. A rank that waits for another one is not at fault, however long it waits.
 
-Only time in which the hunter itself ran counts. After a machine was suspended, or a container was paused, all ranks are
-given their time.
+Only time in which this monitor ran counts: after a suspended machine or a paused container, all ranks get their full
+time again.
 """
 
 import os
@@ -50,9 +50,9 @@ _INTERVAL_S, _LONGEST_LOOK_S = 0.25, 1.0
 
 @dataclass(slots=True)
 class Seen:
-    """What was last seen of a rank, and since when, on the hunter's clock.
+    """A rank's newest change of state, and its time on the monitor's clock.
 
-    `place` is its instruction, when that began, what its host does, and how many instructions its device has finished.
+    `place` is its instruction, the start of that, its host's activity, and the instructions its device has finished.
     """
 
     pulse_s: float
@@ -63,7 +63,7 @@ class Seen:
 
 
 class Hunter:
-    """Looks at the ranks of this node, one look at a time."""
+    """Checks the ranks of this node, one check at a time."""
 
     def __init__(self, job: RunJob, here: Sequence[int], now_s: float) -> None:
         self._job = job

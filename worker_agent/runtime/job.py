@@ -1,18 +1,6 @@
-"""Job: all that the ranks of a run need to know, the files of the run, and who may work on them.
+"""Job: the settings that all ranks of a run read, the files of the run, and the locks of its folder.
 
-`RunJob` is what the launcher writes to a file that all ranks of the run read. `RunDirectory` names the files.
-
-`LossScale` keeps small gradients above what float16 can hold (Micikevicius et al. 2018, section 3.2). The loss is
-multiplied by it, and the gradients are divided by it before the update. An update whose gradients overflowed is left
-out, on all stages, and the scale is halved. After many good updates it is doubled.
-
-`holding` lets one run at a time work in a folder.
-
-    run.lock      whoever launches a run holds it alone; it names the holder
-    ranks/alive   every rank holds it, together with the others, for as long as it lives
-
-The ranks have a lock of their own because they may outlive their launcher: for half a second if it is killed, without
-end if a rank is stopped. The system releases a lock when its process ends, however it ends.
+The launcher writes a `RunJob` to a file that all ranks read. `RunDirectory` names the files.
 """
 
 import fcntl
@@ -67,7 +55,7 @@ LEAST = 2.0**-16
 """The smallest loss scale: a smaller one would not help a gradient that still overflows."""
 
 LONGEST_TIMEOUT_S = 1e6
-"""Sockets count milliseconds in 32 bits: 24 days are the most."""
+"""Sockets count milliseconds in 32 bits: at most 24 days."""
 
 LEFT_OVER_S = 10.0
 """How long `holding` waits for the ranks of a run whose launcher was killed."""
@@ -127,7 +115,7 @@ class RunJob(TrainingOptions):
 
     @property
     def computes_in(self) -> str | None:
-        """The blocks' type under autocast: the one asked for, or else that of the plan's profile."""
+        """The blocks' type under autocast: the requested one, or else that of the plan's profile."""
         return self.autocast or self.plan.autocast
 
     @property
@@ -144,7 +132,7 @@ class RunJob(TrainingOptions):
 
     @property
     def largest_learning_rate(self) -> float:
-        """The learning rate after the warm-up: the one that was asked for, or the optimizer's own."""
+        """The learning rate after the warm-up: the requested one, or the optimizer's default."""
         return DEFAULT_RATES[self.plan.optimizer] if self.learning_rate is None else self.learning_rate
 
     def learning_rate_at(self, step: int) -> float:
@@ -188,7 +176,7 @@ class RunJob(TrainingOptions):
     def window(self, program: Program) -> int | None:
         """The number of batches at each end of the run whose instructions are all recorded; None: all batches.
 
-        They are at least as many as fill the pipeline.
+        The number is large enough to fill the pipeline.
         """
         a_batch = sum(len(stream.instructions) for stream in program.streams) / self.batches
         asked = int(RECORDED_INSTRUCTIONS / a_batch) if self.recorded_batches is None else self.recorded_batches
@@ -211,8 +199,8 @@ class RunDirectory:
     """The files of a run.
 
     plan.json  timeline.json  run.json  steps.csv  trace.json  checkpoints/step-K/        for the user
-    logs/rank-N.log                                  what each rank printed
-    run.lock  ranks/alive                            who works here (`holding`)
+    logs/rank-N.log                                  the output of each rank
+    run.lock  ranks/alive                            locks (`holding`)
     ranks/job.json  ranks/stop                       between launcher and ranks, and of each rank:
     ranks/rank-N.status  rank-N.batches  rank-N.result.json  rank-N.failure.json
     """
@@ -280,39 +268,48 @@ def read_job(path: Path) -> RunJob:
 
 
 class LossScale:
-    """The loss scale of the next batches, the same on every rank; part of a checkpoint."""
+    """The loss scale of the next batches, the same on every rank; part of a checkpoint.
+
+    It keeps small gradients within float16's range (Micikevicius et al. 2018, section 3.2). The loss is multiplied by
+    it, and the gradients are divided by it before the update. All stages skip an update whose gradients overflow.
+    """
 
     def __init__(self, initial: float) -> None:
         self.scale = initial
         self._good_steps = 0
 
     def grow(self) -> None:
-        """After an update with finite gradients."""
+        """Counts an update with finite gradients; GROWTH_STEPS of them in a row double the scale."""
         self._good_steps += 1
         if self._good_steps == GROWTH_STEPS:
             self.scale, self._good_steps = 2.0 * self.scale, 0
 
     def shrink(self) -> None:
-        """After an update that was left out. Raises DivergedError if no smaller scale would help."""
+        """Halves the scale after a skipped update. Raises DivergedError if no smaller scale would help."""
         self.scale, self._good_steps = self.scale / 2.0, 0
         if self.scale < LEAST:
             raise DivergedError(f"gradients overflow with a loss scale of {2.0 * self.scale:g}: they are not finite")
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds of it."""
+        """Its part of a checkpoint."""
         numbers = {"scale": self.scale, "good_steps": float(self._good_steps)}
         return {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Sets it to what `tensors` gave. Raises InvalidInputError for a checkpoint without one."""
+        """Sets it to the values of `tensors`. Raises InvalidInputError for a checkpoint without one."""
         require("scale" in tensors, "resume", "must be a checkpoint of a run with a loss scale", sorted(tensors))
         self.scale, self._good_steps = float(tensors["scale"]), int(tensors["good_steps"])
 
 
 @contextmanager
 def holding(root: Path) -> Iterator[None]:
-    """Holds a run's folder, and makes it if there is none.
+    """Locks a run's folder for one launcher, and makes it if there is none.
 
+        run.lock      an exclusive lock of the launcher; the file names the holder
+        ranks/alive   a shared lock of all ranks, for as long as they live
+
+    Ranks have a separate lock because they may outlive their launcher: for half a second if it is killed, without limit
+    if a rank is stopped. The system releases a lock when its process ends.
     Raises InvalidInputError naming the holder where another run has the folder, and for a path that can be no folder;
     RunFailedError where the folder cannot be made for another reason.
     """

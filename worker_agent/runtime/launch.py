@@ -42,7 +42,7 @@ def launch(job: RunJob, on_progress: OnProgress, place: Place | None = None) -> 
 
     Raises RunFailedError naming the rank that failed first, its instruction and its log, or the InvalidInputError that
     a rank found; DivergedError for numbers that are not finite; OtherNodeError if the cause is on another node;
-    EndedBySignalError after a checkpoint, if a signal asked for it. No process is left when it returns.
+    EndedBySignalError after a checkpoint that a signal requested. No process is left when it returns.
     """
     directory = job.directory
     with ExitStack() as stack:
@@ -135,7 +135,7 @@ class _End:
 def _culprit(
     job: RunJob, failures: Mapping[int, ProcessFailure], here: Iterable[int], place: Place | None
 ) -> RunFailedError | InvalidInputError:
-    """What the launcher raises once a rank has failed: it names the likeliest cause, and where that rank was.
+    """The launcher's error once a rank has failed: it names the likeliest cause, and that rank's position.
 
     Ranks that torchrun does not count among the failed ones have ended with status 0.
     """

@@ -55,12 +55,12 @@ class Mail:
             if edge.source != stream.rank:
                 self._inboxes[edge.source, edge.gradients] = Inbox(edge, lines[edge], messages=messages, device=device)
                 continue
-            # The most microbatches of the edge that the earlier of its two stages ever has in flight.
+            # The maximum of the edge's microbatches in flight on the earlier of its two stages.
             window = before[edge.target] if edge.gradients else most_in_flight(own.instructions, edge.target)
             self._outboxes[edge.target, edge.gradients] = Outbox(edge, lines[edge], messages=messages, window=window)
 
     def send_activation(self, microbatch: int, peer: int, tensors: Sequence[Tensor]) -> None:
-        """Sends a stage's outputs on; they are held until the microbatch's gradient says that they have arrived."""
+        """Sends a stage's outputs, and keeps them until the microbatch's gradient proves that they have arrived."""
         outbox = self._outboxes[peer, False]
         self._sent[microbatch] = outbox, outbox.send(tensors)
 

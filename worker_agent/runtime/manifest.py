@@ -188,9 +188,9 @@ def inspect(root: Path, step: int) -> Manifest | Defect:
 
 
 def clear(root: Path, *, after: int) -> None:
-    """Makes room for the checkpoints after a step: removes those that were never finished, and puts damaged ones aside.
+    """Clears checkpoints after a step: removes unfinished ones, and renames damaged ones.
 
-    The stages' records of their files there are removed too. No manifest then mixes the files of two attempts.
+    The stages' records of their files are removed too, to prevent a manifest that mixes the files of two attempts.
     """
     for step in steps_in(root):
         directory = step_directory(root, step)

@@ -35,7 +35,7 @@ _ROW = np.dtype([("end_s", "<f8"), ("busy_s", "<f8"), ("loss", "<f8"), ("memory_
 
 Rows = NDArray[np.void]
 """A row a batch: its end since the run's start, seconds of compute in it, its loss (NaN where the rank does
-not compute it), and the most bytes held in it (or UNKNOWN_BYTES)."""
+not compute it), and its peak bytes (or UNKNOWN_BYTES)."""
 
 
 PARTS, BATCHES_A_PART = 8, 3
@@ -47,7 +47,7 @@ class BatchLog:
 
     def __init__(self, path: Path, status: StatusWriter, first_batch: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb", buffering=0)  # a rank that is killed has written what it measured
+        self._file = path.open("wb", buffering=0)  # a rank that is killed has written its measurements
         self._status = status
         self._losses: dict[int, list[float]] = defaultdict(list)
         self._first = self._next = first_batch
@@ -88,7 +88,7 @@ class BatchLog:
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """The most bytes held in any batch; None where not all can be counted."""
+        """The peak bytes of all batches; None where not all can be counted."""
         return None if self._peak_memory_bytes == UNKNOWN_BYTES else self._peak_memory_bytes
 
 
@@ -117,7 +117,7 @@ def compute_spread(busy_s: NDArray[np.float64]) -> float | None:
 
 
 def read_batches(path: Path) -> Rows:
-    """All whole rows of a rank, read from the file as they are looked at."""
+    """All whole rows of a rank, read from the file on access."""
     rows = path.stat().st_size // _ROW.itemsize
     return np.memmap(path, dtype=_ROW, mode="r", shape=(rows,)) if rows else np.empty(0, dtype=_ROW)
 
@@ -132,7 +132,7 @@ class RunMeasurements:
         self.window = job.window(job.program())
 
     def ranks(self) -> tuple[RankReport, ...]:
-        """What each rank's process took."""
+        """The report of each rank."""
         return tuple(
             RankReport(
                 rank=result.lane.rank,
@@ -283,7 +283,7 @@ class StepRows:
             writer.writerows(self.lines())
 
     def lines(self, done: int = 0, last_s: float = 0.0) -> Iterator[list[Any]]:
-        """The lines of these rows, before which the job has measured so many steps, the last of them until `last_s`."""
+        """The lines of these rows, after `done` steps measured earlier, the last of which ended at `last_s`."""
         for index, rows in enumerate(zip(*self.rows, strict=True)):
             end_s = max(float(row["end_s"]) for row in rows)
             rate = self.job.plan.batch_size / (end_s - last_s) if end_s > last_s else ""
@@ -359,7 +359,7 @@ def _lines_until(path: Path, step: int) -> Iterator[list[str]]:
 
 
 def rows_of_attempt(earlier: RunJob, step: int) -> StepRows | None:
-    """What the ranks of an attempt that did not end have measured, up to a step; None if that is nothing."""
+    """The measurements of an unfinished attempt's ranks, up to a step; None if there are none."""
     ranks = tuple(range(earlier.plan.workers))
     files = [earlier.directory.batches(rank) for rank in ranks]
     if not all(file.is_file() for file in files):

@@ -1,4 +1,4 @@
-"""Module state: buffers, in which modules keep their state beside the parameters, such as statistics of the data.
+"""Module state: buffers, in which modules keep state that is not a parameter, such as statistics of the data.
 
 `Noted` keeps the buffers for checkpoints. A schedule without a flush forwards microbatches of later batches before the
 update that ends this one. Batch norm's statistics of those do not belong to the checkpoint, because a resumed run
@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from worker_agent.models.values import parts_of
 
 Snapshot = tuple[Tensor | None, ...]
-"""What the buffers were at one moment, in their order."""
+"""The buffers' contents at one moment, in their order."""
 
 
 class Noted:
@@ -131,7 +131,7 @@ class _Moments:
         self._written = torch.zeros(2, channels, dtype=dtype, device=device)
         ends = list(accumulate(norm.num_features for norm in norms))
         self.places = [slice(end - norm.num_features, end) for norm, end in zip(norms, ends, strict=True)]
-        # Through `data` each view counts its own changes: a graph that keeps one ignores what other norms write.
+        # Through `data` each view counts its own changes: a graph that keeps one ignores writes of other norms.
         self.lent: dict[_BatchNorm, dict[str, Tensor | None]] = {
             norm: {name: None if buffer is None else torch.zeros_like(buffer) for name, buffer in norm._buffers.items()}
             | {"running_mean": self._written[0, place].data, "running_var": self._written[1, place].data}
@@ -203,7 +203,7 @@ class MinibatchStatistics:
         self.lent = {norm: lent for moments in self._moments for norm, lent in moments.lent.items()}
 
     def settle(self) -> None:
-        """Collects what earlier forwards have recorded, to `undo` the next one alone."""
+        """Collects the records of earlier forwards, to `undo` only the next one."""
         self._take()
 
     def undo(self) -> None:
@@ -254,7 +254,7 @@ class MinibatchStatistics:
         """
         if not (self._noting and norm.training):
             return
-        if norm in self._noted:  # the next microbatch: it would overwrite what it has written
+        if norm in self._noted:  # the next microbatch: it would overwrite the record
             self._take()
         self._noted[norm] = inputs[0].numel() // inputs[0].shape[1]
         self._own[norm] = norm._buffers, norm.momentum

@@ -13,7 +13,7 @@ from pipeplan.errors import RunFailedError
 from worker_agent.models.values import leaves_of
 
 MOST_LOOKS = 4
-"""The most versions at whose graphs it looks: those of a schedule that keeps several differ."""
+"""The upper bound on versions whose graphs are checked: a schedule may keep several, which differ."""
 
 
 class OwnWeights:

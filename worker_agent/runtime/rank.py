@@ -345,7 +345,7 @@ def main(path: Path, status: StatusWriter) -> None:
     try:
         live_in(job.directory.root)
         run_rank(job, rank, local_rank, status)
-    except (Exception, SystemExit) as error:  # whatever ends this process, the launcher must learn of it
+    except (Exception, SystemExit) as error:  # the launcher must learn why this process ends
         results.write(job.directory.failure(rank), failure_of(error, peer=isinstance(error, PeerLostError)))
         traceback.print_exception(error)
         raise SystemExit(1) from None

@@ -30,7 +30,7 @@ LOSS_SCALING = ("autocast", "loss_scale")
 
 
 class RankPart:
-    """One stage of a rank: its stream, blocks and weights. Most schedules give a rank one."""
+    """One stage of a rank: its stream, blocks and weights. Most schedules give each rank one stage."""
 
     def __init__(
         self,

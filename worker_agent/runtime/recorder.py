@@ -1,4 +1,4 @@
-"""Recorder: the time of each instruction, and the bytes held after it. Its result is a lane of a Timeline.
+"""Recorder: the time of each instruction, and the memory after it. Its result is a lane of a Timeline.
 
 Of a long run it keeps every instruction of the first and of the last batches, and reports the figures of each batch.
 """
@@ -16,9 +16,9 @@ from worker_agent.runtime.status import UNKNOWN_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """A batch's figures: its end, its seconds of compute, and the bytes held, at most and at the end.
+    """A batch's figures: its end, its seconds of compute, its peak bytes, and the bytes at its end.
 
-    Bytes that cannot be counted are UNKNOWN_BYTES, here and wherever a batch's figures are kept.
+    Bytes that cannot be counted are UNKNOWN_BYTES, here and in all figures of batches.
     """
 
     end_s: float
@@ -29,7 +29,7 @@ class Spent:
 
 @dataclass(slots=True)
 class _Batch:
-    """The instructions of a batch, and the bytes held after each."""
+    """The instructions of a batch, and the bytes after each."""
 
     instructions: list[Instruction] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Recorder:
         self.clock.mark()
 
     def end(self, instruction: Instruction, memory_bytes: int | None) -> None:
-        """Records that the instruction is done, and the bytes now held; None: they cannot be counted."""
+        """Records the instruction's end and the bytes after it; None: they cannot be counted."""
         self.clock.mark()
         if self.processor is not None and is_compute(instruction):
             self._processor_s += self.processor() - self._began_s
@@ -99,7 +99,7 @@ class Recorder:
                 self._by_batch_s.append(self._processor_s)
             self._unread.append(batch)
             self._open = _Batch()
-        # a run may go on from a checkpoint: all batches before it are told by then
+        # a run may resume from a checkpoint: all batches before it must be reported first
         allowed = 0 if isinstance(instruction, Checkpoint) else self.clock.lag
         while len(self._unread) > allowed:
             self._read_oldest()
@@ -108,7 +108,7 @@ class Recorder:
         """Everything recorded. What comes after the last batch, such as a checkpoint, counts as part of it.
 
         It has bytes only if they could be counted after every instruction.
-        Times are in whole nanoseconds: no clock is finer, and more digits would only take room.
+        Times are in whole nanoseconds, as no clock is finer.
         """
         while self._unread:
             self._read_oldest()

@@ -185,7 +185,7 @@ def _same(one: Any, other: Any, option: str) -> bool:
 
 
 def _require_plan(job: RunJob, its: Manifest, *, any_optimizer: bool) -> None:
-    """Raises InvalidInputError unless a checkpoint is of the job's plan, with `any_optimizer` apart from that."""
+    """Raises InvalidInputError unless a checkpoint is of the job's plan. `any_optimizer` accepts another optimizer."""
     plan = replace(job.plan, optimizer=its.plan["optimizer"]) if any_optimizer else job.plan
     if content_id(plan) == its.plan_id:
         return

@@ -161,7 +161,7 @@ def _write_state(job: RunJob, state: State, error: BaseException | None = None) 
 
 
 def _write_timeline(path: Path, timeline: Timeline, *, most_bytes: int | None) -> Timeline:
-    """Writes as many of a timeline's last batches as the limit in bytes allows, at least one, and returns them."""
+    """Writes, and returns, the last batches of a timeline that fit in `most_bytes`, at least one."""
     text = dump(timeline_document(timeline), indent=None)
     while most_bytes is not None and len(text) > most_bytes and timeline.batches > 1:
         timeline = last_batches(timeline, max(int(0.95 * timeline.batches * most_bytes / len(text)), 1))

@@ -151,7 +151,7 @@ class StageByBlock:
         return frozenset()
 
     def _run_again(self, place: int, microbatch: int, changes: Sequence[int], asked: Sequence[bool]) -> None:
-        """One block's forward, with its graph; `asked` says for which of its outputs the next one found a gradient."""
+        """One block's forward, with its graph; `asked` marks outputs with a gradient from the next block."""
         part, title = self._parts[place], self._titles[place]
         kept = part.kept[microbatch]
         if list(changes) != [t._version for t in kept.inputs]:

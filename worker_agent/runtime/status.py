@@ -1,8 +1,8 @@
 """Status: where each rank is, in a small file that outlives it. A rank writes it, the launcher reads it.
 
-`holdup` derives from a status where the rank is: at the first instruction that its device has not finished. On a GPU
-the host passes instructions to the device and runs ahead. While the device has some of them to do, the rank is at
-those, wherever its host waits. On a CPU the device has finished whatever the host has.
+`holdup` derives a rank's position from its status: the first instruction that its device has not finished. On a GPU
+the host launches instructions and runs ahead. While the device has unfinished ones, the first of these is the rank's
+position, and the host's does not matter. On a CPU, host and device finish each instruction together.
 
 Nothing here imports torch: a rank gives its first sign of life before that import (`start`).
 """
@@ -56,7 +56,7 @@ EVERYTHING = 2**63 - 1
 """The number of finished instructions of a device that finishes its work at once."""
 
 UNKNOWN_BYTES = -1
-"""Stands for bytes held of which not all can be counted."""
+"""Stands for bytes of which not all can be counted."""
 
 
 class Activity(IntEnum):
@@ -81,12 +81,12 @@ def status_path(folder: Path, rank: int) -> Path:
 class Status:
     """Where a rank is, and what its process has measured. Moments are on the node's monotonic clock.
 
-    `instruction` is the index of the rank's instruction (below 0: none), at which it is since `started_s`. Of the whole
-    run `batches_done` are done, the newest with this `loss`. `pulse_s` is the last sign of life. The process has
-    measured `measured_batches`, the last of which was done `end_s` after the start; `busy_s` are seconds of compute in
-    them, and bytes are those held at the end of the last one, and at most (UNKNOWN_BYTES where not all can be counted).
-    `activity` is what the host does at its instruction, or `OWN` where the instruction itself says it (`holdup`), and
-    `finished` how many instructions the device has finished.
+    `instruction` is the index of the rank's instruction (below 0: none), which began at `started_s`. `batches_done`
+    counts those of the whole run, and the newest has this `loss`. `pulse_s` is the last sign of life. The process has
+    measured `measured_batches`, the last of which ended `end_s` after the start; `busy_s` are seconds of compute in
+    them. Bytes are those at the end of the last one, and the peak (UNKNOWN_BYTES where not all can be counted).
+    `activity` is the host's work at its instruction, `OWN` for the instruction itself (`holdup`), and `finished` the
+    number of instructions that the device has finished.
     """
 
     instruction: int
@@ -132,7 +132,7 @@ class StatusWriter:
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """While it is active, the host does this, whatever its instruction is."""
+        """While it is active, the status reports this activity of the host."""
         struct.pack_into("<q", self._memory, _ACTIVITY, activity)
         try:
             yield

@@ -72,7 +72,7 @@ def heeding_signals(directory: RunDirectory, tell: Callable[[str], None]) -> Ite
 
 
 def require_not_stopped(directory: RunDirectory, stop_step: int | None, steps: int) -> None:
-    """Raises EndedBySignalError if a run has ended before its last step, as a signal asked it to."""
+    """Raises EndedBySignalError if a signal has ended a run before its last step."""
     if stop_step is None:
         return
     number = int(directory.stop.read_text(encoding="utf-8"))
@@ -105,7 +105,7 @@ def _same_batches(program: Program, stream: Stream, other: Stream) -> int:
 
 
 def closes_batch(instruction: object, updates: int, chunks: int) -> bool:
-    """Whether it is a batch's last update, of the last of a rank's stages. A batch has so many updates."""
+    """Whether it is the last of a batch's `updates`, on the last of a rank's stages."""
     return isinstance(instruction, Update) and instruction.version % updates == 0 and instruction.chunk == chunks - 1
 
 
@@ -150,7 +150,7 @@ class StopWatch:
         elif self._store.add(_READY, 0) < self._job.plan.workers:
             return None
         else:
-            # The others are at most `ahead` batches ahead of this rank, and have asked before these.
+            # The others are at most `ahead` batches ahead of this rank, and asked before those batches.
             last = min(batch + 2 * ahead + 1, self._job.steps)
             self._store.set(_STEP, str(last))
         self._decided = True

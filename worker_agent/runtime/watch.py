@@ -25,8 +25,8 @@ class RunProgress:
     """How far a run is: steps done of all, including those before a resumed checkpoint, and the newest one's loss.
 
     `samples_per_s` and `bubble_fraction` are of the last seconds; the latter is the share of the ranks' time without
-    compute (None before a batch is measured). `peak_memory_bytes` is the most that any rank has held so far (None: of
-    one it is unknown), `memory_rank` that rank.
+    compute (None before a batch is measured). `peak_memory_bytes` is the largest peak of any rank (None: the peak of a
+    rank is unknown), `memory_rank` that rank.
     """
 
     done: int

@@ -1,7 +1,7 @@
 """A child process: it reads questions from standard input and answers on standard output, one after another.
 
-Questions and messages are pickled. The process shares nothing with its parent: ending it ends its work, whatever it is
-doing. It also ends by itself when its standard input ends, so a service that is killed leaves none behind.
+Questions and messages are pickled. The process shares nothing with its parent: ending it ends its work at any moment.
+It also ends by itself when its standard input ends, so a service that is killed leaves no processes.
 """
 
 import os
@@ -26,7 +26,7 @@ Tell = Callable[[N], None]
 """Receives news of the current work."""
 
 TELL_S = 0.1
-"""The least time between two pieces of news."""
+"""The minimum time between two progress messages."""
 
 OUT_OF_MEMORY = 77
 """The exit status of a process that could not even read its question."""
@@ -133,7 +133,7 @@ def _receive(source: BinaryIO, questions: "SimpleQueue[Q]") -> None:
     except MemoryError:
         os._exit(OUT_OF_MEMORY)
     finally:
-        os._exit(0)  # at once: nobody waits for the current work any more
+        os._exit(0)  # at once: no process waits for the current work any more
 
 
 def _send(output: BinaryIO, message: Message[N, A]) -> None:

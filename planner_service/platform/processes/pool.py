@@ -46,7 +46,7 @@ class PoolWorker(Protocol[Q_contra, N_co, A_co]):
         """Whether it can take a question."""
 
     def ask(self, question: Q_contra, observe: Callable[[N_co], None]) -> A_co:
-        """The answer. Raises what the question raises, and a separate error if the worker ends."""
+        """The answer. Raises the question's errors, and a separate error if the worker ends."""
 
     def kill(self) -> None:
         """Ends it without waiting."""
@@ -194,7 +194,7 @@ class Ticket(Generic[Q, N, A]):
 
 
 class Pool(Generic[Q, N, A]):
-    """At most so many workers, and a queue before them.
+    """At most `workers` workers, and a queue of at most `queue` questions.
 
     A worker starts when it is first needed. One that has ended is replaced when the next one is needed.
     """

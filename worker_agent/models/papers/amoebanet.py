@@ -30,7 +30,7 @@ NORMAL_JOINED, REDUCTION_JOINED = (0, 3, 4, 6), (4, 5, 6)
 
 
 def amoebanet_d(*, layers: int = 18, filters: int = 208, image_size: int = 224, classes: int = 1000) -> list[nn.Module]:
-    """AmoebaNet-D (layers, filters): (18, 208) by default, as in GPipe's table 1. Images of at least 32 x 32.
+    """AmoebaNet-D (layers, filters): (18, 208) by default, as in GPipe's table 1. Images of 32 x 32 or larger.
 
     Blocks: a stem, two reducing cells, thrice a third of the layers with a reducing cell between, and a classifier.
     """

@@ -25,7 +25,7 @@ def scaled(channels: int, scale: float) -> int:
 
 
 def vgg16(*, scale: float = 1.0, image_size: int = 224, classes: int = 1000, dropout: float = 0.5) -> list[nn.Module]:
-    """VGG-16: a block for each of 13 convolutions and of 3 linear layers. Images of at least 32 x 32."""
+    """VGG-16: a block for each of 13 convolutions and of 3 linear layers. Images of 32 x 32 or larger."""
     require(image_size >= 32, "model.image_size", "must be at least 32", image_size)
     blocks: list[nn.Module] = []
     before = 3
@@ -51,7 +51,7 @@ def vgg16(*, scale: float = 1.0, image_size: int = 224, classes: int = 1000, dro
 
 
 def alexnet(*, scale: float = 1.0, image_size: int = 224, classes: int = 1000, dropout: float = 0.5) -> list[nn.Module]:
-    """AlexNet on one device (Krizhevsky 2014): 5 convolutions and 3 linear layers. Images of at least 63 x 63."""
+    """AlexNet on one device (Krizhevsky 2014): 5 convolutions and 3 linear layers. Images of 63 x 63 or larger."""
     require(image_size >= 63, "model.image_size", "must be at least 63", image_size)
     first, second, third, fourth = (scaled(channels, scale) for channels in (64, 192, 384, 256))
     hidden = scaled(4096, scale)
@@ -106,7 +106,7 @@ def convolution(
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1 x 1, 3 x 3 and 1 x 1 beside a residual (He et al. 2015, figure 5, right)."""
+    """Convolutions of 1 x 1, 3 x 3 and 1 x 1 with a residual (He et al. 2015, figure 5, right)."""
 
     def __init__(self, before: int, middle: int, *, stride: int) -> None:
         super().__init__()

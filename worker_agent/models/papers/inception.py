@@ -74,7 +74,7 @@ class Modules:
         )
 
     def smaller(self, before: int, *paths: tuple[Step, ...]) -> Branches:
-        """Paths that end with a stride of 2, beside a maximum over 3 x 3."""
+        """Paths that end with a stride of 2, concatenated with a maximum over 3 x 3."""
         return Branches(*(self.path(before, *steps) for steps in paths), nn.MaxPool2d(3, stride=2))
 
     def _pooled(self, before: int, channels: int) -> nn.Sequential:
@@ -88,7 +88,7 @@ class Modules:
 def inception_v3(
     *, scale: float = 1.0, image_size: int = 299, classes: int = 1000, dropout: float = 0.5
 ) -> list[nn.Module]:
-    """Inception-v3: 5 convolutions, 11 modules and a classifier. Images of at least 75 x 75."""
+    """Inception-v3: 5 convolutions, 11 modules and a classifier. Images of 75 x 75 or larger."""
     require(image_size >= 75, "model.image_size", "must be at least 75", image_size)
     made = Modules(scale=scale)
     path, width = made.path, made.width

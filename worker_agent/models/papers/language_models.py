@@ -146,7 +146,7 @@ class MambaEmbedding(nn.Module):
 
 
 class MambaLayer(nn.Module):
-    """A norm and a selective state space, beside a residual (algorithm 2 and figure 3)."""
+    """A norm and a selective state space, with a residual (algorithm 2 and figure 3)."""
 
     def __init__(self, hidden: int, *, states: int, kernel: int) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ def gnmt(
 ) -> list[nn.Module]:
     """GNMT (Wu et al. 2016, in NVIDIA's second version): `layers` LSTMs in the encoder and as many in the decoder.
 
-    The first LSTM reads both ways. What the decoder's first LSTM finds by attention goes into all that follow. Source
+    The first LSTM is bidirectional. All decoder LSTMs get the context of the first one's attention. Source
     and target share an embedding. A source (B, S) and a target (B, T) -> (B, T, vocabulary). `length` is of random
     sentences. PipeDream's GNMT-8 has 4 layers each (the default), GNMT-16 has 8.
     """
@@ -136,7 +136,7 @@ class TargetEmbedding(nn.Module):
 
 
 class AttentionLayer(nn.Module):
-    """The decoder's first LSTM, and what its outputs find in the source by normalised attention.
+    """The decoder's first LSTM, and its outputs' contexts by normalised attention over the source.
 
     Bahdanau et al. 2014, section 3.1, with the normalised weight of Salimans and Kingma 2016.
     """
@@ -152,7 +152,7 @@ class AttentionLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, context: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, S, H) and (B, T, H) -> the LSTM's outputs and what they found, (B, T, H) each."""
+        """(B, S, H) and (B, T, H) -> the LSTM's outputs and contexts, (B, T, H) each."""
         x, _ = self.lstm(self.dropout(x))
         sums = self.query(x).unsqueeze(2) + self.key(context).unsqueeze(1) + self.bias
         scores = sums.tanh() @ (self.score / self.score.norm() * self.scale)
@@ -160,7 +160,7 @@ class AttentionLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """An LSTM over the target, which sees what attention found."""
+    """An LSTM over the target, which also takes attention's contexts."""
 
     def __init__(self, hidden: int, *, layer: int, dropout: float) -> None:
         super().__init__()
