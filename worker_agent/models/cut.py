@@ -1,32 +1,32 @@
-"""Cut: a Hugging Face model of any family as blocks in a row, derived from one watched forward.
+"""Cut: a Hugging Face model as blocks in a row, found by watching one forward, whatever its family.
 
-The model names the classes of its layers (`_no_split_modules`). A forward without weights shows the arguments of
-each layer, and the operations before the first and after the last:
+The model names the classes of its layers (`_no_split_modules`). A forward without weights shows with which arguments
+the model calls each layer, and what it does before the first and after the last:
 
     tokens -> [before] -> hidden -> [layer 0] -> hidden -> ... -> [layer n - 1] -> hidden -> [after] -> logits
 
-A sequence of modules before or after the layers is a block as it is. Other code there is a block `BeforeLayers` or
-`AfterLayers`, which runs the model's own forward up to the first layer, or from the last one on. A layer's block makes
-the other arguments itself: positions, a causal mask, rotary embeddings. Only `hidden` crosses a cut.
+Where modules in a row are all that is before or after, they are the block. Elsewhere the block is `BeforeLayers` or
+`AfterLayers`, which run the model's own forward as far as the first layer, or from the last one on. A layer's block
+makes the other arguments anew: positions, a causal mask, rotary embeddings. So nothing but `hidden` crosses a cut.
 
-While the forward is watched, modules run on the meta device; other tensors, such as positions and masks, have their
-values. Modules return NaN up to the last layer, and zeros from there on: a NaN after the layers shows that the model
-uses more than the last layer's result.
+While the forward is watched, modules run on the meta device: what the model computes beside them, such as positions
+and masks, has its values. What a module gives is NaN up to the last layer, and zeros from there on: NaN in what comes
+after shows that more than the last layer's result is used.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeplan.errors import InvalidInputError
+from pipeplan.errors import InvalidInputError, require
 from worker_agent.models.equality import EqualCalls
-from worker_agent.models.flow import FACTORY, LAYER_DROPS, refuse_unless, units_of
-from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, tensor_of
-from worker_agent.models.watching import Watch, call_module
+from worker_agent.models.flow import FACTORY, is_called
+from worker_agent.models.layers import Cuts, LayerCall, Made, causal_mask, replaced, tensor_of
 
 _MADE = "have arguments that its layers' blocks can make"
 
@@ -51,24 +51,24 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     rows = [name for name, row in lists.items() if {type(layer).__name__ for layer in row} <= kinds]
     rows = rows or [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     what = f"have its layers in one ModuleList of {', '.join(sorted(kinds)) or 'layers'}, and has {len(rows)}"
-    refuse_unless(len(rows) == 1, what, type(root).__name__)
+    _require(len(rows) == 1, what, type(root).__name__)
     names = [f"{rows[0]}.{i}" for i in range(len(lists[rows[0]]))]
     equal = EqualCalls()
     seen, result = _watched(root, names, inputs, equal)
     at = [number for number, call in enumerate(seen) if call.module in names]
-    refuse_unless([seen[n].module for n in at] == names, "call its layers one after the other, each once", names[0])
-    refuse_unless(at == [*range(at[0], at[0] + len(at))], "call nothing between its layers", seen[at[0] + 1].module)
+    _require([seen[n].module for n in at] == names, "call its layers one after the other, each once", names[0])
+    _require(at == [*range(at[0], at[0] + len(at))], "call nothing between its layers", seen[at[0] + 1].module)
 
     rule = "have layers that give a tensor, or a tensor first"
-    refuse_unless(all(isinstance(tensor_of(seen[n].output), Tensor) for n in at), rule, names[0])
+    _require(all(isinstance(tensor_of(seen[n].output), Tensor) for n in at), rule, names[0])
     plain = _plain(root, seen[at[-1] + 1 :], tensor_of(seen[at[-1]].output), result)
     later = [value for call in seen[at[-1] + 1 :] for value in (*call.positional, *call.named.values())]
     alone = not any(t.isnan().any() for t in (*later, result) if isinstance(t, Tensor) and t.is_floating_point())
-    refuse_unless(plain or alone, "use nothing but the last layer's result after it", type(root).__name__)
+    _require(plain or alone, "use nothing but the last layer's result after it", type(root).__name__)
     one = all(isinstance(seen[n].output, Tensor) for n in at)
-    refuse_unless(plain or one, "have layers that give one tensor each", type(root).__name__)
-    for key in LAYER_DROPS:
-        refuse_unless(not getattr(root.config, key, 0), f"have no {key}, which skips layers", type(root).__name__)
+    _require(plain or one, "have layers that give one tensor each", type(root).__name__)
+    for key in ("layerdrop", "decoder_layerdrop", "encoder_layerdrop"):
+        _require(not getattr(root.config, key, 0), f"have no {key}, which skips layers", type(root).__name__)
 
     layers: list[LayerCall] = []
     hidden = _first_tensor(seen[at[0]])
@@ -80,7 +80,7 @@ def find_cuts(root: Any, inputs: Mapping[str, Tensor]) -> Cuts:
     own = [call for call in before if call.module not in rotary]
     after = seen[at[-1] + 1 :]
     again = next((call.module for call in after if call.module in {earlier.module for earlier in own}), None)
-    refuse_unless(plain or again is None, "call other modules after its layers than before them", str(again))
+    _require(plain or again is None, "call other modules after its layers than before them", str(again))
     (name, given), first = next(iter(inputs.items())), _first_tensor(seen[at[0]])
     return Cuts(
         layers=tuple(layers),
@@ -97,25 +97,39 @@ def _watched(
 ) -> tuple[list[_Seen], Tensor]:
     """The calls of the layers, and of the largest modules that have none of them, in one forward; and its result."""
     seen: list[_Seen] = []
-    units = units_of(root, layers)
 
-    def on_unit(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        name, given = units[module], _mapped((positional, named), _to_meta)
-        try:
-            output = equal.result(module, given, lambda: call_module(module, *given[0], **given[1]))
-        except Exception:  # the library's code may raise anything; a layer's result is still known
-            if name not in layers:
-                raise
-            output = _first_tensor(_Seen(name, positional, named, None)).to("meta")
-        ended = name == layers[-1] or any(call.module == layers[-1] for call in seen)
-        value = 0.0 if ended else torch.nan  # on the CPU; whole numbers are zeros
-        output = _mapped(output, lambda t: torch.full_like(t, value if t.is_floating_point() else 0, device="cpu"))
-        seen.append(_Seen(name, positional, named, output))
-        return output
+    def watch(name: str, module: nn.Module) -> Callable[..., Any]:
+        own = module.forward
 
-    watch = Watch(root, units, on_unit, lambda call, positional, named: call(*positional, **named))
+        def forward(*positional: Any, **named: Any) -> Any:
+            given = _mapped((positional, named), _to_meta)
+            stand_in = module.__dict__.pop("forward")
+            try:
+                output = equal.result(module, given, lambda: own(*given[0], **given[1]))
+            except Exception:  # the library's code may raise anything; a layer's result is still known
+                if name not in layers:
+                    raise
+                output = _first_tensor(_Seen(name, positional, named, None)).to("meta")
+            finally:
+                module.__dict__["forward"] = stand_in
+            ended = name == layers[-1] or any(call.module == layers[-1] for call in seen)
+            output = _mapped(output, partial(_filled, value=0.0 if ended else torch.nan))
+            seen.append(_Seen(name, positional, named, output))
+            return output
+
+        return forward
+
+    def largest(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        for key, part in module.named_children():
+            name = f"{prefix}{key}"
+            if is_called(part) and not any(layer.startswith(f"{name}.") for layer in layers):
+                yield name, part
+            else:
+                yield from largest(f"{name}.", part)
+
+    found = dict(largest("", root))
     try:
-        with torch.no_grad(), watch.active():
+        with torch.no_grad(), replaced({part: watch(name, part) for name, part in found.items()}):
             result: Tensor = root(**inputs)[0]
     except InvalidInputError:
         raise
@@ -127,9 +141,9 @@ def _watched(
 
 
 def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.Module, equal: EqualCalls) -> LayerCall:
-    """A layer's call, with the block's replacements of tensors.
+    """A layer's call, with what its block makes in the place of tensors.
 
-    Positions that a layer only passes on, and does not need, are for other implementations of attention.
+    Positions that a layer only hands on, and does without, are for other ways to compute attention.
     """
     takes = inspect.signature(layer.forward).parameters
     rotary = None
@@ -141,7 +155,7 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
             sources = [
                 call for call in before if first is (call.output[0] if isinstance(call.output, tuple) else call.output)
             ]
-            refuse_unless(bool(sources), f"{_MADE}, and {key} is not one", seen.module)
+            _require(bool(sources), f"{_MADE}, and {key} is not one", seen.module)
             source = sources[0]
             rotary = LayerCall(
                 module=source.module,
@@ -155,7 +169,7 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
             named[key] = _argument(value, hidden, seen.module, key)
     positional = tuple(_argument(value, hidden, seen.module, "an argument") for value in seen.positional)
     call = LayerCall(module=seen.module, positional=positional, named=named, rotary=rotary)
-    refuse_unless(call.uses(Made.HIDDEN), "hand the hidden tensor from layer to layer", seen.module)
+    _require(call.uses(Made.HIDDEN), "hand the hidden tensor from layer to layer", seen.module)
     handed_on = {key for key, made in named.items() if made is Made.POSITIONS and (rotary or key not in takes)}
     kept = {key: made for key, made in named.items() if key not in handed_on}
     if handed_on:
@@ -163,7 +177,7 @@ def _understood(seen: _Seen, hidden: Tensor, before: Sequence[_Seen], layer: nn.
         try:  # without contents
             with torch.no_grad():
                 equal.result(layer, given, lambda: layer(*given[0], **given[1]))
-        except Exception:  # the library's code may raise anything: the layer needs the passed argument
+        except Exception:  # the library's code may raise anything: the layer needs what it hands on
             kept = named
     return LayerCall(module=seen.module, positional=positional, named=kept, rotary=rotary)
 
@@ -189,7 +203,7 @@ def _argument(value: Any, hidden: Tensor, module: str, key: str) -> Any:
         mask = causal_mask(hidden)
         if torch.equal(value, mask.expand(value.shape)):
             return Made.MASK
-    refuse_unless(False, f"{_MADE}, and {key}, a tensor of shape {tuple(value.shape)}, is not one", module)
+    _require(False, f"{_MADE}, and {key}, a tensor of shape {tuple(value.shape)}, is not one", module)
     return None
 
 
@@ -207,6 +221,11 @@ def _plain(root: nn.Module, calls: Sequence[_Seen], value: Tensor, result: Tenso
     return _same(value, result)
 
 
+def _require(condition: bool, rule: str, place: str) -> None:
+    """Raises InvalidInputError with the place, and with what to write instead."""
+    require(condition, "model", f"must {rule}, {FACTORY}", place)
+
+
 def _first_tensor(call: _Seen) -> Tensor:
     for value in (*call.positional, *call.named.values()):
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -221,6 +240,11 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _to_meta(value: Tensor) -> Tensor:
     return value.to("meta")
+
+
+def _filled(tensor: Tensor, value: float) -> Tensor:
+    """A tensor on the CPU for one on the meta device; whole numbers are zeros."""
+    return torch.full_like(tensor, value if tensor.is_floating_point() else 0, device="cpu")
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

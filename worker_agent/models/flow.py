@@ -1,18 +1,19 @@
-"""Flow: the tensors that go from one part of a Hugging Face model to the next, derived from one watched forward.
+"""Flow: what goes from one part of a Hugging Face model to the next, found by watching one forward.
 
-The forward is a sequence of calls of units: its layers, and the largest modules without a layer. A cut carries the
-results of all earlier calls that later ones use. Autograd finds them: in the watched forward every result is a leaf of
-the autograd graph, and the arguments of a later call lead back to their leaves.
+The forward is a row of calls of units: its layers, and the largest modules without one. Where it is cut, the results
+of earlier calls that a later one uses are carried across, over any distance. Autograd says which these are: in the
+watched forward every result is a leaf of the graph, and what a later call gets leads back to the leaves that it is
+made of.
 
     calls     [embedding] [rotary] [layer 0] [layer 1] [norm] [head]
     parts     |-------------------||--------||--------||-----------|
     carried                embedding's   0's       1's
 
-A part (`segments`) runs the model's own forward with the carried tensors as the earlier calls' results. The model
-itself thus makes masks, positions and biases between its calls, in every part.
+A part (`segments`) then runs the model's own forward with what was carried in the place of the earlier calls' results.
+So masks, positions, biases and what else the model makes between its calls are made by the model itself, in every part.
 
-A maker is a call without parameters whose result depends on no other call, as of rotary embeddings. Its result is not
-carried: every part that uses it calls it again.
+A maker is a call whose result depends on no other call's, and that has no parameters, as that of rotary embeddings.
+What it makes is not carried: it is called again where it is used.
 """
 
 import re
@@ -24,12 +25,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeplan.errors import InvalidInputError, require
+from worker_agent.models.draws import Draws
 from worker_agent.models.equality import EqualCalls
+from worker_agent.models.layers import replaced
 from worker_agent.models.values import leaves_of
-from worker_agent.models.watching import Watch, call_module
 
 FACTORY = (
     "or be cut by a factory of your own: --model yours:blocks, where `def blocks()` in yours.py returns modules from "
@@ -69,8 +70,8 @@ class Shape:
 class Flow:
     """The calls of a forward with these inputs, and where parts begin: part i has the calls [starts[i], starts[i + 1]).
 
-    `rows` are the names of the layers, a tuple for each row of them. `held` are, per part, the tensors of surrounding
-    modules that it uses, as (module, name); `result_uses` are the sources of the result.
+    `rows` are the names of the layers, a tuple for each row of them. `held` are tensors that modules around the layers
+    use themselves, as (module, name), by the part that uses them; `result_uses` is what the result is made of.
     """
 
     calls: tuple[UnitCall, ...]
@@ -180,7 +181,7 @@ def find_flow(root: Any, inputs: Mapping[str, Tensor]) -> Flow:
 class _Watch:
     """One forward, whose units run on the meta device."""
 
-    def __init__(self, root: Any, units: Mapping[nn.Module, str], layers: frozenset[str]) -> None:
+    def __init__(self, root: Any, units: Mapping[str, nn.Module], layers: frozenset[str]) -> None:
         self.calls: list[UnitCall] = []
         self._root = root
         self._units = units
@@ -191,16 +192,16 @@ class _Watch:
         self._held_by_call: list[frozenset[str]] = []
         self._whole_numbers: set[str] = set()
         self._results: list[tuple[Key, Tensor, int]] = []  # with their versions
-        self._draws: dict[int, Tensor] = {}  # of every random result: a leaf of which it is also made
+        self._draws = Draws()
         self._drawn: dict[int, set[int]] = {}  # of every draw: the calls that use it
         self._failed: tuple[str, Exception] | None = None
         self._equal = EqualCalls()
 
     def run(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The model's result."""
-        watch = Watch(self._root, self._units, self._unit, self._function)
+        forwards = {module: self._forward(name, module) for name, module in self._units.items()}
         try:
-            with torch.enable_grad(), self._own_tensors(), watch.active():
+            with torch.enable_grad(), self._own_tensors(), replaced(forwards), self._draws:
                 found: Any = self._root(**inputs)
                 result: Tensor = tensor_in(found)
         except InvalidInputError:
@@ -220,7 +221,7 @@ class _Watch:
             hidden = tensor.is_floating_point() and not leaves and bool(tensor.isnan().any())
             refuse_unless(not hidden, "use what its modules give in ways that autograd follows", place)
             found |= {id(leaf) for leaf in leaves} or {id(tensor)}
-        for draw in found & self._draws.keys():
+        for draw in found & self._draws.leaves.keys():
             self._drawn.setdefault(draw, set()).add(len(self.calls))
         keys = frozenset(self._leaves[leaf] for leaf in found if leaf in self._leaves)
         return keys, frozenset(self._held[leaf] for leaf in found if leaf in self._held)
@@ -233,7 +234,7 @@ class _Watch:
         return (*parts[:-1], parts[-1] | last)
 
     def require_same_in_parts(self, flow: Flow) -> None:
-        """Raises InvalidInputError where parts, which all run the code between calls, would differ."""
+        """Raises InvalidInputError where parts, which all run what is between the calls, would not do the same."""
         calls = len(flow.calls)
         for users in self._drawn.values():
             parts = {bisect(flow.starts, min(user, calls - 1)) for user in users}
@@ -249,7 +250,7 @@ class _Watch:
     @contextmanager
     def _own_tensors(self) -> Iterator[None]:
         """While it is active, tensors of the modules around the units are on the CPU, and leaves."""
-        inside = {part for unit in self._units for part in unit.modules()}
+        inside = {part for unit in self._units.values() for part in unit.modules()}
         with ExitStack() as stack:
             for prefix, module in self._root.named_modules():
                 for held in (module._parameters, module._buffers) if module not in inside else ():
@@ -265,73 +266,59 @@ class _Watch:
                         held[name] = leaf
             yield
 
-    def _function(self, call: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """A call between the units. A random result is also made of a leaf of its own."""
-        with _Random() as random:
-            result = call(*positional, **named)
-        if not random.found or not isinstance(result, Tensor) or not result.is_floating_point():
-            return result
-        leaf = torch.zeros((), requires_grad=True, dtype=result.dtype)
-        self._draws[id(leaf)] = leaf
-        return result.add_(leaf) if positional and result is positional[0] else result + leaf
+    def _forward(self, name: str, module: nn.Module) -> Callable[..., Any]:
+        own = module.forward
 
-    def _unit(self, module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        name, given, number = self._units[module], (positional, named), len(self.calls)
-        uses, held = self.made_of(given, name)
-        try:
-            on_meta = mapped(given, _to_meta)
+        def forward(*positional: Any, **named: Any) -> Any:
+            given = (positional, named)
+            uses, held = self.made_of(given, name)
+            stand_in = module.__dict__.pop("forward")
+            try:
+                on_meta = mapped(given, _to_meta)
 
-            def run() -> tuple[Any, Sequence[object]]:
-                """The unit's result, and its random operations."""
-                with _Random() as random:
-                    return call_module(module, *on_meta[0], **on_meta[1]), random.found
+                def run() -> tuple[Any, Sequence[object]]:
+                    """What the unit gives, and the random operations that it does."""
+                    with self._draws.aside() as drawn:
+                        return own(*on_meta[0], **on_meta[1]), drawn
 
-            found, drawn = self._equal.result(module, on_meta, run)
-        except Exception as error:  # the library's code may raise anything
-            self._failed = self._failed or (name, error)
-            if name not in self._layers or _SHAPES.search(str(error)):
-                raise  # any other error of a layer may be for want of contents: its result is still known
-            found, drawn = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point())), ()
-        given_gradient = any(t.requires_grad for t in tensors_in(found))
-        maker = not given_gradient and not drawn and next(module.parameters(), None) is None
+                found, drawn = self._equal.result(module, on_meta, run)
+            except Exception as error:  # the library's code may raise anything
+                self._failed = self._failed or (name, error)
+                if name not in self._layers or _SHAPES.search(str(error)):
+                    raise  # any other error of a layer may be for want of contents: its result is still known
+                found = _to_meta(next(t for t in tensors_in(given) if t.is_floating_point()))
+            finally:
+                module.__dict__["forward"] = stand_in
+            given_gradient = any(t.requires_grad for t in tensors_in(found))
+            maker = not given_gradient and not drawn and next(module.parameters(), None) is None
+            number = len(self.calls)
 
-        def leaf(tensor: Tensor) -> Tensor:
-            value = 0.0 if maker or not tensor.is_floating_point() else torch.nan
-            made = torch.full(tensor.shape, value, dtype=tensor.dtype)
-            key = (number, len(shapes))
-            self._leaves[id(made)] = key
-            shapes.append(Shape(number=len(shapes), shape=tuple(tensor.shape), dtype=tensor.dtype))
-            self._kept.append(made)
-            if made.is_floating_point():  # the model may change a result in place, but not a leaf
-                made = made.requires_grad_().clone()
-            if not maker:
-                self._results.append((key, made, made._version))
-            return made
+            def leaf(tensor: Tensor) -> Tensor:
+                value = 0.0 if maker or not tensor.is_floating_point() else torch.nan
+                made = torch.full(tensor.shape, value, dtype=tensor.dtype)
+                key = (number, len(shapes))
+                self._leaves[id(made)] = key
+                shapes.append(Shape(number=len(shapes), shape=tuple(tensor.shape), dtype=tensor.dtype))
+                self._kept.append(made)
+                if made.is_floating_point():  # the model may change a result in place, but not a leaf
+                    made = made.requires_grad_().clone()
+                if not maker:
+                    self._results.append((key, made, made._version))
+                return made
 
-        shapes: list[Shape] = []
-        output = mapped(found, leaf)
-        shape = iter(shapes)
-        result = mapped(found, lambda _: next(shape))
-        self.calls.append(UnitCall(module=name, result=result, maker=maker, uses=uses))
-        self._held_by_call.append(held)
-        return output
+            shapes: list[Shape] = []
+            output = mapped(found, leaf)
+            shape = iter(shapes)
+            result = mapped(found, lambda _: next(shape))
+            self.calls.append(UnitCall(module=name, result=result, maker=maker, uses=uses))
+            self._held_by_call.append(held)
+            return output
 
-
-class _Random(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Finds the random operations that are done while it is active."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[object] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.found.append(func)
-        return func(*args, **(kwargs or {}))
+        return forward
 
 
-def units_of(root: nn.Module, layers: Sequence[str]) -> dict[nn.Module, str]:
-    """The layers and the largest modules that hold none of them, with their names, the first of several."""
+def units_of(root: nn.Module, layers: Sequence[str]) -> dict[str, nn.Module]:
+    """The layers and the largest modules that hold none of them, by name; a module with several names has its first."""
     found: dict[nn.Module, str] = {}
 
     def visit(prefix: str, module: nn.Module) -> None:
@@ -343,7 +330,7 @@ def units_of(root: nn.Module, layers: Sequence[str]) -> dict[nn.Module, str]:
                 visit(f"{name}.", part)
 
     visit("", root)
-    return found
+    return {name: module for module, name in found.items()}
 
 
 def is_called(module: nn.Module) -> bool:
@@ -382,7 +369,7 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def refuse_unless(condition: bool, rule: str, place: str) -> None:
-    """Raises InvalidInputError with the place and an alternative."""
+    """Raises InvalidInputError with the place, and with what to write instead."""
     require(condition, "model", f"must {rule}, {FACTORY}", place)
 
 

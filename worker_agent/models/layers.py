@@ -31,6 +31,7 @@ class LayerCall:
     rotary: "LayerCall | None" = None
 
     def uses(self, made: Made) -> bool:
+        """Whether this is among the arguments."""
         return any(value is made for value in (*self.positional, *self.named.values()))
 
 
@@ -53,7 +54,7 @@ class Cuts:
         first = _in_a_row(root, self.before) if self.plain_before else BeforeLayers(root, self)
         last = _in_a_row(root, self.after) if self.plain_after else AfterLayers(root, self)
         hows: list[LayerCall] = []
-        for call in self.layers:  # equal calls share one object: blocks are compared by its identity
+        for call in self.layers:  # layers that are called alike share the object: they are known to be equal by it
             how = replace(call, module="")
             hows.append(next((known for known in hows if known == how), how))
         layers = (Layer(root, call.module, how) for call, how in zip(self.layers, hows, strict=True))

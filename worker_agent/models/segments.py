@@ -1,10 +1,10 @@
 """Segments: the blocks of a Hugging Face model that run a part of the model's own forward (`flow`).
 
-Between blocks go (carried ..., given ...): results of earlier calls that later ones use, then the model's inputs, in
-the order of its `BatchForm`. An input that a batch does not have is an empty tensor. A mask thus reaches every layer,
-which uses it as the model does.
+Between blocks go (carried ..., given ...): what earlier calls gave and later ones use, then the model's inputs, in the
+order of its `BatchForm`. An input that a batch does not have is an empty tensor. So a mask reaches every layer, and
+each makes of it what the model makes of it.
 
-A block with a `quick` module runs it if it gets a single tensor: tokens without a mask are the usual case.
+A block that has a `quick` way takes it where nothing but one tensor comes: tokens without a mask are the usual case.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,8 +70,8 @@ class Holder(nn.Module):
 class Segment(nn.Module):
     """A block: consecutive calls of a model's units.
 
-    `quick` does the same from one tensor to one tensor. `crossing` are the shapes of the tensors carried in and out, in
-    order: parts with other shapes are not equal.
+    `quick` does the same for one tensor, and returns only one tensor. `crossing` are the shapes of what is carried in
+    and out, in order: parts that carry other things are not alike.
     """
 
     def __init__(self, flows: Flows, flow: Flow, number: int, quick: nn.Module | None) -> None:
@@ -108,7 +108,6 @@ class Segment(nn.Module):
         return (*(forward.carried[key] for key in flow.carried(flow.stops[number])), *given)
 
 
-@dataclass(eq=False)
 class PartialForward:
     """One forward of a model, of which only one part's calls compute.
 
@@ -116,32 +115,38 @@ class PartialForward:
     in the place of the model's modules.
     """
 
-    flows: Flows
-    flow: Flow
-    number: int
-    carried: dict[Key, Tensor]
-    inputs: Inputs
-    shares: Mapping[nn.Module, nn.Module]
-
-    def __post_init__(self) -> None:
-        self._start, self._stop = self.flow.starts[self.number], self.flow.stops[self.number]
-        self._made_again = self.flow.made_again(self.number)
+    def __init__(
+        self,
+        flows: Flows,
+        flow: Flow,
+        number: int,
+        carried: dict[Key, Tensor],
+        inputs: Inputs,
+        shares: Mapping[nn.Module, nn.Module],
+    ) -> None:
+        self.carried = carried
+        self._shares = shares
+        self._flows = flows
+        self._flow = flow
+        self._start, self._stop = flow.starts[number], flow.stops[number]
+        self._made_again = flow.made_again(number)
+        self._inputs = inputs
         self._at = 0
         self._sizes = {
             probe: size
-            for name, value in self.inputs.items()
-            for probe, size in zip(self.flow.inputs[name], value.shape, strict=True)
+            for name, value in inputs.items()
+            for probe, size in zip(flow.inputs[name], value.shape, strict=True)
         }
-        floating = [tensor for tensor in self.carried.values() if tensor.is_floating_point()]
-        self._like = floating[0] if floating else next(iter(self.inputs.values()))
+        floating = [tensor for tensor in carried.values() if tensor.is_floating_point()]
+        self._like = floating[0] if floating else next(iter(inputs.values()))
 
     def run(self) -> Tensor | None:
         """The model's result, or None where the part is not the last one."""
-        root, flow = self.flows.root, self.flow
+        root, flow = self._flows.root, self._flow
         modules = {root.get_submodule(call.module): call.module for call in flow.calls}
         try:
             with replaced({module: partial(self._call, module, name) for module, name in modules.items()}):
-                result = tensor_in(root(**self.inputs))
+                result = tensor_in(root(**self._inputs))
         except ReachedError:
             return None
         self._require(self._at == len(flow.calls), "its end")
@@ -151,22 +156,22 @@ class PartialForward:
         number = self._at
         if number == self._stop:
             raise ReachedError
-        self._require(number < len(self.flow.calls) and self.flow.calls[number].module == name, name)
+        self._require(number < len(self._flow.calls) and self._flow.calls[number].module == name, name)
         self._at += 1
-        call = self.flow.calls[number]
+        call = self._flow.calls[number]
         if number not in self._made_again and (number < self._start or call.maker):
             return mapped(call.result, partial(self._stand_in, number))
         rule = "must hold the tensors that it uses beside its modules in parameters and buffers"
         there = self._like.is_meta or not any(t.is_meta for t in tensors_in((positional, named)))
         require(there, "model", rule, name)
-        drop = self.flows.drops.get(name, 0.0) if module.training else 0.0
+        drop = self._flows.drops.get(name, 0.0) if module.training else 0.0
         if drop and float(torch.rand((), device=self._like.device)) < drop:
             passed = next(t for t in tensors_in((positional, named)) if t.is_floating_point())
             found = mapped(call.result, lambda shape: passed if shape.number == 0 else self._empty(shape))
         else:
             stand_in = module.__dict__.pop("forward")
             try:
-                found = self.shares.get(module, module).forward(*positional, **named)
+                found = self._shares.get(module, module).forward(*positional, **named)
             finally:
                 module.__dict__["forward"] = stand_in
         if not call.maker:
@@ -191,7 +196,7 @@ class PartialForward:
 
 
 def segments(flows: Flows, quick: Sequence[nn.Module] | None) -> tuple[nn.Module, ...]:
-    """The blocks of a model, with `quick` modules if there are any. Their flow is that of the required inputs.
+    """The blocks of a model, those with a quick way as well; they are found with the inputs that every batch has.
 
     Modules that the forward does not call are the last block's, and are not trained.
     """
@@ -201,7 +206,7 @@ def segments(flows: Flows, quick: Sequence[nn.Module] | None) -> tuple[nn.Module
         quick = None
     blocks = tuple(Segment(flows, flow, number, quick[number] if quick else None) for number in parts)
     owned = {tensor for block in blocks for tensor in (*block.parameters(), *block.buffers())}
-    for unit, name in units_of(flows.root, [layer for row in flow.rows for layer in row]).items():
+    for name, unit in units_of(flows.root, [layer for row in flow.rows for layer in row]).items():
         unused = {*unit.parameters(), *unit.buffers()} - owned
         if unused and all(call.module != name for call in flow.calls):  # a checkpoint holds it, no update changes it
             blocks[-1].parts.append(unit)
