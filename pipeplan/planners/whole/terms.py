@@ -175,19 +175,13 @@ class RecipeTerms:
         if key not in self._at:
             own = self
             if self.recipe.a2a_overlap:
-                own = replace(self, alone=self._share_alone(data, pipelined=pipelined), _at={})
+                # Before and after all pairs, the first rank computes the microbatches in flight: with two stages a
+                # rank, and as many ranks as the devices allow; with more stages they are fewer.
+                ranks = self.problem.cluster.devices // self.recipe.form.devices // data
+                microbatches = self.problem.batch_size // data // self.recipe.microbatch_size
+                own = replace(self, alone=min((1.5 * ranks if pipelined else 1) / microbatches, 1.0), _at={})
             self._at[key] = ReplicaTerms(terms=own, data=data, pipelined=pipelined)
         return self._at[key]
-
-    def _share_alone(self, data: int, *, pipelined: bool) -> float:
-        """The share of a batch's microbatches that the first rank computes before and after all pairs.
-
-        In a pipeline they are those in flight, with two stages a rank and as many ranks as the devices allow; with more
-        stages they are fewer.
-        """
-        ranks = self.problem.cluster.devices // self.recipe.form.devices // data if pipelined else 0
-        microbatches = self.problem.batch_size // data // self.recipe.microbatch_size
-        return min((1.5 * ranks if pipelined else 1) / microbatches, 1.0)
 
     def _by_block(self, by_kind: Sequence[float]) -> FloatArray:
         return np.asarray(by_kind, dtype=np.float64)[list(self.model.blocks)]
