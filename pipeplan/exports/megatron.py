@@ -69,10 +69,9 @@ def write(source: ExportSource) -> str:
     rule = "cannot be megatron: its distributed optimizer is Adam alone"
     require(plan.sharding in engine.shardings, "format", rule, plan.optimizer)
     stages, assumed = layers_of(source)
-    layers = [stage.stop - stage.start for stage in stages]
     layout = "|".join(
         "E" * stage.embedding + ("t" * count if count < 2 else f"t*{count}") + "L" * stage.head
-        for stage, count in zip(stages, layers, strict=True)
+        for stage, count in ((stage, stage.stop - stage.start) for stage in stages)
     )
     as_a_whole = any(stage.recomputes == "yes" for stage in plan.stages)
     dispatcher = _SENT_ONCE if sends_tokens_once(engine, plan.form, source.cluster.device.name) else _ALL_TO_ALL
@@ -83,7 +82,6 @@ def write(source: ExportSource) -> str:
         *([f"--context-parallel-size {plan.form.context}"] if plan.form.context > 1 else []),
         *([f"--expert-model-parallel-size {plan.form.expert}", *dispatcher] if plan.form.expert > 1 else []),
         *(["--expert-tensor-parallel-size 1"] if plan.form.expert_tensor else []),
-        *(["--overlap-moe-expert-parallel-comm"] * plan.a2a_overlap),
         *(["--use-distributed-optimizer --overlap-param-gather"] if plan.sharding == "optimizer" else []),
         *(["--overlap-grad-reduce"] if width > 1 or plan.sharding == "optimizer" else []),
         *(["--optimizer-cpu-offload", "--use-precision-aware-optimizer"] * offloads_optimizer(plan.offload)),
@@ -118,7 +116,9 @@ def write(source: ExportSource) -> str:
 
 
 def _of_layers(source: ExportSource, layers: int) -> list[str]:
-    """What of a layer runs again, what of it the host launches as graphs, and how many of `layers` are offloaded."""
+    """What runs again of a layer, what is launched as graphs, whether all-to-all overlaps, and how many layers are
+    offloaded, of `layers`.
+    """
     plan, found = source.plan, list[str]()
     modules = ("core_attn",) if source.recomputes_attention else plan.recompute_modules
     if modules:
@@ -129,6 +129,7 @@ def _of_layers(source: ExportSource, layers: int) -> list[str]:
     if plan.graphs:
         found += ["--cuda-graph-impl transformer_engine"]
         found += [f"--cuda-graph-modules {' '.join(plan.graphs)}"] * (plan.graphs != ("full",))
+    found += ["--overlap-moe-expert-parallel-comm"] * plan.a2a_overlap
     if offloads_activations(plan.offload):
         found += [f"--cpu-offloading-num-layers {min(ceil(plan.offload_share * layers), layers - 1)}"]
     return found

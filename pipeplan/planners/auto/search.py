@@ -268,7 +268,7 @@ class PlayedSearch:
             fastest, best = next(unmoved, None), self.ranking.best_rate
             if fastest is None:
                 return
-            _, _, stops = self._splits.get(fastest.proposal.configuration, ("", None, ()))
+            stops = self._stops_of(fastest)
             near = (
                 replace(fastest.proposal, plan=plan, order=self._pushed)
                 for plan in islice(self.moved(fastest.plan), 0 if stops else NEAR)
@@ -283,7 +283,14 @@ class PlayedSearch:
 
     def _fastest(self) -> list[Ranked]:
         """The plans of which cuts are moved."""
-        return sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]
+        fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]
+        # A partition may have more replicas than the batch has samples, and a neighbour with fewer be the fastest.
+        over = (each for each in self.ranking.exceeding if each.played)
+        return fastest + [each for each in over if not self._stops_of(each)][:1]
+
+    def _stops_of(self, ranked: Ranked) -> tuple[int, ...]:
+        """The stages of a plan whose cuts can be moved; none where no configuration describes it."""
+        return self._splits.get(ranked.proposal.configuration, ("", None, ()))[2]
 
     def _move_cuts_of_slow_splits(self, least: int) -> None:
         """Moves cuts of some splits that were too slow to be played, of configurations that may be faster than the

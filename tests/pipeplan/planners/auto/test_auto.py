@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
@@ -89,6 +89,12 @@ def single_answers(problem: PlanningProblem) -> list[Answer]:
     machines=clusters(6),
     batch_size=st.sampled_from([1, 4, 6, 12]),
     latency_s=st.sampled_from([0.0, 0.5]),
+)
+@example(  # the closed form's partition has more replicas than the batch has samples; one move leads to the fastest
+    blocks=[Cell(backward_s=seconds, weight_bytes=size) for seconds, size in ((1, 3), (1, 0), (4, 0), (1, 0), (1, 0))],
+    machines=cluster((3, 0.5), (2, 8.0)),
+    batch_size=4,
+    latency_s=0.0,
 )
 def test_the_answer_is_never_slower_when_played_than_any_planners(
     blocks: Sequence[Cell], machines: Cluster, batch_size: int, latency_s: float
