@@ -316,6 +316,9 @@ def forms_for(problem: PlanningProblem, engine: TrainingEngine) -> Sequence[Mode
         require(asked is None or asked in known, axis, rule, asked)
         able = [each for each in able if asked in (None, getattr(each.form, name))]
     able = [each for each in able if problem.cluster.devices % each.form.devices == 0]
+    shares_experts = any(each.form.expert > 1 for each in able)
+    rule = "must be off: the profile has no experts that devices share, or the options share none"
+    require(shares_experts or not options.a2a_overlap, "a2a_overlap", rule, options.a2a_overlap)
     rule = f"must have a form that {engine.name} runs on the cluster's {problem.cluster.devices} devices"
     require(bool(able), "profile.forms", rule, [each.form for each in problem.profile.forms][:4])
     return able

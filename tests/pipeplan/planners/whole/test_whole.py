@@ -493,6 +493,7 @@ def test_other_engines_train_with_adamw_unless_asked_otherwise(engine: str) -> N
         ("master_weights", {"master_weights": False}),
         ("recompute_unit", {"recompute_unit": "stage"}),
         ("graphs", {"engine": "fsdp", "graphs": True}),
+        ("a2a_overlap", {"a2a_overlap": True}),
         ("graphs", {"graphs": True, "recompute": True, "recompute_unit": "block"}),
         ("graphs", {"graphs": True, "offload": "activations"}),
         ("replicate", {"replicate": 2}),
