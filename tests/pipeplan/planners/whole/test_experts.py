@@ -178,7 +178,8 @@ def test_what_exchanges_do_not_hide_behind_is_waited_for() -> None:
         if each.axis == "expert"
     )
     both_s = float(terms.forward_s[1] + terms.backward_s[1])
-    assert traded_s > layer.forward_s + layer.backward_s and both_s >= traded_s * (1 - 1e-12)
+    assert traded_s > layer.forward_s + layer.backward_s
+    assert both_s == pytest.approx(traded_s), "the first and the last passes of a batch, which run alone, left out"
 
 
 def _exported(plan: Plan) -> str:
