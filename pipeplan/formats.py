@@ -105,8 +105,8 @@ def scheme(each: Alternative) -> str:
     parts += [f"in {each.replicate} groups each"] if each.replicate > 1 else []
     parts += ["graphs"] if each.graphs else []
     parts += ["all-to-all overlapped"] if each.a2a_overlap else []
-    parts += [f"offload {each.offload}"] if each.offload != "none" else []
-    parts += [f"of {each.offload_share:.0%} of the layers"] if each.offload_share < 1 else []
+    part = f" of {each.offload_share:.0%} of the layers" * (each.offload_share < 1)
+    parts += [f"offload {each.offload}{part}"] if each.offload != "none" else []
     return ", ".join((each.schedule, *parts))
 
 
