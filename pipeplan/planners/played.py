@@ -14,7 +14,7 @@ from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.planner import NAME as AUTO
 from pipeplan.planners.auto.planner import fastest, played_spaces, searched_schedules, with_whole_backwards
 from pipeplan.planners.auto.proposals import PlannersAsked, Proposer
-from pipeplan.planners.auto.ranking import MOVES_INSTRUCTIONS, Ranking
+from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.on_chain import chains
 from pipeplan.planners.pipedream.played import PlayedPartitions
@@ -50,7 +50,7 @@ def searched(name: str, problem: PlanningProblem) -> tuple[Sequence[Space], Rank
         return [] if only_planners else played_spaces(asked, schedules), Ranking(problem=problem)
     require(name in _SPACES, "planner", f"must be one of {AUTO}, {', '.join(_SPACES)}", name)
     whole = replace(problem, options=replace(options, split_backward=False))
-    ranking = Ranking(problem=whole, within_batch=False, for_moves=_MOVES.get(name, MOVES_INSTRUCTIONS))
+    ranking = Ranking(problem=whole, within_batch=False)
     return () if options.safe_batch else _SPACES[name](problem), ranking
 
 
@@ -79,9 +79,6 @@ def _exact(problem: PlanningProblem) -> Sequence[Space]:
 
     return [PlayedShapes(problem=chain) for chain in chains(problem, blocks_at_most=MAX_BLOCKS)]
 
-
-_MOVES: Mapping[str, int] = {"pipedream": 300_000}
-"""Upper bound on the instructions of moved plans, for planners whose own search has few plans."""
 
 _SPACES: Mapping[str, Callable[[PlanningProblem], Sequence[Space]]] = {
     "pipedream": lambda problem: [PlayedPartitions(problem=problem)],

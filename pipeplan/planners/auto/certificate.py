@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.plan import Plan, Simulated
 from pipeplan.errors import PipeplanError
-from pipeplan.planners.auto.other_splits import FEW_SPLITS
+from pipeplan.planners.auto.climb import FEW_SPLITS
 from pipeplan.planners.auto.proposals import Proposal, Proposer
 from pipeplan.planners.auto.ranking import Ranking
 from pipeplan.planners.auto.search import ROUNDING

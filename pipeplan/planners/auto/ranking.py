@@ -23,14 +23,11 @@ PLAYED_INSTRUCTIONS = 600_000
 FRONT_INSTRUCTIONS = 100_000
 """Upper bound on the instructions of plans that are slower than the answer, and hold less."""
 
-MOVES_INSTRUCTIONS = 100_000
-"""Upper bound on the instructions of plans whose cuts were moved."""
-
-SPLITS_INSTRUCTIONS = 300_000
-"""Upper bound on the instructions of all other splits, where they are few."""
+CLIMB_INSTRUCTIONS = 1_000_000
+"""Upper bound on the instructions of the climb, its plans and bounds included."""
 
 RESERVED_INSTRUCTIONS = 250_000
-"""The part of `PLAYED_INSTRUCTIONS` that is reserved for moved cuts and other splits."""
+"""The part of `PLAYED_INSTRUCTIONS` that is reserved for the climb."""
 
 STEADY_INSTRUCTIONS, NEAR = 300_000, 0.9
 """Upper bound on the instructions that prolong plays until they are steady, and the share of the best rate that these
@@ -115,9 +112,8 @@ class Ranking:
 
     `within_batch`: no stage may update after more samples than the batch has, as PipeDream's replicas may. A proposal
     may have at most `longest` instructions, a planner's answer `longest_answer`. Of plans that are slower and hold
-    less, at most `for_front` are played; of plans whose cuts were moved, at most `for_moves`; of all splits of a
-    configuration, at most `for_splits`. For these, `reserved` are left by what is played for its bound. Beyond all
-    these, plays may be longer by `for_steady` instructions.
+    less, at most `for_front` are played; of the climb, at most `for_climb`, for which `reserved` are left by what is
+    played for its bound. Beyond all these, plays may be longer by `for_steady` instructions.
     """
 
     problem: PlanningProblem
@@ -129,8 +125,7 @@ class Ranking:
     longest: int = LONGEST_PLAY
     longest_answer: int = SIMULATED_INSTRUCTIONS
     for_front: int = FRONT_INSTRUCTIONS
-    for_moves: int = MOVES_INSTRUCTIONS
-    for_splits: int = SPLITS_INSTRUCTIONS
+    for_climb: int = CLIMB_INSTRUCTIONS
     for_steady: int = STEADY_INSTRUCTIONS
     reserved: int = RESERVED_INSTRUCTIONS
     _known: dict[object, Ranked] = field(default_factory=dict)

@@ -6,7 +6,7 @@ nearly even (`chunks`). The highest remaining bound shows how far the answer may
 numbered in `PlayedSearch._search`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, merge
 from itertools import chain, islice
@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.certificate import PROVEN_GAP, Certificate
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.auto.other_splits import OtherSplits, Split
+from pipeplan.planners.auto.climb import Climb, Split
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
@@ -32,26 +32,11 @@ SPLIT_BLOCKS = 50
 MOST_IN_VAIN = 60
 """Upper bound on the configurations split if no plan can be played: all are too long, or none fits."""
 
-MOVED = 8
-"""The number of fastest plans whose cuts are moved."""
-
-MOVES = 16
-"""Upper bound on a plan's moves that are made into plans: those with the highest bounds."""
-
-SLOW = 24
-"""The number of splits that were too slow to be played, but have their cuts moved."""
-
-SLOW_MOVES = 72
-"""Upper bound on the plans made of these moves, for short models: some fifty milliseconds."""
-
 MOST_FURTHER = 2
 """Upper bound on the times that the fastest plans lead to further spaces."""
 
 LEADING = 2
 """The number of fastest plans that may lead there."""
-
-NEAR = 24
-"""Upper bound on the moves considered of a plan that no configuration describes."""
 
 SHOWN_UNPLAYED = 12
 """The number of configurations shown that were not played."""
@@ -144,12 +129,16 @@ class PlayedSearch:
                 self.left = max(self.left, most)
         beyond = (space.beyond for space in spaces)
         self.left = max([self.left, *beyond, *(-most for most, _, _ in self._waiting)])
-        # 5. The closed form's split need not play fastest: cuts are moved, then other splits are played, all where
-        #    they are few, elsewhere some of every configuration (`other_splits`).
-        self._move_cuts()
-        best, every_split = self.ranking.best_rate, self._play_other_splits()
-        if not every_split and self.ranking.best_rate > best:
-            self._move_cuts()
+        # 5. The closed form's split need not play fastest: the search climbs to others (`climb`).
+        climb = Climb(
+            ranking=self.ranking,
+            tried=self._tried,
+            split_of=self._splits,
+            propose=self._proposals,
+            moved=self.moved,
+        )
+        climb.run()
+        self.most_of_others = max(self.most_of_others, climb.most)
         return unsplit
 
     def alternatives(self) -> Iterator[Alternative]:
@@ -244,111 +233,3 @@ class PlayedSearch:
             proposal = Proposal(plan=plan, proposer=Proposer(planner), order=self._pushed)
             self._splits.setdefault(proposal.configuration, (planner, configuration, stops))
             yield proposal
-
-    def _play_other_splits(self) -> bool:
-        """Plays other splits that may be faster than the best. Returns whether these were all."""
-        others = OtherSplits(ranking=self.ranking, tried=self._tried, split_of=self._splits, propose=self._proposals)
-        every = others.play()
-        self.most_of_others = max(self.most_of_others, others.most)
-        return every
-
-    def _move_cuts(self) -> None:
-        """Plays the fastest plans with a cut moved by a block, as long as there are new ones among the fastest."""
-        least = max(self.ranking.left - self.ranking.for_moves, 0)
-        self._move_cuts_of_slow_splits((self.ranking.left + least) // 2)
-        for ranked in self._fastest():
-            _, configuration, _ = self._splits.get(ranked.proposal.configuration, ("", None, ()))
-            even = None if configuration is None else configuration.most_even()
-            for proposal in self._faster(ranked, [even] if even else []):
-                if self.ranking.left > least:
-                    self.ranking.add(proposal)
-        moved: set[object] = set()
-        while self.ranking.left > least:
-            unmoved = (each for each in self._fastest() if each.proposal.configuration not in moved)
-            fastest, best = next(unmoved, None), self.ranking.best_rate
-            if fastest is None:
-                return
-            stops = self._stops_of(fastest)
-            near = (
-                replace(fastest.proposal, plan=plan, order=self._pushed)
-                for plan in islice(self.moved(fastest.plan), 0 if stops else NEAR)
-                if most_samples_per_s(plan) > self.ranking.enough
-            )
-            for proposal in chain(self._faster(fastest, moved_by_a_block(stops)), near):  # the highest bound first
-                self.ranking.add(proposal)
-                if self.ranking.left <= least or self.ranking.best_rate > best * (1 + ROUNDING):
-                    break  # continue from there
-            else:
-                moved.add(fastest.proposal.configuration)
-
-    def _fastest(self) -> list[Ranked]:
-        """The plans of which cuts are moved."""
-        fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:MOVED]
-        # A partition may have more replicas than the batch has samples, and a neighbour with fewer be the fastest.
-        over = (each for each in self.ranking.exceeding if each.played)
-        return fastest + [each for each in over if not self._stops_of(each)][:1]
-
-    def _stops_of(self, ranked: Ranked) -> tuple[int, ...]:
-        """The stages of a plan whose cuts can be moved; none where no configuration describes it."""
-        return self._splits.get(ranked.proposal.configuration, ("", None, ()))[2]
-
-    def _move_cuts_of_slow_splits(self, least: int) -> None:
-        """Moves cuts of some splits that were too slow to be played, of configurations that may be faster than the
-        best. It moves by the block that raises the bound most, until the bound is above the best, and then by one block
-        more.
-
-        For long models, it takes too long to bound a plan.
-        """
-        enough, plans = self.ranking.enough, SLOW_MOVES
-        if len(self.ranking.problem.profile.blocks) > SPLIT_BLOCKS:
-            return
-        slow = [(each[1].most_of(each[2]), each) for each in self._tried]
-        slow = [(most, each) for most, each in slow if most <= enough]
-        for most, _, item in self._waiting:
-            if isinstance(item, tuple):
-                slow.append((-most, item))
-            elif isinstance(item, Proposal) and item.configuration in self._splits:
-                slow.append((-most, self._splits[item.configuration]))
-        slow = [(most, each) for most, each in slow if each[1].most > enough]
-        for _, (planner, configuration, stops) in sorted(slow, key=lambda each: -each[0])[:SLOW]:
-            for other in _raised(configuration, stops, enough)[: SLOW_MOVES // SLOW]:
-                for proposal in self._proposals(planner, configuration, other) if plans > 0 else ():
-                    plans -= 1
-                    if most_samples_per_s(proposal.plan) > enough and self.ranking.left > least:
-                        self.ranking.add(proposal)
-
-    def _faster(self, ranked: Ranked, splits: Iterable[tuple[int, ...]]) -> list[Proposal]:
-        """The plan with other splits that may be faster than the best; at most `MOVES`, the highest bound first."""
-        planner, configuration, _ = self._splits.get(ranked.proposal.configuration, ("", None, ()))
-        if configuration is None:
-            return []
-        enough = self.ranking.enough
-        moved = [(most, other) for other in splits if (most := configuration.most_of(other)) > enough]
-        moved.sort(key=lambda each: -each[0])
-        found = [
-            (most, proposal)
-            for _, others in moved[:MOVES]
-            for proposal in self._proposals(planner, configuration, others)
-            if proposal.way == ranked.proposal.way and (most := most_samples_per_s(proposal.plan)) > enough
-        ]
-        return [proposal for _, proposal in sorted(found, key=lambda each: -each[0])]
-
-
-def _raised(configuration: Configuration, stops: tuple[int, ...], enough: float) -> list[tuple[int, ...]]:
-    """Splits near this one whose bounds are above `enough`, the highest first."""
-    most = configuration.most_of(stops)
-    while True:
-        near = [(configuration.most_of(other), other) for other in moved_by_a_block(stops)]
-        highest = max(near, default=(0.0, stops))
-        if most > enough or highest[0] <= most:
-            return [other for bound, other in sorted(near, reverse=True) if bound > enough]
-        most, stops = highest
-
-
-def moved_by_a_block(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The splits in which one cut is a block earlier or later; no stage is empty."""
-    for place in range(len(stops) - 1):
-        before, after = stops[place - 1] if place else 0, stops[place + 1]
-        for moved in (stops[place] - 1, stops[place] + 1):
-            if before < moved < after:
-                yield (*stops[:place], moved, *stops[place + 1 :])

@@ -19,7 +19,6 @@ from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.splits import SplitsWithin, splits_above, whole_splits
 from pipeplan.planners.auto.wiring import Wiring
-from pipeplan.planners.auto.within_memory import MemoryBounds
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import CutGraph, PlanningProblem, recompute_units
 from pipeplan.planners.reasons import unpriced
@@ -117,10 +116,6 @@ class PlayedSpace:
         """The model on the cluster."""
         return SearchedModel(problem=self.problem)
 
-    @cached_property
-    def _within_memory(self) -> MemoryBounds:
-        return MemoryBounds(model=self.model)
-
     @property
     def evaluator(self) -> Evaluator:
         """Splits shapes. Raises InvalidInputError if no microbatch size divides the batch."""
@@ -134,15 +129,10 @@ class PlayedSpace:
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedShape]:
         """All shapes that memory does not rule out, the highest bound first; of equal bounds the likely fastest first.
 
-        They are made as they are needed. Given the rate that is `needed`, shapes that cannot play faster with any
-        stages are left out: the blocks that fit a device would compute too long. At a rate of 0 none is left out: if
-        nothing has been played, the search ends soon.
+        They are made as they are needed.
         """
         waiting: list[tuple[float, float, int, int, int, PlacedShape]] = []
-        above = inf if needed is None else needed() or inf
-        rates = np.concatenate(
-            [np.zeros(0), *(self._within_memory.rates(*each, above=above) for each in self._bounded)]
-        )
+        rates = np.concatenate([np.zeros(0), *(rates for _, rates in self._bounded)])
         firsts = np.cumsum([0, *(len(found) for found, _ in self._bounded)])
         numbers = count()
         for index in np.argsort(-rates, kind="stable").tolist():
@@ -153,9 +143,6 @@ class PlayedSpace:
                 break
             part = int(np.searchsorted(firsts, index, side="right")) - 1
             shape = self._bounded[part][0].shape(index - int(firsts[part]), self.evaluator.measured.sizes)
-            least = 0.0 if needed is None else needed()
-            if 0 < least < rate and not self._within_memory.may_exceed(least, shape):
-                continue
             for wiring in self.model.wirings(shape.width, shape.depth):
                 each = self._configuration(shape, wiring, rate)
                 heappush(waiting, (-each.most, -each.likely, shape.devices, shape.depth, next(numbers), each))

@@ -1,8 +1,8 @@
 """Bounds: for many configurations at once, upper bounds on the rates and lower bounds on the bytes of their splits.
 
-The slowest stage takes at least an equal share of all compute and transfers, at least its gradient exchange, and at
-least the time that whole blocks need (`whole_blocks`). Transfers are charged on the fastest links that an orientation
-leaves. Only the crossings of every row of ranks are charged on the slower links.
+The slowest stage takes at least an equal share of all compute and transfers, at least its longest block, and at least
+its gradient exchange. Transfers are charged on the fastest links that an orientation leaves. Only the crossings of
+every row of ranks are charged on the slower links.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,6 @@ from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution, ShapeRows
 from pipeplan.planners.two_bw.split import ROUNDING
 from pipeplan.planners.two_bw.terms import PipelineShape, is_flushed
-from pipeplan.planners.two_bw.whole_blocks import WholeBlocks
-from pipeplan.programs.in_transit import RECEIVES_AHEAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,12 +127,9 @@ class RateBounds:
             deepest=rows.deepest,
         )
 
-    def least_s(self, found: Configurations, computes_s: FloatArray | float = 0.0) -> FloatArray:
-        """Lower bounds on seconds a microbatch, the flush included, on the better orientation.
-
-        `computes_s`: a known lower bound on the longest stage's compute.
-        """
-        least_s = np.minimum(*(self._step_s(found, pipelines, computes_s) for pipelines in (True, False)))
+    def least_s(self, found: Configurations) -> FloatArray:
+        """Lower bounds on seconds a microbatch, the flush included, on the better orientation."""
+        least_s = np.minimum(*(self._step_s(found, pipelines) for pipelines in (True, False)))
         return np.asarray(least_s * self._slots(found.microbatches, found.depth) * (1 - ROUNDING))
 
     def rates(self, found: Configurations, least_s: FloatArray) -> FloatArray:
@@ -167,14 +162,6 @@ class RateBounds:
         by_block = recomputes and "block" in recompute_units(self.problem, self.execution.laws)
         kept = self.measured.least_kept if by_block else activations
         together = kept.sum(axis=1)[found.size] + (copies_of_weights * weights.sum() + untrained.sum()) / most
-        if recomputes:
-            inner = self.measured.input_bytes[:, 1:], self.measured.output_bytes[:, :-1]
-            message = np.minimum(*(moved.min(axis=1, initial=np.inf) for moved in inner))
-            message = np.where(np.isfinite(message), message, 0.0)
-            rest = (self.measured.output_bytes - self.measured.kept_output_bytes)[:, :-1]  # where nothing recomputes
-            output = message if self.execution.recompute else np.minimum(message, rest.min(axis=1, initial=np.inf))
-            sent, others = self._messages(found)
-            together = together + sent * output[found.size] + others * message[found.size]
         copies_of_filled = [self._weights(filled=filled) for filled in (False, True)]
         blocks = np.stack([(each * weights + untrained + activations).max(axis=1) for each in copies_of_filled])
         block = blocks[found.filled.astype(np.int64), found.size]
@@ -185,7 +172,7 @@ class RateBounds:
             return np.asarray((microbatches + depth - 1) / microbatches)
         return np.ones(len(depth))
 
-    def _step_s(self, found: Configurations, pipelines: bool, computes_s: FloatArray | float) -> FloatArray:
+    def _step_s(self, found: Configurations, pipelines: bool) -> FloatArray:
         """On one orientation, seconds a microbatch of the slowest stage or, without pipelining, of all stages."""
         width, depth, size = found.width, found.depth, found.size
 
@@ -211,26 +198,10 @@ class RateBounds:
         if not self.execution.laws.pipelined:
             return np.asarray(np.maximum(busy_s, exchange_s * weights.sum()))
 
-        # Of whole blocks; the counts in flight are those of a batch that fills the pipeline.
-        whole_s = np.where(found.filled, self._whole.least_s[size, depth], 0.0)
-        longest_s = np.maximum(np.maximum(whole_s, computes_s), self._block_s.max(axis=1)[size])
+        longest_s = self._block_s.max(axis=1)[size]
         first_edge_s = self._crossing[size, np.minimum(depth - 1, 1)] / self._bandwidths.of_levels(edge_level)
         exchanged = np.maximum(weights.sum() / depth, weights.max())
         return np.asarray(np.maximum(np.maximum(busy_s / depth, longest_s + first_edge_s), exchange_s * exchanged))
-
-    def _messages(self, found: Configurations) -> tuple[FloatArray, FloatArray]:
-        """The messages in buffers on all edges together: outputs that were sent, and all others
-        (`costs.memory.training_copies`).
-        """
-        if self.problem.options.memory == "paper":
-            return np.zeros(len(found)), np.zeros(len(found))
-        edges = found.depth - 1
-        held = np.ones(len(found))
-        if self.execution.laws.keeps_batch:
-            held = found.microbatches.astype(np.float64)
-        elif self.execution.laws.fills:
-            held = np.where(found.microbatches >= found.depth, (found.depth + 2) / 2, 1.0)
-        return edges * held, edges * (2 * RECEIVES_AHEAD + 1 + held)
 
     def _weights(self, *, filled: bool) -> float:
         """The fewest copies of weights that a stage holds, where a batch fills the pipeline and where it does not."""
@@ -279,10 +250,3 @@ class RateBounds:
     @cached_property
     def _bandwidths(self) -> Bandwidths:
         return Bandwidths(self.problem.cluster)
-
-    @cached_property
-    def _whole(self) -> WholeBlocks:
-        """The bound from whole blocks."""
-        return WholeBlocks(
-            problem=self.problem, measured=self.measured, execution=self.execution, weights=self._weights(filled=True)
-        )

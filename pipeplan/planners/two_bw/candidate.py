@@ -1,7 +1,7 @@
 """Candidate: a shape with its best split into stages, by time, or by memory where none fits."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
@@ -14,7 +14,6 @@ from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import Decision
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
-from pipeplan.planners.two_bw.capacity import StageCapacity
 from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.chosen import chosen
 from pipeplan.planners.two_bw.fewest import FewestStages
@@ -63,7 +62,6 @@ class Evaluator:
     _links: dict[tuple[int, int], tuple[Links, ...]] = field(default_factory=dict)
     _counts: dict[tuple[str, int, bool, int, int], tuple[MemoryCounts, ...]] = field(default_factory=dict)
     _fewest: dict[tuple[str, bool | None, int, int], FewestStages] = field(default_factory=dict)
-    _capacities: dict[tuple[str, bool | None, int], StageCapacity] = field(default_factory=dict)
     _least_depths: dict[tuple[str, bool | None, int, int], tuple[float, float]] = field(default_factory=dict)
 
     @property
@@ -185,15 +183,6 @@ class Evaluator:
             least_depth = self._fewest_stages(shape).within(step_s, self.problem.cluster.devices // shape.width)
             self._least_depths[key] = step_s, least_depth
         return shape.depth >= least_depth and self._some_terms(shape).possible(step_s)
-
-    def capacity(self, shape: PipelineShape) -> StageCapacity:
-        """The compute that stages can do together, for the shape's schedule and size, if a batch fills the pipeline."""
-        key = (shape.schedule, shape.recompute, shape.microbatch_size)
-        if key not in self._capacities:
-            deepest = min(self.problem.cluster.devices, self.measured.blocks)
-            filled = replace(shape, microbatches=self.measured.blocks)
-            self._capacities[key] = StageCapacity(count=self._fewest_stages(filled), deepest=deepest)
-        return self._capacities[key]
 
     def _fewest_stages(self, shape: PipelineShape) -> FewestStages:
         """The count for the shape's schedule and size. How long a batch is matters only under a flush."""

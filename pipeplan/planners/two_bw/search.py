@@ -79,12 +79,10 @@ class BestFirstSearch:
             self.counts.memory += (len(found) - len(fits)) * found.execution.ways
             found = found.some(fits)
 
-            # 3. THROUGHPUT(w, d, b, r), A.1.1: by a bound on all splits, and for the remaining shapes by a tighter one.
-            rates = bounds.rates(found, bounds.least_s(found))
-            self._remember(found, rates)
-            found = found.some(np.flatnonzero(rates >= self.rate * (1 - TIE)))
-            least_s = bounds.least_s(found, self._computes_s(found))
+            # 3. THROUGHPUT(w, d, b, r), A.1.1: by a bound on all splits.
+            least_s = bounds.least_s(found)
             rates = bounds.rates(found, least_s)
+            self._remember(found, rates)
 
             # The highest rate first; ties in the order of preference.
             keys = (found.size, found.depth, found.width * found.depth, -rates)
@@ -92,17 +90,6 @@ class BestFirstSearch:
                 if rates[index] <= 0.0 or rates[index] < self.rate * (1 - TIE):
                     break
                 self._look_at(self.shape(found, index), float(least_s[index]), float(rates[index]))
-
-    def _computes_s(self, found: Configurations) -> FloatArray:
-        """The least compute of the longest stage, by the compute that memory allows all stages together."""
-        computes_s, laws = np.zeros(len(found)), found.execution.laws
-        if laws.pipelined and not laws.keeps_batch:
-            for size in np.unique(found.size).tolist():
-                at = np.flatnonzero((found.size == size) & found.filled)
-                if len(at):
-                    capacity = self.evaluator.capacity(self.shape(found, int(at[0])))
-                    computes_s[at] = capacity.least_s[found.depth[at]]
-        return computes_s
 
     def _remember(self, found: Configurations, rates: FloatArray) -> None:
         """The best pairs of width and depth, each at its best size, are remembered as alternatives."""

@@ -59,7 +59,7 @@ STEPPED = 150_000
 SPLITS_STEPPED = 4
 """The number of splits of the fastest plan's configuration that are a step, its own included; so is the most even."""
 
-MOVED = 200_000
+MOVED = 400_000
 """Upper bound on the instructions of plans with moved cuts: two thirds of a second, three plays of deep pipelines."""
 
 PLAYED_FIRST = 12
@@ -254,7 +254,7 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
         longest=LONGEST_PLAYED,
         longest_answer=LONGEST_PLAYED,
         for_front=0,
-        for_moves=MOVED,
+        for_climb=MOVED,
         reserved=0,
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking

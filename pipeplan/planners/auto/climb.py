@@ -1,0 +1,221 @@
+"""Climb: a local search by play, over the stages of the configurations that may be faster than the fastest play.
+
+The closed form's stages need not play fastest. No play reaches its bound, and the shares of their bounds that plays of
+a configuration reach predict what its other stages reach. The likely fastest stages come first, and the neighbours of
+the fastest plays. The steps are numbered in the code.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+from itertools import islice
+from math import inf
+from statistics import median
+from typing import TypeAlias
+
+from pipeplan.documents.plan import Plan
+from pipeplan.planners.auto.proposals import Proposal
+from pipeplan.planners.auto.ranking import Ranked, Ranking
+from pipeplan.planners.bound import most_samples_per_s
+from pipeplan.planners.spaces import Configuration
+
+FEW_SPLITS = 300
+"""Up to this number, all stages that may be faster are tried."""
+
+SOME_OF_EACH = 24
+"""The number of stages, those with the highest bounds, from which a configuration with more of them climbs."""
+
+NEIGHBOURS = 16
+"""Of a neighbourhood, the number of stages with the highest bounds that become plans."""
+
+FASTEST, WITHIN = 8, 0.9
+"""The number of fastest plays whose neighbours are tried, and the share of the fastest play that others must reach."""
+
+BOUND_WITHIN = 0.97
+"""The neighbours of stages are tried without a play of them if their bound is this share of the fastest play."""
+
+PLAN_INSTRUCTIONS, BOUND_INSTRUCTIONS = 2000, 100
+"""The number of instructions played in the time that a plan, and that a bound of stages, takes to make."""
+
+COUNTED, COUNTED_BLOCKS = 100, 3000
+"""Upper bounds on the configurations whose faster stages are counted, and on the sum of their blocks if that is more: a
+fifth of a second.
+"""
+
+Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
+"""A space's planner, its configuration, and where the stages end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Stages that have no plan yet; only plans of the same `way` are made, if it is given."""
+
+    split: Split
+    way: object = None
+
+
+@dataclass(slots=True)
+class _Turns:
+    """The waiting items of a schedule, the likely fastest first, and the instructions that it has spent."""
+
+    waiting: list[tuple[float, float, int, _Stages | Proposal]] = field(default_factory=list)
+    spent: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Climb:
+    """The climb from the configurations that were `tried`. After `run`, `most` bounds the rate of all their stages.
+
+    `split_of` is the split of each proposal, `propose` makes proposals of a split, and `moved` yields the neighbours of
+    a plan that no configuration describes, the likely fastest first.
+    """
+
+    ranking: Ranking
+    tried: Sequence[Split]
+    split_of: Mapping[object, Split]
+    propose: Callable[[str, Configuration, tuple[int, ...]], Iterator[Proposal]]
+    moved: Callable[[Plan], Iterator[Plan]]
+    most: float = 0.0
+    _turns: dict[str, _Turns] = field(default_factory=lambda: defaultdict(_Turns))
+    _pushed: int = 0
+    _seen: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
+    _made: dict[int, float] = field(default_factory=dict)
+    _played: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def run(self) -> None:
+        """Climbs until nothing is likely to be faster, or the instructions for it are spent."""
+        # 1. The climb starts from the stages with the highest bounds, and from the fastest plays.
+        for ranked in self.ranking.fitting:
+            self._learn(ranked)
+        self._list_starts()
+        over = [each for each in self.ranking.exceeding if each.played and self._split_of(each) is None]
+        fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:FASTEST]
+        left = self.ranking.for_climb - sum(self._expand(ranked) for ranked in (*fastest, *over[:1]))
+        # 2. Bounds of some schedules are looser than those of others, and would take all plays. So the schedule that
+        #    has spent the fewest instructions comes next.
+        while left > 0 and (open_to := [each for each in self._turns.values() if each.waiting]):
+            turns = min(open_to, key=lambda each: (each.spent, each.waiting[0][0]))
+            _, most, _, item = heappop(turns.waiting)
+            spent = self._take(-most, item, turns)
+            turns.spent += spent
+            left -= spent
+        waiting = (item for turns in self._turns.values() for item in turns.waiting)
+        self.most = max([self.most, *(-most for _, most, _, _ in waiting)])
+
+    def _list_starts(self) -> None:
+        """Lists the stages that may play faster than the best: all of them where they are few, else some."""
+        few, enough = FEW_SPLITS, self.ranking.enough
+        counted = max(COUNTED, COUNTED_BLOCKS // len(self.ranking.problem.profile.blocks))
+        bounded = ((each[1].most_of_any(), each) for each in self.tried if each[1].most > enough)
+        open_to = [(self._likely(each[1], most), each) for most, each in bounded if most > enough]
+        for index, (_, (planner, configuration, tried)) in enumerate(sorted(open_to, key=lambda each: -each[0])):
+            splits = configuration.splits_above(enough, tried) if index < counted else None
+            are_few = splits is not None and splits.count <= few
+            if not are_few:
+                self.most = max(self.most, configuration.most_of_any())
+                self._push_stages((planner, configuration, tried), configuration.most_of(tried))
+            if splits is not None:
+                few -= int(splits.count) if are_few else 0
+                for most, stops in splits.highest(FEW_SPLITS if are_few else SOME_OF_EACH):
+                    self._push_stages((planner, configuration, stops), most)
+        for _, configuration, _ in self.tried:  # splits up to `enough` are never played
+            self.most = max(self.most, min(configuration.most_of_any(), enough))
+
+    def _take(self, most: float, item: _Stages | Proposal, turns: _Turns) -> int:
+        """Makes plans of stages, plays a plan, or lists neighbours; returns the instructions that this is worth."""
+        enough, left = self.ranking.enough, self.ranking.left
+        if most <= enough:  # Stages that are too slow for a play may have neighbours that are not.
+            if isinstance(item, _Stages) and item.way is None and most > enough * BOUND_WITHIN:
+                return self._expand_stages(item.split, most)
+            return 0
+        if isinstance(item, _Stages):  # 3. Stages become plans, whose bounds are lower.
+            configuration = item.split[1]
+            for proposal in self.propose(*item.split):
+                if item.way in (None, proposal.way):
+                    bound = min(most_samples_per_s(proposal.plan), most)
+                    self._made[id(configuration)] = bound / most
+                    likely = inf if turns is self._near else bound * self._share(configuration)
+                    self._push(turns, likely, bound, proposal)
+            return PLAN_INSTRUCTIONS
+        # 4. A plan is played. If it is among the fastest, its neighbours follow; a neighbour's if it is the fastest.
+        needed = self.ranking.best_rate * (1 if turns is self._near else WITHIN)
+        self.ranking.add(item)
+        ranked, near = self.ranking.found(item), 0
+        if ranked is not None and ranked.played:
+            self._learn(ranked)
+            near = self._expand(ranked) if ranked.samples_per_s > needed else 0
+        return left - self.ranking.left + near
+
+    def _expand(self, ranked: Ranked) -> int:
+        """5. The neighbours of a play wait for their turns; of a plan that no configuration describes, its `moved`."""
+        split = self._split_of(ranked)
+        if split is not None:
+            return self._expand_stages(split, ranked.samples_per_s, ranked.proposal.way)
+        near = list(islice(self.moved(ranked.plan), NEIGHBOURS))
+        for plan in near:
+            most = most_samples_per_s(plan)
+            self._push(self._near, min(most, ranked.samples_per_s), most, replace(ranked.proposal, plan=plan))
+        return PLAN_INSTRUCTIONS * len(near)
+
+    def _expand_stages(self, split: Split, rate: float, way: object = None) -> int:
+        """The neighbours of stages with the highest bounds: a block handed from one stage to another one."""
+        planner, configuration, stops = split
+        others = [other for other in neighbours(stops) if (id(configuration), other) not in self._seen]
+        bounded = sorted(((configuration.most_of(other), other) for other in others), reverse=True)[:NEIGHBOURS]
+        for most, other in bounded:
+            if most > self.ranking.enough * (1 if way else BOUND_WITHIN):
+                self._seen.add((id(configuration), other))
+                self._push(self._near, rate, most, _Stages((planner, configuration, other), way))
+        return BOUND_INSTRUCTIONS * len(others)
+
+    def _push_stages(self, split: Split, most: float) -> None:
+        if (id(split[1]), split[2]) not in self._seen:
+            self._seen.add((id(split[1]), split[2]))
+            self._push(self._turns[split[1].schedule], self._likely(split[1], most), most, _Stages(split))
+
+    def _push(self, turns: _Turns, likely: float, most: float, item: _Stages | Proposal) -> None:
+        self._pushed += 1
+        heappush(turns.waiting, (-likely, -most, self._pushed, item))
+
+    @property
+    def _near(self) -> _Turns:
+        """The turns of neighbours, of whatever schedule."""
+        return self._turns["neighbours"]
+
+    def _split_of(self, ranked: Ranked) -> Split | None:
+        split = self.split_of.get(ranked.proposal.configuration)
+        return split if split is not None and split[2] else None
+
+    def _learn(self, ranked: Ranked) -> None:
+        """Notes a play that fits, as a share of its plan's bound."""
+        split = self._split_of(ranked)
+        if split is not None and ranked.played and ranked.over is None:
+            most = min(most_samples_per_s(ranked.plan), split[1].most)
+            self._made.setdefault(id(split[1]), most / split[1].most_of(split[2]))
+            known = self._played[split[1].schedule]
+            known[id(split[1])] = max(ranked.samples_per_s / most, known.get(id(split[1]), 0.0))
+
+    def _likely(self, configuration: Configuration, most: float) -> float:
+        """The rate that stages with the bound `most` are likely to play."""
+        return most * self._made.get(id(configuration), 1.0) * self._share(configuration)
+
+    def _share(self, configuration: Configuration) -> float:
+        """A play's rate, as a share of its plan's bound. Without a play, it is the median of the schedule's
+        configurations, or the minimum of all.
+        """
+        known = self._played[configuration.schedule]
+        if id(configuration) in known:
+            return known[id(configuration)]
+        if known:
+            return median(known.values())
+        return min((share for each in self._played.values() for share in each.values()), default=1.0)
+
+
+def neighbours(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The stages with one cut a block earlier or later; none is empty."""
+    for place in range(len(stops) - 1):
+        before, after = stops[place - 1] if place else 0, stops[place + 1]
+        for moved in (stops[place] - 1, stops[place] + 1):
+            if before < moved < after:
+                yield (*stops[:place], moved, *stops[place + 1 :])
