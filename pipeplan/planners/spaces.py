@@ -52,25 +52,6 @@ class EverySplit:
         return ((most, stops) for stops in every if (most := self.most(stops)) > self.above)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedSplits:
-    """Splits that were listed already, each with its bound, the highest first."""
-
-    listed: tuple[tuple[float, tuple[int, ...]], ...]
-
-    @property
-    def count(self) -> float:
-        """Their number."""
-        return len(self.listed)
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        return (stops for _, stops in self.listed)
-
-    def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
-        """The first `count`."""
-        return self.listed[:count]
-
-
 class Configuration(Protocol):
     """A plan without its stages."""
 
@@ -93,9 +74,6 @@ class Configuration(Protocol):
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster than `rate` samples a second, by these bounds; `split` is one of all."""
-
-    def most_even(self) -> tuple[int, ...] | None:
-        """The split with the highest bound; None if it cannot be found quickly, or none fits."""
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """The plan with these stages, not played; None if they do not fit."""

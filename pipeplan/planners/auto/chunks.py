@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
-from math import comb, inf
 
 import numpy as np
 
@@ -18,8 +17,6 @@ from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
 from pipeplan.planners.auto.chunk_bounds import ChunkBounds, most_anywhere, samples_per_s
-from pipeplan.planners.auto.chunk_memory import ChunkMemory
-from pipeplan.planners.auto.chunk_splits import most_even, splits_within
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.interleaved.even import even_by_time, squeezed
@@ -27,7 +24,7 @@ from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import CutGraph, PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import unpriced
-from pipeplan.planners.spaces import EverySplit, ListedSplits, Splits
+from pipeplan.planners.spaces import EverySplit, Splits
 from pipeplan.schedules.registry import schedule_named
 
 CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
@@ -44,9 +41,6 @@ MOST_SQUEEZED, SQUEEZED_BLOCKS = 12, 5000
 """How often the search tries to make stages fit that do not, or the blocks of all of these together if they are more: a
 tenth of a second.
 """
-
-LISTED = 100_000
-"""Up to this number of splits, those that may be faster are listed, so a configuration's bound covers all of them."""
 
 BESIDE = 0.25
 """The share of these instructions for families that are not `counted_on`."""
@@ -82,8 +76,8 @@ class ChunkedFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedConfiguration:
-    """A member of a family, with stages that fit, on a placement. `most` bounds its plays' rate: for any stages if its
-    splits can be listed (`LISTED`), else for these.
+    """A member of a family, with stages that fit, on a placement. `most` bounds the rate of plays with these stages,
+    `most_of_any_split` with any.
     """
 
     space: "ChunkedSpace"
@@ -112,11 +106,7 @@ class ChunkedConfiguration:
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster."""
-        return self.space.splits_above(rate, self.terms, self.bounds, split)
-
-    def most_even(self) -> tuple[int, ...] | None:
-        """None: its split is nearly even as it is."""
-        return None
+        return EverySplit(split, self.bounds.most, rate)
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None if they do not fit."""
@@ -140,7 +130,6 @@ class ChunkedSpace:
     schedules: Sequence[str]
     planner: str = "auto"
     counted_on: bool = True
-    begun: int = 0
     counted: int = 0
     squeezed: int = 0
     beyond: float = 0.0
@@ -163,13 +152,12 @@ class ChunkedSpace:
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[ChunkedConfiguration]:
         """Those whose stages fit, the highest bound first. Families' members are made as they are needed."""
-        least = needed or (lambda: 0.0)
         waiting: list[tuple[float, int, ChunkedConfiguration]] = []
         numbers = count()
         for family in sorted(self.families(), key=lambda each: -each.most):
             while waiting and -waiting[0][0] > family.most:
                 yield heappop(waiting)[-1]
-            for member in self.members(family, least()):
+            for member in self.members(family):
                 heappush(waiting, (-member.most, next(numbers), member))
         while waiting:
             yield heappop(waiting)[-1]
@@ -196,8 +184,8 @@ class ChunkedSpace:
             for shapes in alike.values():
                 yield ChunkedFamily(shapes=tuple(shapes), most=most_anywhere(self.model, shapes[0]))
 
-    def members(self, family: ChunkedFamily, needed: float = 0.0) -> Iterator[ChunkedConfiguration]:
-        """Members whose stages fit, on every placement; without those that memory keeps below the rate needed."""
+    def members(self, family: ChunkedFamily) -> Iterator[ChunkedConfiguration]:
+        """Members whose stages fit, on every placement."""
         options = self.problem.options
         for shape in family.shapes:
             wirings = self.model.wirings(shape.width, shape.ranks)
@@ -207,19 +195,12 @@ class ChunkedSpace:
                 continue
             bounds = [ChunkBounds(model=self.model, shape=shape, wiring=wiring) for wiring in wirings]
             of_any = [min(each.most_by_exchanges(), family.most) for each in bounds]
-            memory, enough = ChunkMemory(model=self.model, terms=terms), 1.0 if options.schedule is None else 10.0
-            enough *= 1.0 if self.counted_on else BESIDE
-            self.begun += memory.counted
-            if self.begun > MOST_COUNTED * enough:
-                self._leave(max(of_any))
-                continue
-            if not memory.may_exceed(needed):
-                continue
+            enough = (1.0 if options.schedule is None else 10.0) * (1.0 if self.counted_on else BESIDE)
             self.counted += 4 * ROUNDS * shape.ranks**2 * shape.chunks
             if self.counted > MOST_COUNTED * enough:
-                self._leave(min(memory.most(), max(of_any)))
+                self._leave(max(of_any))
                 continue
-            stops = self._stages(memory, max(of_any), needed)
+            stops = self._stages(terms, max(of_any))
             if stops is None:
                 continue
             for own, most in zip(bounds, of_any, strict=True):
@@ -228,7 +209,7 @@ class ChunkedSpace:
                     terms=replace(terms, links=own.wiring.links),
                     bounds=own,
                     stops=stops,
-                    most=most if _may_be_listed(shape, blocks=stops[-1]) else min(own.most(stops), most),
+                    most=min(own.most(stops), most),
                     most_of_any_split=most,
                 )
 
@@ -265,21 +246,9 @@ class ChunkedSpace:
             ),
         )
 
-    def splits_above(self, rate: float, terms: ChunkedTerms, bounds: ChunkBounds, split: tuple[int, ...]) -> Splits:
-        """The splits that fit, and may play faster by these bounds."""
-        found = splits_within(self.model, terms, _step_s(terms.shape, rate))
-        if found is None:
-            return EverySplit(split, bounds.most, rate)
-        rates = bounds.most_of_each(found)
-        order = np.argsort(-rates, kind="stable")
-        order = order[rates[order] > rate]
-        return ListedSplits(tuple(zip(rates[order].tolist(), map(tuple, found[order].tolist()), strict=True)))
-
-    def _stages(self, memory: ChunkMemory, most: float, needed: float) -> tuple[int, ...] | None:
-        """Even stages if they fit; else others that fit, if there is time to find them; None if there are none that
-        may be as fast as needed.
-        """
-        terms, shape = memory.terms, memory.terms.shape
+    def _stages(self, terms: ChunkedTerms, most: float) -> tuple[int, ...] | None:
+        """Even stages if they fit; else others that fit, if there is time to find them; None if there are none."""
+        shape = terms.shape
         key = shape.ranks, shape.chunks, shape.laws.v_shaped, shape.microbatch_size
         if key not in self._stops:
             self._stops[key] = even_by_time(terms)
@@ -289,12 +258,8 @@ class ChunkedSpace:
         found = squeezed(terms, stops, sweeps=0)
         if found is not None:
             return found
-        if needed > 0 and _may_be_listed(shape, blocks=stops[-1]):
-            listed = splits_within(self.model, terms, _step_s(shape, needed))
-            if listed is not None:
-                return most_even(self.model, shape, listed) if len(listed) else None
         if self.squeezed >= max(MOST_SQUEEZED, SQUEEZED_BLOCKS // stops[-1]):
-            self._leave(min(memory.most(), most))
+            self._leave(most)
             return None
         self.squeezed += 1
         return squeezed(terms, stops)
@@ -317,13 +282,3 @@ class ChunkedSpace:
         slowest = max(range(shape.ranks), key=lambda rank: computed_s(rank, shape.recompute))
         computes_s = (computed_s(rank, terms.mode(rank, stops)) for rank in {0, slowest})
         return samples_per_s(shape, shape.microbatches * max(computes_s))
-
-
-def _may_be_listed(shape: ChunkedShape, *, blocks: int) -> bool:
-    return comb(blocks - 1, shape.depth - 1) <= LISTED
-
-
-def _step_s(shape: ChunkedShape, samples_per_s: float) -> float:
-    """The seconds a microbatch within which ranks must compute to reach the rate; infinite for a rate of 0."""
-    least = samples_per_s * (1 - _ROUNDING) * shape.microbatches
-    return shape.batch_size / least if least > 0 else inf

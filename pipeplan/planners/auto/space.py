@@ -79,10 +79,6 @@ class PlacedShape:
             return EverySplit(split, self.most_of, rate)
         return self._splits(rate)
 
-    def most_even(self) -> tuple[int, ...] | None:
-        """The split whose slowest stage is the fastest, without any waiting; None for long models."""
-        return None if self.space.evaluator.measured.blocks > SHORT else self._splits(0.0).most_even()
-
     def _splits(self, rate: float) -> SplitsWithin:
         terms = self.space.evaluator.terms(self.shape, self.wiring.links)
         return splits_above(rate, self.space.model, terms, self.wiring)

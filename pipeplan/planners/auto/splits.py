@@ -6,8 +6,7 @@ limit are the paths from the first block to the last over stages within the limi
     N(s, a) = sum over stops b of N(s + 1, b) where stage s, of the blocks [a, b), fits and is within the limit
 
 They are counted from the last stage to the first. If only a few of very many are within the limit, they are listed
-without the others. The most even split is found in the same way, with the slowest stage, and then the sum of squares,
-in place of N.
+without the others. The fastest slowest stage is found in the same way.
 
 A microbatch's round trip through all stages, and the traffic of the ports, depend on the whole split. `WholeSplits`
 bounds many splits by these at once.
@@ -112,29 +111,6 @@ class SplitsWithin:
         """[start, length - 1]: where a stage ends; beyond the last block, one after it."""
         _, blocks, reach = self.least_s.shape
         return np.asarray(np.minimum(1 + np.arange(blocks)[:, None] + np.arange(reach), blocks + 1))
-
-    def most_even(self) -> tuple[int, ...] | None:
-        """The split whose slowest stage is the fastest; ties prefer the least sum of squares. None if none fits.
-
-        Waiting does not count: transfers and exchanges overlap the compute.
-        """
-        slowest_s, stops = self.slowest_s, self._stops
-        depth, blocks, _ = self.least_s.shape
-        if slowest_s == inf:
-            return None
-        squares = np.where(self.least_s <= slowest_s, np.square(self.least_s), inf)
-        choices: list[IntArray] = []
-        onwards = np.append(np.full(blocks, inf), [0.0, inf])
-        for stage in range(depth - 1, -1, -1):
-            sums = squares[stage] + onwards[stops]
-            choices.insert(0, sums.argmin(axis=1))
-            onwards[:blocks] = sums.min(axis=1)
-            onwards[blocks:] = inf
-        found, start = list[int](), 0
-        for choice in choices:
-            start += 1 + int(choice[start])
-            found.append(start)
-        return tuple(found)
 
     @cached_property
     def _ways(self) -> FloatArray:

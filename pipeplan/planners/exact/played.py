@@ -55,10 +55,6 @@ class PlayedShape:
         """All splits, where the shape's bound is above the rate."""
         return EverySplit(split, self.most_of, rate)
 
-    def most_even(self) -> tuple[int, ...] | None:
-        """None: the solver has found the best by the closed form."""
-        return None
-
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None where they do not fit, or a cut is not allowed."""
         questions = self.search.questions(self.shape)

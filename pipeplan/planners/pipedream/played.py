@@ -66,10 +66,6 @@ class PlayedPartition:
         """No others: no cut is moved."""
         return EverySplit((1,), lambda stops: 0.0, rate)
 
-    def most_even(self) -> tuple[int, ...] | None:
-        """None: no cut is moved."""
-        return None
-
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan, not played; None where nothing fits."""
         found = self.find()

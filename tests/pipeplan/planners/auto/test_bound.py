@@ -14,7 +14,6 @@ from pipeplan.documents.plan import Plan
 from pipeplan.documents.profile import Overheads
 from pipeplan.documents.tied import TiedWeights
 from pipeplan.errors import InvalidInputError
-from pipeplan.planners.auto.chunk_memory import ChunkMemory
 from pipeplan.planners.auto.chunks import CHUNKED, ChunkedSpace
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.auto.proposals import Proposal, Proposer
@@ -23,7 +22,6 @@ from pipeplan.planners.auto.space import PlayedSpace
 from pipeplan.planners.batches import one_pipeline
 from pipeplan.planners.bound import _stage_times, least_batch_s, most_samples_per_s, played_turns_s
 from pipeplan.planners.complete import complete, play
-from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.pipedream.parts import LevelPart, priced
 from pipeplan.planners.pipedream.planner import cut_model, decided
 from pipeplan.planners.pipedream.terms import search
@@ -234,59 +232,6 @@ def test_no_interleaved_batch_is_shorter_than_its_ranks_take_turns(
             own = [e for e in own if e.instruction.chunk == 0 and e.instruction.version == batch]  # type: ignore[union-attr]
             batch_s = own[-1].end_s - own[0].start_s
             assert played_turns_s(plan, _stage_times(plan)) <= batch_s * ROUNDING
-
-
-@examples(120)
-@given(
-    blocks=st.lists(cells(), min_size=2, max_size=7),
-    machines=clusters(6),
-    batch_size=st.sampled_from([4, 8, 12]),
-    recompute=st.sampled_from([None, False, True]),
-    is_split=st.booleans(),
-    schedule=st.sampled_from(CHUNKED),
-    room=st.floats(0.3, 1.5),
-    data=st.data(),
-)
-def test_no_fitting_stages_of_ranks_with_several_play_faster_than_the_memory_bound(
-    blocks: Sequence[Cell],
-    machines: Cluster,
-    batch_size: int,
-    recompute: bool | None,
-    is_split: bool,
-    schedule: str,
-    room: float,
-    data: st.DataObject,
-) -> None:
-    """Any stages on devices that hold about as much as a rank needs, or less."""
-    model = profile(blocks)
-    options = Options(recompute=recompute, schedule=schedule)
-    problem = PlanningProblem(
-        profile=split(model) if is_split else model, cluster=machines, batch_size=batch_size, options=options
-    )
-    families = list(ChunkedSpace(model=SearchedModel(problem=problem), schedules=(schedule,)).families())
-    if not families:
-        return
-    shape = data.draw(st.sampled_from([shape for family in families for shape in family.shapes]))
-    every = list(combinations(range(1, len(blocks)), shape.depth - 1))
-    stops = (*data.draw(st.sampled_from(every)), len(blocks))
-
-    def terms_of(problem: PlanningProblem) -> tuple[ChunkedSpace, ChunkedTerms]:
-        searched = SearchedModel(problem=problem)
-        links, chain = searched.wirings(shape.width, shape.ranks)[0].links, searched.evaluator.chain(1)
-        space = ChunkedSpace(model=searched, schedules=(schedule,))
-        return space, ChunkedTerms(problem=problem, shape=shape, links=links, chain=chain)
-
-    _, unlimited = terms_of(problem)
-    ranks = range(shape.ranks)
-    needed_bytes = max(unlimited.rank_bytes(rank, stops, recompute=unlimited.mode(rank, stops)) for rank in ranks)
-    device = replace(machines.device, memory_bytes=max(int(needed_bytes * room), 1))
-    space, terms = terms_of(replace(problem, cluster=replace(machines, device=device)))
-    plan = space.plan(terms, stops)
-    simulated = None if plan is None else play(plan, instructions=200_000)
-    if simulated is not None:
-        rate, memory = simulated.throughput_samples_per_s, ChunkMemory(model=space.model, terms=terms)
-        assert rate <= memory.most() * ROUNDING
-        assert memory.may_exceed(rate / ROUNDING)
 
 
 def one_server(depth: int, schedule: str, **cell: float) -> Plan:

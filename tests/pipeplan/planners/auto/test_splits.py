@@ -95,27 +95,6 @@ def test_of_ranks_with_several_stages_those_are_listed_that_fit_and_may_be_fast_
 
 
 @examples(60)
-@given(seed=st.integers(0, 10_000), chosen=st.integers(0, 10**6))
-def test_no_split_has_a_faster_slowest_stage_than_the_most_even_one(seed: int, chosen: int) -> None:
-    kind, problem = random_problem(seed)
-    assume(kind not in ("deep", "server"))
-    found = configurations(problem)
-    assume(found)
-    one = found[chosen % len(found)]
-    terms = one.space.evaluator.terms(one.shape, one.wiring.links)
-    splits = splits_above(0.0, one.space.model, terms, one.wiring)
-
-    def slowest_s(stops: tuple[int, ...]) -> float:
-        places = zip(range(len(stops)), (0, *stops[:-1]), stops, strict=True)
-        return max(float(splits.least_s[stage, start, stop - start - 1]) for stage, start, stop in places)
-
-    even = splits.most_even()
-    least_s = min(map(slowest_s, every_split(one)))
-    assert (even is None) == (least_s == inf)
-    assert even is None or slowest_s(even) == pytest.approx(least_s, rel=1e-12)
-
-
-@examples(60)
 @given(
     least_s=st.lists(st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.0]), min_size=6, max_size=6), min_size=12, max_size=12),
     limit_s=st.sampled_from([2.0, 3.0, 4.0]),
@@ -156,7 +135,6 @@ def test_few_of_very_many_splits_are_listed_at_once() -> None:
     least_s = np.broadcast_to(np.where(lengths == 2, 1.0, 3.0), (depth, blocks, len(lengths)))
     splits = SplitsWithin(least_s=least_s, limit_s=2.0, whole_s=ones, sent_s=ones, batch_size=1)
     assert list(splits) == [tuple(range(2, 42, 2))] and splits.count == 1
-    assert splits.most_even() == tuple(range(2, 42, 2))
 
 
 def test_of_very_many_equal_splits_some_are_listed() -> None:
