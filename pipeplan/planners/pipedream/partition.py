@@ -220,27 +220,19 @@ def _memory(search: PartitionSearch) -> Memory:
 
 
 def nearest(search: PartitionSearch) -> tuple[Partition, int, float]:
-    """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss if none fits."""
+    """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss if none fits.
+
+    Messages are counted, but not in the choice, unless the pipeline is straight.
+    """
     memory = _memory(search)
-    tables = Recurrence(space=search.space, memory=memory, of_bytes=True)
     unproven = Proof(method="recurrence", bound_s=0.0)
     found = None
     if search.straight:
         found = _best_straight(search, Straight(space=search.space, memory=memory, of_bytes=True))
-    flat = search.on_one_level
-    messages = MessageRecurrence(tables=replace(tables, space=flat.space))
-    if found is None and messages.work() <= RECURRENCE_ENTRIES:
-        search = flat
-        found = _of_recurrence(search, messages)
     if found is not None:
         found = replace(found, cost_s=0.0, proof=unproven)
-    elif search.outermost > 0 and tables.work() <= RECURRENCE_ENTRIES:
-        problem = MemoryProblem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
-        units = search.space.levels[-1].units
-        parts = _parts_by_recurrence(problem, units, float(problem.optimum_s(units)[units, 0]))
-        found = made(search, parts, 0.0, unproven)
     else:
-        search = flat
+        search = search.on_one_level
         stages = smallest(memory, search.space, search.devices)[1]
         parts = tuple(LevelPart(start=a, stop=b, units=m) for a, b, m in stages)
         found = made(search, parts, 0.0, unproven)
