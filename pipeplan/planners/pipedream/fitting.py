@@ -202,13 +202,8 @@ class FittingSearch:
         return np.where((need == 1) & (fitting <= 1), 1.0, two), two
 
 
-def fits_any(memory: Memory, space: PartitionSpace, devices: int) -> bool:
-    """Whether any stages on all devices, or on fewer, stay within the memory limit."""
-    return DevicesNeeded(memory, space, devices).stages(memory.law.limit_bytes) is not None
-
-
-def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float, Stages]:
-    """The minimum over all stages of the fullest device's bytes, and stages that reach it.
+def smallest(memory: Memory, space: PartitionSpace, devices: int) -> Stages:
+    """The stages whose fullest device holds the fewest bytes, without messages.
 
     Each limit is tested by the fewest devices from every state to the end. The next limit is below the bytes of the
     stages found, until no stages are within it.
@@ -226,7 +221,7 @@ def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float
             low = limit
         else:
             most, stages = largest, found
-    return most, stages
+    return stages
 
 
 def _largest(memory: Memory, stages: Stages) -> float:

@@ -72,6 +72,10 @@ class PartitionSpace:
         """The devices of one unit that this level (from 0) joins."""
         return int(np.prod([links.units for links in self.levels[:level]], dtype=np.int64))
 
+    def boundaries_s(self, level: int) -> FloatArray:
+        """2 a / B in seconds by state."""
+        return np.asarray(2.0 * self.boundary_bytes / self.levels[level].bandwidth_bytes_per_s)
+
     def allowed(self, level: int, bottleneck_s: float) -> BoolArray:
         """The states where a cut takes at most the bottleneck: 2 a / B, activations and gradients; always both ends."""
         # the boundary term of step 4, solved for the bytes
