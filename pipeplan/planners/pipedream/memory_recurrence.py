@@ -25,7 +25,6 @@ replicas (0: none). T is infinite where the stage does not fit between stages of
 all q for the stages that fit with any. O(n^2 M^3).
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,6 +32,7 @@ import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.pipedream.fitting import Memory
+from pipeplan.planners.pipedream.from_end import Combine, FromEnd, fewest_sent
 from pipeplan.planners.pipedream.probe import Stages
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 from pipeplan.programs.in_transit import InTransit
@@ -42,12 +42,6 @@ CALL_ENTRIES = 10_000
 
 _AT_ONCE = 2**15
 """Entries that are compared at once, to stay in a processor's cache."""
-
-Combine = Callable[[FloatArray, FloatArray], FloatArray]
-"""A stage's value and the value of what follows -> the value of both: the maximum of seconds, the sum of ranks."""
-
-StageValues = Callable[[int, int], FloatArray]
-"""By a stage's units and those downstream, the value of the stages from each state to each; infinite if none fits."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,22 +123,19 @@ def downstream_each(devices: int, replicas: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MemoryRecurrence:
-    """The pipelines from `start` to `stop` on one level, with d = `beyond`; with messages only if `has_messages`."""
+class MemoryRecurrence(FromEnd):
+    """The pipelines from `start` to `stop` on one level, with d = `beyond`; messages count if it `has_neighbours`."""
 
     tables: InnerTables
     level: int
-    start: int
-    stop: int
     beyond: int = 0
-    has_messages: bool = False
 
     @property
     def work(self) -> float:
         """An estimate of the entries that all tables compare: those of an inner level once for each number d."""
-        space, units = self.tables.space, self._units
+        space, units = self.tables.space, self.units
         states = len(space)
-        work = (states**2 / 4.0 + CALL_ENTRIES) * units**2 * (1.0 + units / 6 if self.has_messages else 1.0)
+        work = (states**2 / 4.0 + CALL_ENTRIES) * units**2 * (1.0 + units / 6 if self.has_neighbours else 1.0)
         tables, around = 1.0, units
         for level in reversed(range(self.level)):
             tables = min(tables * around**2 / 2, float(space.devices_inside(len(space.levels))))
@@ -153,68 +144,34 @@ class MemoryRecurrence:
         return work
 
     def optimum(self, *, fewer: bool = False) -> tuple[float, Stages] | None:
-        """The least bottleneck in seconds and its stages, on all units, or on `fewer`. None if none fit.
-
-        Ties go to fewer units, fewer stages, fewer bytes sent, smaller cuts, and fewer units on the earlier stages.
-        """
-        space = self.tables.space
-        boundaries_s = space.boundaries_s(self.level)
-        every = range(1, self._units + 1) if fewer else (self._units,)
-        values = self._values(self._stage_s, boundaries_s, np.maximum)
+        """The least bottleneck in seconds and its stages, on all units, or on `fewer`. None if none fit."""
+        boundaries_s = self.tables.space.boundaries_s(self.level)
+        every = range(1, self.units + 1) if fewer else (self.units,)
+        values = self.values(self._stage_s, boundaries_s, np.maximum)
         least_s = {total: float(values[total][:, 0, self.start].min()) for total in every}
         cost_s = min(least_s.values())
         if not np.isfinite(cost_s):
             return None
         limit_s = cost_s * (1 + 2 * ROUNDING)
-
-        # the same recurrence with the sum of stages and bytes in place of the maximum of seconds
-        between_bytes = space.exchange * (space.weight_bytes - space.weight_bytes[:, None])
-        cuts_bytes = 2.0 * space.boundary_bytes
-        one_stage = 2.0 * float(cuts_bytes.sum()) + float(between_bytes[0, -1]) + 1.0  # exceeds what all stages send
-
-        def rank(first: int, later: int) -> FloatArray:
-            sent_bytes = one_stage + (first - 1) / first * between_bytes
-            return np.where(self._stage_s(first, later) <= limit_s, sent_bytes, np.inf)
-
-        cuts = np.where(boundaries_s <= limit_s, cuts_bytes, np.inf)
         total = min(total for total in every if least_s[total] <= limit_s)
-        return cost_s, tuple(self._read(rank, cuts, self._values(rank, cuts, np.add), total))
 
-    @property
-    def _units(self) -> int:
-        return self.tables.space.levels[self.level].units
+        def within(first: int, later: int) -> BoolArray:
+            return self._stage_s(first, later) <= limit_s
+
+        every_state = np.arange(len(boundaries_s))
+        return cost_s, fewest_sent(self, self.tables.space, every_state, within, boundaries_s <= limit_s, total)
 
     def _stage_s(self, first: int, later: int) -> FloatArray:
         return self.tables.stage_s(self.level, first, later, self.beyond)
 
-    def _values(self, stages: StageValues, cuts: FloatArray, combine: Combine) -> list[FloatArray]:
-        """V by p, each of the shape (r, q, states), from the values of `stages` by r and p - r, and of `cuts`.
-
-        Without messages r and q do not matter, and their axes have one entry.
-        """
-        values = [np.where(np.arange(len(cuts)) == self.stop, 0.0, np.inf)[None, None]]
-        for total in range(1, self._units + 1):
-            rows = []
-            for first in range(1, total + 1):
-                after = self._after(values, cuts, combine, first, total - first)
-                rows.append(self._with_stage(stages(first, total - first), first, total - first, after, combine))
-            values.append(np.stack(rows) if self.has_messages else np.min(rows, axis=0)[None])
-        return values
-
-    def _after(
-        self, values: list[FloatArray], cuts: FloatArray, combine: Combine, first: int, later: int
-    ) -> FloatArray:
-        """By t and state, the cut there and what follows a stage of `first` units, on `later` units."""
-        return combine(values[later][:, first if self.has_messages else 0], cuts) if later else values[0][0]
-
-    def _with_stage(self, stage: FloatArray, first: int, later: int, after: FloatArray, combine: Combine) -> FloatArray:
-        """V by q and state, of a first stage of the value `stage`; `after` is the value by t and state that follows.
+    def with_stage(self, stage: FloatArray, first: int, later: int, after: FloatArray, combine: Combine) -> FloatArray:
+        """V by q and state.
 
         The messages of a stage are a number of its inputs, which depends on q, and of its outputs, which depends on t.
         So the least value after a stage that may have e outputs is a running minimum over the numbers of outputs.
         """
-        if not self.has_messages:
-            return np.asarray(combine(stage, after[0]).min(axis=1))[None]
+        if not self.has_neighbours:
+            return super().with_stage(stage, first, later, after, combine)
         spare_bytes, inputs, outputs = self._messages(first, later)
         sent_bytes = self.tables.memory.boundary_bytes
         by_outputs = np.argsort(outputs, kind="stable")
@@ -244,38 +201,17 @@ class MemoryRecurrence:
         """The bytes that stages leave for messages; the numbers of inputs by q, and of outputs by t."""
         memory, every = self.tables.memory, np.arange(len(self.tables.space))
         held_bytes = memory.held_bytes(every, every, 1.0 + downstream_each(later, first))
-        before = [memory.messages((q, first, min(later, 1), later)) for q in range(self._units - first - later + 1)]
+        before = [memory.messages((q, first, min(later, 1), later)) for q in range(self.units - first - later + 1)]
         after = [memory.messages((0, first, t, later)) for t in (range(1, later + 1) if later else (0,))]
         kept = InTransit(kept_outputs=after[0].kept_outputs)
         spare_bytes = memory.law.limit_bytes - held_bytes - memory.message_bytes(every, every, kept)
         return spare_bytes, np.array([each.inputs for each in before]), np.array([each.outputs for each in after])
 
-    def _fits(self, here: int, q: int, first: int, later: int) -> BoolArray:
+    def fits(self, here: int, before: int, first: int, later: int) -> BoolArray:
         """By t and state, whether a stage from `here` to there fits with its messages."""
-        if not self.has_messages:
-            return np.ones((1, len(self.tables.space)), dtype=bool)
+        if not self.has_neighbours:
+            return super().fits(here, before, first, later)
         spare_bytes, inputs, outputs = self._messages(first, later)
         boundary_bytes = self.tables.memory.boundary_bytes
         sent_bytes = outputs[:, None] * boundary_bytes
-        return np.asarray(inputs[q] * boundary_bytes[here] + sent_bytes <= spare_bytes[here])
-
-    def _read(
-        self, stages: StageValues, cuts: FloatArray, ranks: list[FloatArray], total: int
-    ) -> Iterator[tuple[int, int, int]]:
-        """The stages of the least rank, from the front: the smallest cut, then the fewest units."""
-        here, q, firsts = self.start, 0, range(1, total + 1)
-        while here != self.stop:
-            choices = []
-            for first in firsts:
-                after = self._after(ranks, cuts, np.add, first, total - first)
-                fits = self._fits(here, q, first, total - first)
-                choices.append(np.where(fits, stages(first, total - first)[here] + after, np.inf))
-            limit = min(float(through.min()) for through in choices) * (1 + ROUNDING)
-            stop, first, t = min(
-                (int(stop), first, int(t))
-                for first, through in zip(firsts, choices, strict=True)
-                for t, stop in np.argwhere(through <= limit)
-            )
-            yield here, stop, first
-            here, total, q = stop, total - first, first
-            firsts = range(t + 1, t + 2) if self.has_messages else range(1, total + 1)
+        return np.asarray(inputs[before] * boundary_bytes[here] + sent_bytes <= spare_bytes[here])

@@ -5,16 +5,19 @@ later form (SOSP 2019, section 3.1), inside out: a server's pipeline for a part 
 around it. `space` has the formulas and numbers their steps. Five solvers share the work; `partition` chooses among
 them.
 
-Where we differ: stages must fit their devices, a stated rule chooses among equal optima (`ties`), and a proof comes
+Where we differ: stages must fit their devices, a stated rule chooses among equal optima (`from_end`), and a proof comes
 with the answer.
 """
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
+from pipeplan.arrays import BoolArray, FloatArray
 from pipeplan.planners.pipedream.fitting import DevicesNeeded, FittingSearch, Memory, smallest
+from pipeplan.planners.pipedream.from_end import FromEnd, fewest_sent
 from pipeplan.planners.pipedream.memory_recurrence import InnerTables, MemoryRecurrence, downstream_each
 from pipeplan.planners.pipedream.parts import (
     LevelPart,
@@ -28,14 +31,16 @@ from pipeplan.planners.pipedream.parts import (
     made,
     priced,
 )
-from pipeplan.planners.pipedream.probe import Stages, units_before
-from pipeplan.planners.pipedream.recurrence import LevelSearch, Optimum
-from pipeplan.planners.pipedream.space import PartitionSpace
+from pipeplan.planners.pipedream.probe import Stages, least_units, units_before
+from pipeplan.planners.pipedream.recurrence import NOTHING, LevelSearch, Optimum
+from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 from pipeplan.planners.pipedream.straight import Straight
-from pipeplan.planners.pipedream.ties import preferred
 
 RECURRENCE_ENTRIES = 3e8
 """Upper bound on the entries that the recurrence with memory compares: a few seconds. Beyond, a gap may remain."""
+
+TIED_ENTRIES = 2e8
+"""Upper bound on the entries that the rule for ties compares: some tenths of a second."""
 
 RAISED = 1.5
 """The factor by which the limit on the bottleneck grows where no stages that fit are within it."""
@@ -75,8 +80,47 @@ def _parts(level: LevelSearch, start: int, stop: int) -> tuple[LevelPart, ...]:
     """The preferred stages of a level, and inside each those of the level within."""
     return tuple(
         LevelPart(start=a, stop=b, units=m, inside=() if level.inner is None else _parts(level.inner, a, b))
-        for a, b, m in preferred(level, start, stop)
+        for a, b, m in _preferred(level, start, stop)
     )
+
+
+def _preferred(level: LevelSearch, start: int, stop: int) -> Stages:
+    """The stages of the optimum from one state to another that the rule for ties prefers (`from_end`).
+
+    Where the rule's table has more than `TIED_ENTRIES` entries: those that the search found.
+    """
+    everything = (start, stop, level.units)
+    limit_s = level.optimum_s(start, stop) * (1 + 2 * ROUNDING)
+    if not level.fewer and level.stage_s(*everything) <= limit_s:
+        return (everything,)
+    within_s = level.optimum_s(start, stop) or level.stage_s(*everything) * NOTHING
+    states = level.states(level.space.within(start, stop), within_s)
+    needs = level.needs(within_s, start, stop)
+    while True:
+        # by the bounds known so far; if a stage turns out slower, its time is known in the next round
+        table = least_units(needs, states, level.units)
+        on_a_path = table.least + units_before(needs, states) <= level.units
+        states, units = states[on_a_path], int(table.least[0]) if level.fewer else level.units
+        if (len(states) * units) ** 2 > TIED_ENTRIES:
+            return level.optimum(start, stop).stages
+        need, several = needs.block(states, states)
+        pipelines = FromEnd(units=units, start=0, stop=len(states) - 1)
+        found = fewest_sent(
+            pipelines,
+            level.space,
+            states,
+            within=partial(_enough, need, several),
+            cuts_within=np.ones(len(states), dtype=bool),
+            total=units,
+        )
+        stages = tuple((int(states[a]), int(states[b]), m) for a, b, m in found)
+        if all(level.stage_s(*stage) <= max(limit_s, within_s) for stage in stages):
+            return stages
+
+
+def _enough(need: FloatArray, several: FloatArray, units: int, downstream: int) -> BoolArray:
+    """Whether so many units are enough for the stages, by the least units, and the least of two and more."""
+    return np.asarray((need == units) | (several <= units))
 
 
 def _proof(search: PartitionSearch, level: LevelSearch) -> Proof:
@@ -128,8 +172,14 @@ def _in_units(space: PartitionSpace, level: int, stages: Stages) -> tuple[LevelP
 def _exact(search: PartitionSearch, *, has_messages: bool = False) -> MemoryRecurrence | None:
     """`memory_recurrence` for the whole search; None if it is not affordable."""
     tables = InnerTables(space=search.space, memory=_memory(search))
-    level, last = search.outermost, search.space.last
-    recurrence = MemoryRecurrence(tables=tables, level=level, start=0, stop=last, has_messages=has_messages)
+    recurrence = MemoryRecurrence(
+        tables=tables,
+        level=search.outermost,
+        units=search.space.levels[-1].units,
+        start=0,
+        stop=search.space.last,
+        has_neighbours=has_messages,
+    )
     return recurrence if recurrence.work <= RECURRENCE_ENTRIES else None
 
 
@@ -151,7 +201,8 @@ def _parts_by_recurrence(recurrence: MemoryRecurrence, stages: Stages) -> Iterat
         inside: tuple[LevelPart, ...] = ()
         if level > 0:
             beyond = downstream_each(downstream * space.devices_inside(level) + recurrence.beyond, units)
-            inner = replace(recurrence, level=level - 1, start=start, stop=stop, beyond=beyond)
+            units_inside = space.levels[level - 1].units
+            inner = replace(recurrence, level=level - 1, units=units_inside, start=start, stop=stop, beyond=beyond)
             found = inner.optimum()
             inside = tuple(_parts_by_recurrence(inner, found[1])) if found else ()
         yield LevelPart(start=start, stop=stop, units=units, inside=inside)

@@ -48,7 +48,7 @@ def test_the_stages_are_as_fast_as_the_recurrence_says(states: States, units: in
     assert search.memory is not None
     tables = InnerTables(space=search.space, memory=search.memory)
     every = step_by_step(tables, search.devices)[:, 0]
-    recurrence = MemoryRecurrence(tables=tables, level=0, start=0, stop=search.space.last)
+    recurrence = MemoryRecurrence(tables=tables, level=0, units=search.devices, start=0, stop=search.space.last)
     found = recurrence.optimum(fewer=fewer)
     least_s = every.min() if fewer else every[-1]
     assert (found is None) == np.isinf(least_s)
