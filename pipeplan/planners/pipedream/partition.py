@@ -36,11 +36,14 @@ from pipeplan.planners.pipedream.recurrence import NOTHING, LevelSearch, Optimum
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 from pipeplan.planners.pipedream.straight import Straight
 
-RECURRENCE_ENTRIES = 3e8
+RECURRENCE_ENTRIES = 1e8
 """Upper bound on the entries that the recurrence with memory compares: a few seconds. Beyond, a gap may remain."""
 
-TIED_ENTRIES = 2e8
+TIED_ENTRIES = 3e7
 """Upper bound on the entries that the rule for ties compares: some tenths of a second."""
+
+NEAREST = 0.05
+"""The relative precision of the bytes that the nearest miss lacks."""
 
 RAISED = 1.5
 """The factor by which the limit on the bottleneck grows where no stages that fit are within it."""
@@ -267,19 +270,27 @@ def _memory(search: PartitionSearch) -> Memory:
 def nearest(search: PartitionSearch) -> tuple[Partition, int, float]:
     """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss if none fits.
 
-    Messages count, but do not decide how a stage is replicated: of three kinds of pipelines the best is taken.
+    With messages, unless the pipeline is straight: to the share `NEAREST`, or of two kinds of pipelines the better one.
     """
     memory, flat = _memory(search), search.on_one_level
-    unproven = Proof(method="recurrence", bound_s=0.0)
-    found = []
-    if search.straight or search.devices < len(search.space):
-        straight = _best_straight(search, Straight(space=search.space, memory=memory, of_bytes=True))
-        found += [] if straight is None else [replace(straight, cost_s=0.0, proof=unproven)]
-    if not (search.straight and found):
-        found += [data_parallel(search), made(flat, _flat(smallest(memory, flat.space, search.devices)), 0.0, unproven)]
-    closest = min(found, key=lambda each: max(held_bytes(search, each)))
-    held = held_bytes(search, closest)
-    return closest, held.index(max(held)), max(held)
+    found = None
+    if search.straight:
+        found = _best_straight(search, Straight(space=search.space, memory=memory, of_bytes=True))
+    if found is None:
+        unproven = Proof(method="none", bound_s=0.0)
+        fewest = made(flat, _flat(smallest(memory, flat.space, search.devices)), 0.0, unproven)
+        found = min(fewest, data_parallel(flat), key=lambda each: max(held_bytes(flat, each)))
+        low = max(alone for alone, _ in held_bytes_apart(flat, fewest))
+        while (high := max(held_bytes(flat, found))) > low * (1 + NEAREST):
+            law = replace(memory.law, limit_bytes=(low + high) / 2)
+            recurrence = _exact(replace(flat, memory=replace(memory, law=law)), has_messages=True)
+            if recurrence is None:
+                break
+            less = _of_recurrence(flat, recurrence)
+            found, low = (found, law.limit_bytes) if less is None else (less, low)
+    found = replace(found, cost_s=0.0, proof=Proof(method="recurrence", bound_s=0.0))
+    held = held_bytes(search, found)
+    return found, held.index(max(held)), max(held)
 
 
 def _flat(stages: Stages) -> tuple[LevelPart, ...]:
