@@ -173,7 +173,7 @@ class MemoryRecurrence(FromEnd):
         if not self.has_neighbours:
             return super().with_stage(stage, first, later, after, combine)
         spare_bytes, inputs, outputs = self._messages(first, later)
-        sent_bytes = self.tables.memory.boundary_bytes
+        sent_bytes = self.tables.memory.states.boundary_bytes
         by_outputs = np.argsort(outputs, kind="stable")
         outputs, least = outputs[by_outputs], np.minimum.accumulate(after[by_outputs], axis=0)
 
@@ -212,6 +212,6 @@ class MemoryRecurrence(FromEnd):
         if not self.has_neighbours:
             return super().fits(here, before, first, later)
         spare_bytes, inputs, outputs = self._messages(first, later)
-        boundary_bytes = self.tables.memory.boundary_bytes
+        boundary_bytes = self.tables.memory.states.boundary_bytes
         sent_bytes = outputs[:, None] * boundary_bytes
         return np.asarray(inputs[before] * boundary_bytes[here] + sent_bytes <= spare_bytes[here])

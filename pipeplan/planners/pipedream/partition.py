@@ -43,7 +43,7 @@ TIED_ENTRIES = 3e7
 """Upper bound on the entries that the rule for ties compares: some tenths of a second."""
 
 NEAREST = 0.05
-"""The relative precision of the bytes that the nearest miss lacks."""
+"""The relative precision of the bytes of the nearest miss, if messages count."""
 
 RAISED = 1.5
 """The factor by which the limit on the bottleneck grows where no stages that fit are within it."""
