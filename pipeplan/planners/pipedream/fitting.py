@@ -53,15 +53,7 @@ class Memory:
     """The law for the states of a space."""
 
     law: Law
-    weight_bytes: FloatArray
-    added_bytes: FloatArray
-    kept_before: FloatArray
-    input_bytes: FloatArray
-    transient_bytes: FloatArray | None
-    late_bytes: FloatArray | None
-    untrained_bytes: FloatArray | None
-    boundary_bytes: FloatArray
-    kept_output_bytes: FloatArray
+    states: States
 
     def messages(self, neighbours: Neighbours) -> InTransit:
         """The messages in transit of a stage between these neighbours; none in an accounting without messages."""
@@ -69,8 +61,14 @@ class Memory:
 
     def message_bytes(self, rows: IntArray, columns: IntArray, messages: InTransit) -> FloatArray:
         """The bytes of messages in transit of the stages from each row to each column."""
-        received, sent = self.boundary_bytes[rows, None], self.boundary_bytes[columns]
-        return messages.bytes(received, sent, self.kept_output_bytes[columns])
+        boundary_bytes = self.states.boundary_bytes
+        return messages.bytes(boundary_bytes[rows, None], boundary_bytes[columns], self.kept_output_bytes[columns])
+
+    @property
+    def kept_output_bytes(self) -> FloatArray:
+        """See `States.kept_output_bytes`."""
+        kept_bytes = self.states.kept_output_bytes
+        return np.zeros(len(self.states)) if kept_bytes is None else kept_bytes
 
     def held_bytes(self, rows: IntArray, columns: IntArray, held: FloatArray | float) -> FloatArray:
         """The bytes of a worker of the stages from each row to each column, with `held` minibatches in flight."""
@@ -88,40 +86,24 @@ class Memory:
     def fixed_and_each(self, rows: IntArray, columns: IntArray) -> tuple[FloatArray, FloatArray]:
         """The bytes that do not depend on the minibatches in flight, and those of each of them."""
         fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
-        if self.untrained_bytes is not None:
-            fixed = fixed + (self.untrained_bytes[columns] - self.untrained_bytes[rows, None])
-        return fixed, each
+        return fixed + _between(self.states.untrained_bytes, rows, columns), each
 
     def weighted(self, factors: Factors, rows: IntArray, columns: IntArray) -> FloatArray:
-        weights, activations, inputs, transients, late = factors
-        total = weights * (self.weight_bytes[columns] - self.weight_bytes[rows, None])
+        states, (weights, activations, inputs, transients, late) = self.states, factors
+        total = weights * _between(states.weight_bytes, rows, columns)
         if activations:
-            total += activations * (self.added_bytes[columns] - self.kept_before[rows, None])
+            total += activations * (states.added_bytes[columns] - states.kept_before[rows, None])
         if inputs:
-            total += inputs * self.input_bytes[rows, None]
-        if transients and self.transient_bytes is not None:
-            total += transients * self.transient_bytes[np.ix_(rows, columns)]
-        if late and self.late_bytes is not None:
-            total += late * (self.late_bytes[columns] - self.late_bytes[rows, None])
+            total += inputs * states.input_bytes[rows, None]
+        if transients and states.transient_bytes is not None:
+            total += transients * states.transient_bytes[np.ix_(rows, columns)]
+        if late:
+            total += late * _between(states.late_bytes, rows, columns)
         return np.asarray(total)
 
 
-def memory_of(states: States, space: PartitionSpace, law: Law) -> Memory:
-    """The law, for the states in the space's order."""
-    order = space.original
-    transients = states.transient_bytes
-    return Memory(
-        law=law,
-        weight_bytes=space.weight_bytes,
-        added_bytes=np.asarray(states.added_bytes, dtype=np.float64)[order],
-        kept_before=np.asarray(states.kept_before, dtype=np.float64)[order],
-        input_bytes=np.asarray(states.input_bytes, dtype=np.float64)[order],
-        transient_bytes=None if transients is None else transients[np.ix_(order, order)],
-        late_bytes=None if states.late_bytes is None else states.late_bytes[order],
-        untrained_bytes=None if states.untrained_bytes is None else states.untrained_bytes[order],
-        boundary_bytes=space.boundary_bytes,
-        kept_output_bytes=np.zeros(len(space)) if states.kept_output_bytes is None else states.kept_output_bytes[order],
-    )
+def _between(sums: FloatArray | None, rows: IntArray, columns: IntArray) -> FloatArray | float:
+    return 0.0 if sums is None else sums[columns] - sums[rows, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -202,13 +184,8 @@ class FittingSearch:
         return np.where((need == 1) & (fitting <= 1), 1.0, two), two
 
 
-def fits_any(memory: Memory, space: PartitionSpace, devices: int) -> bool:
-    """Whether any stages on all devices, or on fewer, stay within the memory limit."""
-    return DevicesNeeded(memory, space, devices).stages(memory.law.limit_bytes) is not None
-
-
-def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float, Stages]:
-    """The minimum over all stages of the fullest device's bytes, and stages that reach it.
+def smallest(memory: Memory, space: PartitionSpace, devices: int) -> Stages:
+    """The stages whose fullest device holds the fewest bytes, without messages.
 
     Each limit is tested by the fewest devices from every state to the end. The next limit is below the bytes of the
     stages found, until no stages are within it.
@@ -226,7 +203,7 @@ def smallest(memory: Memory, space: PartitionSpace, devices: int) -> tuple[float
             low = limit
         else:
             most, stages = largest, found
-    return most, stages
+    return stages
 
 
 def _largest(memory: Memory, stages: Stages) -> float:

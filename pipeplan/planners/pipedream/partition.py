@@ -5,36 +5,45 @@ later form (SOSP 2019, section 3.1), inside out: a server's pipeline for a part 
 around it. `space` has the formulas and numbers their steps. Five solvers share the work; `partition` chooses among
 them.
 
-Where we differ: stages must fit their devices, a stated rule chooses among equal optima (`ties`), and a proof comes
+Where we differ: stages must fit their devices, a stated rule chooses among equal optima (`from_end`), and a proof comes
 with the answer.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from pipeplan.planners.pipedream.fitting import FittingSearch, Memory, fits_any, smallest
-from pipeplan.planners.pipedream.memory_recurrence import MemoryProblem, Recurrence, downstream_each
-from pipeplan.planners.pipedream.message_recurrence import MessageRecurrence
+from pipeplan.arrays import BoolArray, FloatArray
+from pipeplan.planners.pipedream.fitting import DevicesNeeded, FittingSearch, Memory, smallest
+from pipeplan.planners.pipedream.from_end import FromEnd, fewest_sent
+from pipeplan.planners.pipedream.memory_recurrence import InnerTables, MemoryRecurrence, downstream_each
 from pipeplan.planners.pipedream.parts import (
     LevelPart,
     Partition,
     PartitionSearch,
     Proof,
+    data_parallel,
     fits,
     held_bytes,
     held_bytes_apart,
     made,
     priced,
 )
-from pipeplan.planners.pipedream.probe import Stages, units_before
-from pipeplan.planners.pipedream.recurrence import LevelSearch, Optimum
-from pipeplan.planners.pipedream.space import PartitionSpace
+from pipeplan.planners.pipedream.probe import Stages, least_units, units_before
+from pipeplan.planners.pipedream.recurrence import NOTHING, LevelSearch, Optimum
+from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 from pipeplan.planners.pipedream.straight import Straight
-from pipeplan.planners.pipedream.ties import preferred
 
-RECURRENCE_ENTRIES = 3e8
+RECURRENCE_ENTRIES = 1e8
 """Upper bound on the entries that the recurrence with memory compares: a few seconds. Beyond, a gap may remain."""
+
+TIED_ENTRIES = 3e7
+"""Upper bound on the entries that the rule for ties compares: some tenths of a second."""
+
+NEAREST = 0.05
+"""The relative precision of the bytes of the nearest miss, if messages count."""
 
 RAISED = 1.5
 """The factor by which the limit on the bottleneck grows where no stages that fit are within it."""
@@ -55,11 +64,10 @@ def partition(search: PartitionSearch) -> Partition | None:
     found = made(search, _parts(level, 0, search.space.last), optimum.cost_s, _proof(search, level))
     if search.memory is None or fits(search, found):
         return found
-    if search.outermost == 0:
-        # `message_recurrence`: memory decides on one level of few devices, exact.
-        recurrence = MessageRecurrence(tables=Recurrence(space=search.space, memory=search.memory))
-        if recurrence.work() <= RECURRENCE_ENTRIES:
-            return _of_recurrence(search, recurrence)
+    has_messages = search.memory.law.buffers is not None
+    if search.outermost == 0 and (recurrence := _exact(search, has_messages=has_messages)) is not None:
+        # `memory_recurrence`: memory decides on one level of few devices, exact.
+        return _of_recurrence(search, recurrence)
     return _with_room(search, level, optimum)
 
 
@@ -75,8 +83,47 @@ def _parts(level: LevelSearch, start: int, stop: int) -> tuple[LevelPart, ...]:
     """The preferred stages of a level, and inside each those of the level within."""
     return tuple(
         LevelPart(start=a, stop=b, units=m, inside=() if level.inner is None else _parts(level.inner, a, b))
-        for a, b, m in preferred(level, start, stop)
+        for a, b, m in _preferred(level, start, stop)
     )
+
+
+def _preferred(level: LevelSearch, start: int, stop: int) -> Stages:
+    """The stages of the optimum from one state to another that the rule for ties prefers (`from_end`).
+
+    Where the rule's table has more than `TIED_ENTRIES` entries: those that the search found.
+    """
+    everything = (start, stop, level.units)
+    limit_s = level.optimum_s(start, stop) * (1 + 2 * ROUNDING)
+    if not level.fewer and level.stage_s(*everything) <= limit_s:
+        return (everything,)
+    within_s = level.optimum_s(start, stop) or level.stage_s(*everything) * NOTHING
+    states = level.states(level.space.within(start, stop), within_s)
+    needs = level.needs(within_s, start, stop)
+    while True:
+        # by the bounds known so far; if a stage turns out slower, its time is known in the next round
+        table = least_units(needs, states, level.units)
+        on_a_path = table.least + units_before(needs, states) <= level.units
+        states, units = states[on_a_path], int(table.least[0]) if level.fewer else level.units
+        if (len(states) * units) ** 2 > TIED_ENTRIES:
+            return level.optimum(start, stop).stages
+        need, several = needs.block(states, states)
+        pipelines = FromEnd(units=units, start=0, stop=len(states) - 1)
+        found = fewest_sent(
+            pipelines,
+            level.space,
+            states,
+            within=partial(_enough, need, several),
+            cuts_within=np.ones(len(states), dtype=bool),
+            total=units,
+        )
+        stages = tuple((int(states[a]), int(states[b]), m) for a, b, m in found)
+        if all(level.stage_s(*stage) <= max(limit_s, within_s) for stage in stages):
+            return stages
+
+
+def _enough(need: FloatArray, several: FloatArray, units: int, downstream: int) -> BoolArray:
+    """Whether so many units are enough for the stages, by the least units, and the least of two and more."""
+    return np.asarray((need == units) | (several <= units))
 
 
 def _proof(search: PartitionSearch, level: LevelSearch) -> Proof:
@@ -125,46 +172,68 @@ def _in_units(space: PartitionSpace, level: int, stages: Stages) -> tuple[LevelP
     )
 
 
+def _exact(search: PartitionSearch, *, has_messages: bool = False) -> MemoryRecurrence | None:
+    """`memory_recurrence` for the whole search; None if it is not affordable."""
+    tables = InnerTables(space=search.space, memory=_memory(search))
+    recurrence = MemoryRecurrence(
+        tables=tables,
+        level=search.outermost,
+        units=search.space.levels[-1].units,
+        start=0,
+        stop=search.space.last,
+        has_neighbours=has_messages,
+    )
+    return recurrence if recurrence.work <= RECURRENCE_ENTRIES else None
+
+
+def _of_recurrence(search: PartitionSearch, recurrence: MemoryRecurrence) -> Partition | None:
+    found = recurrence.optimum(fewer=search.fewer)
+    if found is None:
+        return None
+    cost_s, stages = found
+    proof = Proof(method="recurrence", bound_s=cost_s)
+    return made(search, tuple(_parts_by_recurrence(recurrence, stages)), cost_s, proof)
+
+
+def _parts_by_recurrence(recurrence: MemoryRecurrence, stages: Stages) -> Iterator[LevelPart]:
+    """The stages; inside each those of V^{k-1} with the devices downstream."""
+    space, level = recurrence.tables.space, recurrence.level
+    downstream = sum(units for _, _, units in stages)
+    for start, stop, units in stages:
+        downstream -= units
+        inside: tuple[LevelPart, ...] = ()
+        if level > 0:
+            beyond = downstream_each(downstream * space.devices_inside(level) + recurrence.beyond, units)
+            units_inside = space.levels[level - 1].units
+            inner = replace(recurrence, level=level - 1, units=units_inside, start=start, stop=stop, beyond=beyond)
+            found = inner.optimum()
+            inside = tuple(_parts_by_recurrence(inner, found[1])) if found else ()
+        yield LevelPart(start=start, stop=stop, units=units, inside=inside)
+
+
 def _fitting(search: PartitionSearch, level: LevelSearch, optimum: Optimum) -> Partition | None:
     """Where memory decides, without messages: `memory_recurrence`, exact, if it is affordable; else `fitting`, whose
     proof may leave a gap.
     """
     memory = _memory(search)
-    if not fits_any(memory, search.space, search.devices):
+    if DevicesNeeded(memory, search.space, search.devices).stages(memory.law.limit_bytes) is None:
         return None
-    tables = Recurrence(space=search.space, memory=memory)
-    if tables.work() <= RECURRENCE_ENTRIES:
-        problem = MemoryProblem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
-        used, cost_s = _optimum(search, problem, optimum.cost_s)
-        if not np.isfinite(cost_s):
-            return None
-        parts = _parts_by_recurrence(problem, used, cost_s)
-        return made(search, parts, cost_s, Proof(method="recurrence", bound_s=cost_s))
-
+    recurrence = _exact(search)
+    if recurrence is not None:
+        return _of_recurrence(search, recurrence)
     if search.outermost > 0:
         # as if every link were the slowest: the plan is possible, and no slower than predicted
         flat = partition(search.on_one_level)
         return None if flat is None else replace(flat, proof=_proof(search, level))
-    stages = smallest(memory, search.space, search.devices)[1]
-    found = FittingSearch(level, memory).search(stages, optimum.refuted_s)
-    parts = tuple(LevelPart(start=a, stop=b, units=m) for a, b, m in found.stages)
-    return made(search, parts, found.cost_s, Proof(method="fewest that fit", bound_s=found.refuted_s))
-
-
-def _of_recurrence(search: PartitionSearch, recurrence: MessageRecurrence) -> Partition | None:
-    found = recurrence.optimum(fewer=search.fewer)
-    if found is None:
-        return None
-    cost, stages = found
-    parts = tuple(LevelPart(start=a, stop=b, units=m) for a, b, m in stages)
-    return made(search, parts, cost, Proof(method="recurrence", bound_s=cost))
+    found = FittingSearch(level, memory).search(smallest(memory, search.space, search.devices), optimum.refuted_s)
+    return made(search, _flat(found.stages), found.cost_s, Proof(method="fewest that fit", bound_s=found.refuted_s))
 
 
 def _with_room(search: PartitionSearch, level: LevelSearch, optimum: Optimum) -> Partition | None:
     """Stages that fit with their messages, by searches without messages: each reserves more memory for them. The proof
     may leave a gap.
     """
-    memory, reserved_bytes, smaller = _memory(search), 0.0, search
+    memory, reserved_bytes = _memory(search), 0.0
     first = found = _fitting(search, level, optimum)
     while found is not None and not fits(search, found):
         # enough to rule out one of the stages that do not fit, for any neighbours
@@ -174,12 +243,15 @@ def _with_room(search: PartitionSearch, level: LevelSearch, optimum: Optimum) ->
         )
         reserved_bytes = max(ruled_out + 1, RAISED * reserved_bytes)
         law = replace(memory.law, limit_bytes=limit - reserved_bytes)
-        smaller = replace(search, memory=replace(memory, law=law))
-        found = _fitting(smaller, level, optimum)
+        found = _fitting(replace(search, memory=replace(memory, law=law)), level, optimum)
     if first is None or found is first:
         return found
-    least = nearest(search)[0]
-    others = _on_one_level(search) or priced(search, least.parts)
+
+    # the best stages as if all links were the slowest, with messages; or those that hold the least
+    others = None
+    if search.outermost > 0 and (recurrence := _exact(search.on_one_level, has_messages=True)) is not None:
+        others = _of_recurrence(search.on_one_level, recurrence)
+    others = priced(search, (others or nearest(search)[0]).parts)
     fitting = [each for each in (found, others) if each is not None and fits(search, each)]
     if not fitting:
         return None
@@ -189,30 +261,6 @@ def _with_room(search: PartitionSearch, level: LevelSearch, optimum: Optimum) ->
     return replace(min(fitting, key=lambda each: each.cost_s), proof=proof)
 
 
-def _on_one_level(search: PartitionSearch) -> Partition | None:
-    """The best stages as if all links were the slowest, with messages; None if none fit, or this takes too long."""
-    flat = search.on_one_level
-    recurrence = MessageRecurrence(tables=Recurrence(space=flat.space, memory=_memory(search)))
-    if search.outermost == 0 or recurrence.work() > RECURRENCE_ENTRIES:
-        return None
-    found = _of_recurrence(flat, recurrence)
-    return None if found is None else priced(search, found.parts)
-
-
-def _optimum(search: PartitionSearch, problem: MemoryProblem, least_s: float) -> tuple[int, float]:
-    """The units that the best plan uses, and its time, which is `least_s` or more; infinite if none fits."""
-    units, space = search.space.levels[-1].units, search.space
-    exchange_s = float(space.exchange_s(search.outermost, space.weight_bytes[-1], units))
-    longest_s = max(float(space.compute_s[-1]), exchange_s, float(problem.tables.boundaries_s(problem.level).max()))
-    limit_s = least_s
-    while True:
-        limit_s = limit_s * RAISED if 0 < limit_s < longest_s else np.inf
-        values = problem.optimum_s(units, limit_s)[:, 0]
-        used = int(np.argmin(values)) if search.fewer else units
-        if values[used] <= limit_s:
-            return used, float(values[used])
-
-
 def _memory(search: PartitionSearch) -> Memory:
     if search.memory is None:
         raise ValueError("a search without memory has no stages that do not fit")
@@ -220,44 +268,31 @@ def _memory(search: PartitionSearch) -> Memory:
 
 
 def nearest(search: PartitionSearch) -> tuple[Partition, int, float]:
-    """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss if none fits."""
-    memory = _memory(search)
-    tables = Recurrence(space=search.space, memory=memory, of_bytes=True)
-    unproven = Proof(method="recurrence", bound_s=0.0)
+    """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss if none fits.
+
+    With messages, unless the pipeline is straight: to the share `NEAREST`, or of two kinds of pipelines the better one.
+    """
+    memory, flat = _memory(search), search.on_one_level
     found = None
     if search.straight:
         found = _best_straight(search, Straight(space=search.space, memory=memory, of_bytes=True))
-    flat = search.on_one_level
-    messages = MessageRecurrence(tables=replace(tables, space=flat.space))
-    if found is None and messages.work() <= RECURRENCE_ENTRIES:
-        search = flat
-        found = _of_recurrence(search, messages)
-    if found is not None:
-        found = replace(found, cost_s=0.0, proof=unproven)
-    elif search.outermost > 0 and tables.work() <= RECURRENCE_ENTRIES:
-        problem = MemoryProblem(tables=tables, level=search.outermost, start=0, stop=search.space.last, beyond=0)
-        units = search.space.levels[-1].units
-        parts = _parts_by_recurrence(problem, units, float(problem.optimum_s(units)[units, 0]))
-        found = made(search, parts, 0.0, unproven)
-    else:
-        search = flat
-        stages = smallest(memory, search.space, search.devices)[1]
-        parts = tuple(LevelPart(start=a, stop=b, units=m) for a, b, m in stages)
-        found = made(search, parts, 0.0, unproven)
+    if found is None:
+        unproven = Proof(method="none", bound_s=0.0)
+        fewest = made(flat, _flat(smallest(memory, flat.space, search.devices)), 0.0, unproven)
+        found = min(fewest, data_parallel(flat), key=lambda each: max(held_bytes(flat, each)))
+        low = max(alone for alone, _ in held_bytes_apart(flat, fewest))
+        while (high := max(held_bytes(flat, found))) > low * (1 + NEAREST):
+            law = replace(memory.law, limit_bytes=(low + high) / 2)
+            recurrence = _exact(replace(flat, memory=replace(memory, law=law)), has_messages=True)
+            if recurrence is None:
+                break
+            less = _of_recurrence(flat, recurrence)
+            found, low = (found, law.limit_bytes) if less is None else (less, low)
+    found = replace(found, cost_s=0.0, proof=Proof(method="recurrence", bound_s=0.0))
     held = held_bytes(search, found)
     return found, held.index(max(held)), max(held)
 
 
-def _parts_by_recurrence(problem: MemoryProblem, units: int, cost_s: float) -> tuple[LevelPart, ...]:
-    """The preferred stages within the cost; inside each, those of V^{k-1} with the devices downstream."""
-    space, parts, downstream = problem.tables.space, [], units
-    for start, stop, taken in problem.preferred(units, cost_s):
-        downstream -= taken
-        inside: tuple[LevelPart, ...] = ()
-        if problem.level > 0:
-            beyond = downstream_each(downstream * space.devices_inside(problem.level) + problem.beyond, taken)
-            inner = MemoryProblem(tables=problem.tables, level=problem.level - 1, start=start, stop=stop, beyond=beyond)
-            everything = space.levels[problem.level - 1].units
-            inside = _parts_by_recurrence(inner, everything, float(inner.optimum_s(everything)[everything, start]))
-        parts.append(LevelPart(start=start, stop=stop, units=taken, inside=inside))
-    return tuple(parts)
+def _flat(stages: Stages) -> tuple[LevelPart, ...]:
+    """The stages as parts of a single level."""
+    return tuple(LevelPart(start=start, stop=stop, units=units) for start, stop, units in stages)

@@ -7,7 +7,7 @@ from itertools import count
 import numpy as np
 
 from pipeplan.costs.memory import minibatches_in_flight
-from pipeplan.planners.pipedream.fitting import Law, Memory, memory_of
+from pipeplan.planners.pipedream.fitting import Law, Memory
 from pipeplan.planners.pipedream.space import LevelLinks, PartitionSpace, space_of
 from pipeplan.planners.pipedream.states import States
 
@@ -108,7 +108,7 @@ def search_of(
     """The search for these states, without levels of one unit, which join nothing; at least one level remains."""
     joining = [links for links in levels if links.units > 1] or [levels[-1]]
     space = space_of(states, tuple(joining), exchange)
-    memory = None if law is None else memory_of(states, space, law)
+    memory = None if law is None else Memory(law=law, states=space.states)
     return PartitionSearch(space=space, memory=memory, straight=straight, fewer=fewer)
 
 

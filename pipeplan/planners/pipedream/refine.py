@@ -1,38 +1,30 @@
-"""Refine: a plan of a graph with too many cuts to list, and a bound on its gap to the optimum.
+"""Refine: a plan of a graph with too many cuts to list.
 
-1. The search solves the cuts of one order of the blocks (`graph.line_of`), as it solves any states.
-2. A bound over all cuts of the graph says how much better a plan could be (`graph_bound`).
-3. If the gap is not negligible, the search adds two kinds of cuts: cuts of few bytes that the bound found on the way,
-   and cuts near those of the plan. A near cut differs by a few blocks, or by one block that moves to the other side
-   together with every block that must follow it. The search then solves the states again. It stops when this does not
-   help any more, or after `ROUNDS` rounds.
+1. The search solves the places of one order of the blocks (`graph.line_of`), as it solves any states.
+2. It adds three kinds of cuts, and solves the states again: the places of the order that the fewest bytes cross
+   (`costs.graph_order`); those that differ from a cut of the plan by one block, which moves to the other side together
+   with every block that must follow it; and those that differ by a few blocks.
+3. It stops when this does not help any more, when the plan is as fast as all devices sharing all compute, which is the
+   bound, or after `ROUNDS` rounds.
 """
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
-from pipeplan.costs.graph import closures, crossing_by_cut, graph_of, membership
+from pipeplan.arrays import FloatArray
+from pipeplan.costs.graph import Graph, closures, crossing_by_cut, graph_of, line_of, membership
+from pipeplan.costs.graph_order import least_order
 from pipeplan.documents.certificate import Certificate
 from pipeplan.planners.pipedream.certificate import QUANTITY
-from pipeplan.planners.pipedream.graph_bound import (
-    BLOCKS_AT_MOST,
-    Blocks,
-    Bound,
-    HeldBytes,
-    Machines,
-    Sides,
-    bound,
-    compute_bound,
-    windows_of,
-)
 from pipeplan.planners.pipedream.partition import partition
 from pipeplan.planners.pipedream.parts import Partition, fits
-from pipeplan.planners.pipedream.states import CutStates, evenly, exactly_summed, states_of, summed
-from pipeplan.planners.pipedream.terms import FACTORS, gradient_copies, law, search, synchronisation
+from pipeplan.planners.pipedream.states import CutStates, evenly, states_of, summed
+from pipeplan.planners.pipedream.terms import gradient_copies, search
 from pipeplan.planners.problem import PlanningProblem
 
 ENTRIES_AT_MOST = 2e7
@@ -43,6 +35,9 @@ ROUNDS = 4
 
 CUTS_AT_MOST = 1200
 """Upper bound on the states that are solved at once after the first round."""
+
+BLOCKS_AT_MOST = 4000
+"""Upper bound on the blocks of a dependency table; beyond, no cuts are added."""
 
 STEPS_AT_MOST = 100_000
 """Upper bound on the blocks examined for the cuts near one cut of a plan: a few hundredths of a second."""
@@ -65,30 +60,32 @@ def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> R
 
     Deterministic: effort is counted, not timed.
     """
-    blocks = _blocks(problem, microbatch_size)
     solved = _solved(problem, cuts)
     if solved is None:
         return None
     cuts, found = solved
-    machines = _machines(problem)
-    if len(blocks.graph) > BLOCKS_AT_MOST:
-        proven = compute_bound(blocks, problem.cluster.devices, found.cost_s)
-        return Refined(cuts=cuts, found=found, certificate=_certificate(problem, found, proven))
-    cut = _Cut(blocks=blocks, machines=machines)
-    proven, cheap = cut.bound(cuts, found)
     measured = problem.profile.at(microbatch_size)
     sums = summed(problem.profile, measured, gradient_copies(problem))
-    for _ in range(ROUNDS):
-        if found.cost_s <= proven.seconds * (1 + NEAR):
+    bound_s = float(sums[0].sum()) / problem.cluster.devices
+    graph = graph_of(len(measured), problem.profile.edges or ())
+    nearby = _Nearby(graph, [block.output_bytes for block in measured], sums[0])
+    for _ in range(ROUNDS if len(graph) <= BLOCKS_AT_MOST else 0):
+        if found.cost_s <= bound_s * (1 + NEAR):
             break
-        listed = cut.around(cuts, found, cheap, _room(problem))
-        more = states_of(sums, blocks.graph, measured, listed, complete=False)
-        solved = _solved(problem, more)
+        limit_bytes = found.cost_s * problem.cluster.levels[0].bandwidth_bytes_per_s / 2
+        listed = nearby.around(cuts, found, limit_bytes, _cuts_at_most(problem))
+        solved = _solved(problem, states_of(sums, graph, measured, listed, complete=False))
         if solved is None or solved[1].cost_s >= found.cost_s * (1 - NEAR):
             break
         cuts, found = solved
-        proven, cheap = cut.bound(cuts, found)
-    return Refined(cuts=cuts, found=found, certificate=_certificate(problem, found, proven))
+    certificate = Certificate(
+        method="cut and refine",
+        quantity=QUANTITY,
+        value=found.cost_s,
+        bound=min(bound_s, found.cost_s),
+        claim=f"All {problem.cluster.devices} devices sharing all compute take the bound; no plan is below that.",
+    )
+    return Refined(cuts=cuts, found=found, certificate=certificate)
 
 
 def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Partition] | None:
@@ -96,137 +93,79 @@ def _solved(problem: PlanningProblem, cuts: CutStates) -> tuple[CutStates, Parti
     wanted = search(problem, cuts.states)
     found = partition(replace(wanted, memory=None))
     if found is not None and not fits(wanted, found):
-        cuts = cuts.some(evenly(range(len(cuts.states)), _room(problem)))
+        cuts = cuts.some(evenly(range(len(cuts.states)), _cuts_at_most(problem)))
         found = partition(search(problem, cuts.states))
     return None if found is None else (cuts, found)
 
 
-def _room(problem: PlanningProblem) -> int:
+def _cuts_at_most(problem: PlanningProblem) -> int:
     """Upper bound on the cuts that are solved at once: time grows with their square and, if memory decides, with that
     of the devices.
     """
     return max(min(CUTS_AT_MOST, int(ENTRIES_AT_MOST**0.5 / problem.cluster.devices)), 50)
 
 
-def _blocks(problem: PlanningProblem, microbatch_size: int) -> Blocks:
-    profile = problem.profile
-    measured = profile.at(microbatch_size)
-    return Blocks(
-        graph=graph_of(len(measured), profile.edges or ()),
-        compute_s=exactly_summed(np.asarray([block.compute_s for block in measured], dtype=np.float64)),
-        weight_bytes=np.asarray([block.trained_bytes for block in profile.blocks], dtype=np.float64),
-        activation_bytes=np.asarray([block.activation_bytes for block in measured], dtype=np.float64),
-        output_bytes=np.asarray([block.output_bytes for block in measured], dtype=np.float64),
-    )
+@dataclass(frozen=True, eq=False)
+class _Nearby:
+    """A graph's cuts near those of a plan. A cut is the set of blocks before it."""
 
+    graph: Graph
+    output_bytes: Sequence[int]
+    compute_s: FloatArray
 
-def _machines(problem: PlanningProblem) -> list[Machines]:
-    """By level: its units in the whole cluster, joined by links as fast as the fastest from that level on."""
-    levels, known = problem.cluster.levels, law(problem)
-    held = HeldBytes(fixed=known.fixed[:2], each=known.each[:2], limit_bytes=known.limit_bytes)
-    return [
-        Machines(
-            units=prod(outer.size for outer in levels[index:]),
-            inside=prod(inner.size for inner in levels[:index]),
-            bandwidth_bytes_per_s=max(outer.bandwidth_bytes_per_s for outer in levels[index:]),
-            exchange=FACTORS[synchronisation(problem)],
-            straight=problem.options.straight and index == 0,
-            held=held if index == 0 else None,
-        )
-        for index in range(len(levels))
-    ]
+    @cached_property
+    def _closures(self) -> tuple[list[int], list[int]]:
+        """By block: itself and what it needs; itself and what depends on it."""
+        return closures(self.graph)
 
+    @cached_property
+    def _cheap(self) -> list[int]:
+        """The places of the order that the fewest bytes cross."""
+        order = least_order(self.graph, self.output_bytes, line_of(self.graph, self.output_bytes))
+        return list(accumulate(1 << block for block in order[:-1]))
 
-def _certificate(problem: PlanningProblem, found: Partition, proven: Bound) -> Certificate:
-    if proven.refuted_s == 0:
-        claim = f"All {problem.cluster.devices} devices sharing all compute take the bound; no plan is below that."
-    else:
-        unit = "devices" if proven.units == problem.cluster.devices else "units of an outer level"
-        needs = (
-            f"needs at least {proven.needed:g} {unit} (the second)"
-            if proven.needed < inf
-            else "does not fit any number of them"
-        )
-        claim = (
-            f"Over all cuts of the graph, also those that were not listed: within {proven.refuted_s:.6g} s (the first "
-            f"number of the witness) a plan {needs}; there are {proven.units} {unit}."
-        )
-    return Certificate(
-        method="cut and refine",
-        quantity=QUANTITY,
-        value=found.cost_s,
-        bound=proven.seconds,
-        claim=claim,
-        witness=tuple(number for number in (proven.refuted_s, proven.needed) if 0 < number < inf),
-    )
-
-
-class _Cut:
-    """A graph's cuts, those of a plan and possible ones."""
-
-    def __init__(self, *, blocks: Blocks, machines: Sequence[Machines]) -> None:
-        self._blocks = blocks
-        self._machines = machines
-        self._needed, self._dependent = closures(blocks.graph)
-        self._sides = Sides(blocks)
-
-    def bound(self, cuts: CutStates, found: Partition) -> tuple[Bound, tuple[int, ...]]:
-        """The bound over all cuts, and cuts of few bytes."""
-        proven = compute_bound(self._blocks, self._machines[0].units, found.cost_s)
-        cheap: tuple[int, ...] = ()
-        for machines in self._machines:
-            if machines.units > 1 and found.cost_s > proven.seconds * (1 + NEAR):
-                limit_bytes = found.cost_s * machines.bandwidth_bytes_per_s / 2
-                places_s = np.unique(cuts.states.compute_s[cuts.states.boundary_bytes <= limit_bytes])
-                windows = windows_of(self._blocks, self._sides, limit_bytes, places_s)
-                proven = max(proven, bound(windows, machines, found.cost_s), key=lambda known: known.seconds)
-                cheap = (*cheap, *windows.cheap)
-        return proven, cheap
-
-    def around(self, cuts: CutStates, found: Partition, cheap: Sequence[int], most: int) -> list[int]:
-        """The next cuts to solve, by size: the plan's own and others, at most `most`."""
+    def around(self, cuts: CutStates, found: Partition, limit_bytes: float, count: int) -> list[int]:
+        """The next cuts to solve, by size: the plan's own and others, at most `count`."""
         own = [cuts.cut(share.stop) for share in found.shares]
         chosen = dict.fromkeys((0, *own))
-        allowed = np.flatnonzero(cuts.states.boundary_bytes <= self._limit_bytes(found)).tolist()
-        room = most // 3
-        for few in (cheap, [cuts.cut(state) for state in evenly(allowed, room)]):
-            chosen |= dict.fromkeys(evenly(few, room))
-        room = (most - len(chosen)) // max(len(own) - 1, 1)
+        known = [cuts.cut(state) for state in np.flatnonzero(cuts.states.boundary_bytes <= limit_bytes).tolist()]
+        for few in (self._within(self._cheap, limit_bytes), known):
+            chosen |= dict.fromkeys(evenly(few, count // 3))
+        each = (count - len(chosen)) // max(len(own) - 1, 1) // 2
         for cut in own[:-1]:
-            chosen |= dict.fromkeys(self._moved(cut, self._limit_bytes(found), room // 2))
-            chosen |= dict.fromkeys(self._stepped(cut, room // 2))
+            chosen |= dict.fromkeys(self._moved(cut, limit_bytes)[:each])
+            chosen |= dict.fromkeys(self._stepped(cut, each))
         return sorted(chosen, key=lambda cut: (cut.bit_count(), cut))
 
-    def _limit_bytes(self, found: Partition) -> float:
-        """The bytes that can cross a cut within the time of the plan."""
-        return found.cost_s * self._machines[0].bandwidth_bytes_per_s / 2
+    def _within(self, cuts: Sequence[int], limit_bytes: float) -> list[int]:
+        """Those of the cuts that at most these bytes cross."""
+        inside = membership(cuts, len(self.graph))
+        crossing = crossing_by_cut(self.graph, inside, np.asarray(self.output_bytes, dtype=np.float64))
+        return [cuts[index] for index in np.flatnonzero(crossing <= limit_bytes).tolist()]
 
-    def _moved(self, cut: int, limit_bytes: float, room: int) -> list[int]:
+    def _moved(self, cut: int, limit_bytes: float) -> list[int]:
         """The cuts that differ by one block and its dependents; those that move the least compute first."""
         moved = [
-            cut & ~self._dependent[block] if cut >> block & 1 else cut | self._needed[block]
-            for block in range(len(self._blocks.graph))
+            cut & ~dependent if cut >> block & 1 else cut | needed
+            for block, (needed, dependent) in enumerate(zip(*self._closures, strict=True))
         ]
-        moved = list(dict.fromkeys(moved))
-        inside = membership(moved, len(self._blocks.graph))
-        seconds = inside @ self._blocks.compute_s
-        before_s = float(membership([cut], len(self._blocks.graph))[0] @ self._blocks.compute_s)
-        crossing = crossing_by_cut(self._blocks.graph, inside, self._blocks.output_bytes)
-        nearest = np.argsort(np.abs(seconds - before_s), kind="stable")
-        return [moved[index] for index in nearest.tolist() if crossing[index] <= limit_bytes][:room]
+        within = self._within(list(dict.fromkeys(moved)), limit_bytes)
+        seconds = membership([cut, *within], len(self.graph)) @ self.compute_s
+        nearest = np.argsort(np.abs(seconds[1:] - seconds[0]), kind="stable")
+        return [within[index] for index in nearest.tolist()]
 
-    def _stepped(self, cut: int, room: int) -> list[int]:
+    def _stepped(self, cut: int, count: int) -> list[int]:
         """The cuts that differ by one block, then those by two, and so on."""
-        blocks = range(len(self._blocks.graph))
-        room = min(room, STEPS_AT_MOST // len(blocks))
+        blocks = len(self.graph)
+        count = min(count, STEPS_AT_MOST // blocks)
         found = {cut: None}
         queue = deque([cut])
-        while queue and len(found) <= room:
+        while queue and len(found) <= count:
             here = queue.popleft()
-            for block in blocks:
+            for block, (needed, dependent) in enumerate(zip(*self._closures, strict=True)):
                 own = 1 << block
-                ahead = self._dependent[block] & here if here & own else self._needed[block] & ~here
+                ahead = dependent & here if here & own else needed & ~here
                 if ahead == own and here ^ own not in found:
                     found[here ^ own] = None
                     queue.append(here ^ own)
-        return list(found)[:room]
+        return list(found)[:count]

@@ -48,20 +48,33 @@ class LevelLinks:
 class PartitionSpace:
     """States by the compute before them, ascending. `original` is the index of each state outside this space.
 
-    `exchange` is the factor of step 1: W = exchange (m - 1)/m |w| / B. `before[a, b]` says whether a stage may reach
-    from a to b. It is None for a chain, where every a < b is allowed.
+    `exchange` is the factor of step 1: W = exchange (m - 1)/m |w| / B.
     """
 
-    compute_s: FloatArray
-    weight_bytes: FloatArray
-    boundary_bytes: FloatArray
+    states: States
     original: IntArray
     levels: tuple[LevelLinks, ...]
     exchange: float
-    before: BoolArray | None = None
 
     def __len__(self) -> int:
-        return len(self.compute_s)
+        return len(self.states)
+
+    @property
+    def compute_s(self) -> FloatArray:
+        return self.states.compute_s
+
+    @property
+    def weight_bytes(self) -> FloatArray:
+        return self.states.weight_bytes
+
+    @property
+    def boundary_bytes(self) -> FloatArray:
+        return self.states.boundary_bytes
+
+    @property
+    def before(self) -> BoolArray | None:
+        """See `States.before`."""
+        return self.states.before
 
     @property
     def last(self) -> int:
@@ -71,6 +84,10 @@ class PartitionSpace:
     def devices_inside(self, level: int) -> int:
         """The devices of one unit that this level (from 0) joins."""
         return int(np.prod([links.units for links in self.levels[:level]], dtype=np.int64))
+
+    def boundaries_s(self, level: int) -> FloatArray:
+        """2 a / B in seconds by state."""
+        return np.asarray(2.0 * self.boundary_bytes / self.levels[level].bandwidth_bytes_per_s)
 
     def allowed(self, level: int, bottleneck_s: float) -> BoolArray:
         """The states where a cut takes at most the bottleneck: 2 a / B, activations and gradients; always both ends."""
@@ -101,13 +118,4 @@ class PartitionSpace:
 def space_of(states: States, levels: tuple[LevelLinks, ...], exchange: float) -> PartitionSpace:
     """The states, sorted by compute: the states within a stage's reach are then a range."""
     order = np.argsort(states.compute_s, kind="stable")
-    before = None if states.before is None else np.ascontiguousarray(states.before[np.ix_(order, order)])
-    return PartitionSpace(
-        compute_s=np.asarray(states.compute_s, dtype=np.float64)[order],
-        weight_bytes=np.asarray(states.weight_bytes, dtype=np.float64)[order],
-        boundary_bytes=np.asarray(states.boundary_bytes, dtype=np.float64)[order],
-        original=order,
-        levels=levels,
-        exchange=exchange,
-        before=before,
-    )
+    return PartitionSpace(states=states.some(order), original=order, levels=levels, exchange=exchange)

@@ -7,14 +7,14 @@ optimizer has the same states as antichains (SOSP 2019). A stage lies between tw
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from math import frexp
+from typing import Any
 
 import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
-from pipeplan.costs.compute import interval_maxima
 from pipeplan.costs.graph import (
     Graph,
     Line,
@@ -85,6 +85,15 @@ class States:
     def __len__(self) -> int:
         return len(self.compute_s)
 
+    def some(self, index: IntArray) -> "States":
+        """Some of the states, or all in another order."""
+        chosen: dict[str, Any] = {}
+        for each in fields(self):
+            array = getattr(self, each.name)
+            if array is not None:
+                chosen[each.name] = array[index if array.ndim == 1 else np.ix_(index, index)]
+        return States(**chosen)
+
 
 def chain_states(profile: Profile, microbatch_size: int, *, gradients: int = 1) -> States:
     """The states of a chain: one before every block and one after the last.
@@ -93,11 +102,6 @@ def chain_states(profile: Profile, microbatch_size: int, *, gradients: int = 1) 
     """
     blocks = profile.at(microbatch_size)
     outputs = [block.output_bytes for block in blocks]
-    workspace = [block.workspace_bytes for block in blocks]
-    transient_bytes = None
-    if any(workspace):
-        transient_bytes = np.zeros((len(workspace) + 1,) * 2)
-        transient_bytes[:-1, 1:] = interval_maxima(workspace)
     activations = np.asarray([block.activation_bytes for block in blocks], dtype=np.float64)
     shared = np.asarray([block.shared_bytes or 0 for block in blocks], dtype=np.float64)
     added_bytes, kept_before = kept_sums(activations, shared)
@@ -112,8 +116,19 @@ def chain_states(profile: Profile, microbatch_size: int, *, gradients: int = 1) 
         boundary_bytes=np.asarray([0, *outputs[:-1], 0], dtype=np.float64),
         kept_output_bytes=np.asarray([0, *(block.kept_output_bytes for block in blocks[:-1]), 0], dtype=np.float64),
         input_bytes=np.asarray([*(block.input_bytes for block in blocks), 0], dtype=np.float64),
-        transient_bytes=transient_bytes,
+        transient_bytes=_largest_workspaces([block.workspace_bytes for block in blocks], np.arange(len(blocks) + 1)),
     )
+
+
+def _largest_workspaces(workspaces: Sequence[int], places: IntArray) -> FloatArray | None:
+    """The largest workspace between each two places of an order; None if there are none."""
+    if not any(workspaces):
+        return None
+    table = np.zeros((len(places),) * 2)
+    for index, start in enumerate(places.tolist()):
+        largest = np.maximum.accumulate(np.asarray([0, *workspaces[start:]]))
+        table[index, index:] = largest[places[index:] - start]
+    return table
 
 
 def _sums(values: Sequence[float] | FloatArray) -> FloatArray:
@@ -155,22 +170,10 @@ class CutStates:
 
     def some(self, kept: Sequence[int]) -> "CutStates":
         """Some of the states, ascending, the first and the last among them."""
-        states, index = self.states, np.asarray(kept)
-        table = np.ix_(index, index)
-        chosen = States(
-            compute_s=states.compute_s[index],
-            weight_bytes=states.weight_bytes[index],
-            added_bytes=states.added_bytes[index],
-            kept_before=states.kept_before[index],
-            boundary_bytes=states.boundary_bytes[index],
-            input_bytes=states.input_bytes[index],
-            late_bytes=None if states.late_bytes is None else states.late_bytes[index],
-            untrained_bytes=None if states.untrained_bytes is None else states.untrained_bytes[index],
-            before=None if states.before is None else states.before[table],
-            transient_bytes=None if states.transient_bytes is None else states.transient_bytes[table],
-        )
+        index = np.asarray(kept)
+        states, before = self.states.some(index), self.blocks_before[index]
         cuts = None if self.cuts is None else tuple(self.cuts[state] for state in kept)
-        return replace(self, states=chosen, blocks_before=self.blocks_before[index], cuts=cuts, complete=False)
+        return replace(self, states=states, blocks_before=before, cuts=cuts, complete=False)
 
 
 def cut_states(
@@ -243,12 +246,6 @@ def _line_states(
     sums = [np.concatenate(([0.0], np.cumsum(values[order])))[places] for values in by_block]
     boundary = crossing_bytes(graph, line.order, [block.output_bytes for block in measured])[places]
 
-    workspaces = [measured[block].workspace_bytes for block in line.order]
-    transient_bytes = np.zeros((len(places),) * 2) if any(workspaces) else None
-    if transient_bytes is not None:
-        for index, start in enumerate(places.tolist()):
-            largest = np.maximum.accumulate(np.asarray([0, *workspaces[start:]]))
-            transient_bytes[index, index:] = largest[places[index:] - start]
     return CutStates(
         states=States(
             compute_s=sums[0],
@@ -259,7 +256,7 @@ def _line_states(
             untrained_bytes=sums[4],
             boundary_bytes=boundary,
             input_bytes=_inputs(graph, measured, boundary),
-            transient_bytes=transient_bytes,
+            transient_bytes=_largest_workspaces([measured[block].workspace_bytes for block in line.order], places),
         ),
         blocks_before=places,
         order=line.order,

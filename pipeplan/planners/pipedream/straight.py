@@ -76,7 +76,7 @@ class Straight:
         every = [memory.law.buffers((int(left < stages), 1, int(left > 1), left - 1)) for left in range(1, stages + 1)]
         counts = [(each.inputs, each.outputs, each.kept_outputs) for each in every]
         inputs, outputs, kept = np.array(counts, dtype=np.float64).T[:, :, None]
-        boundary, kept_bytes = memory.boundary_bytes, memory.kept_output_bytes
+        boundary, kept_bytes = memory.states.boundary_bytes, memory.kept_output_bytes
         return lambda here, columns: inputs * boundary[here] + outputs * boundary[columns] - kept * kept_bytes[columns]
 
     def _cuts_s(self, stages: int) -> FloatArray:

@@ -15,9 +15,7 @@ from pipeplan.costs.graph import (
     on_or_behind_a_cycle,
 )
 from pipeplan.documents.profile import Profile
-from pipeplan.planners.pipedream.least_crossing import least_crossing
-from tests.pipeplan.builders import Cell
-from tests.pipeplan.graphs import DIAMOND, crossing, cuts_by_definition, graph, graphs
+from tests.pipeplan.graphs import DIAMOND, crossing, cuts_by_definition, graphs
 from tests.properties import examples
 
 
@@ -93,32 +91,6 @@ def test_an_output_of_no_bytes_does_not_count_as_crossing() -> None:
     skip = ((0, 1), (1, 2), (2, 3), (0, 3))
     assert line_of(graph_of(4, skip), [8, 8, 8, 8]).single_tensor == (0, 1, 4)
     assert line_of(graph_of(4, skip), [0, 8, 8, 8]).single_tensor == (0, 2, 3, 4)
-
-
-@given(graphs())
-@examples(200)
-def test_the_least_crossing_is_the_least_of_all_cuts(profile: Profile) -> None:
-    blocks = len(profile.blocks)
-    cuts = cuts_by_definition(profile)
-    inner = [cut for cut in cuts if 0 in cut and blocks - 1 not in cut]
-    inside, outside = [block == 0 for block in range(blocks)], [block == blocks - 1 for block in range(blocks)]
-    if not inner:
-        return
-    needed, dependent = closures(graph_of(blocks, profile.edges or ()))
-    assert needed[0] == 1 and dependent[blocks - 1] == 1 << blocks - 1
-    found = least_crossing(graph_of(blocks, profile.edges or ()), outputs(profile), inside, outside, 10**9)
-    assert found.before is not None
-    assert frozenset(members(found.before)) in inner
-    assert found.size_bytes == min(crossing(profile, cut) for cut in inner)
-    assert crossing(profile, frozenset(members(found.before))) == found.size_bytes
-
-
-def test_a_least_crossing_beyond_the_limit_has_no_cut() -> None:
-    diamond = graph([Cell(output_bytes=4)] * 4, DIAMOND)
-    inside, outside = [True, False, False, False], [False, False, False, True]
-    least = least_crossing(graph_of(4, DIAMOND), outputs(diamond), inside, outside, 3)
-    assert least.before is None and least.size_bytes > 3
-    assert least_crossing(graph_of(4, DIAMOND), outputs(diamond), inside, outside, 4).size_bytes == 4
 
 
 def test_closures_hold_what_a_block_needs_and_what_needs_it() -> None:

@@ -96,18 +96,6 @@ def test_cuts_are_added_around_a_plans_own() -> None:
     assert [found.cuts.cut(share.stop) for share in found.found.shares] == [0b001011, 0b111111]
 
 
-def test_what_crosses_every_cut_bounds_the_plan() -> None:
-    """Data parallelism is proven to be best where every cut takes longer than its exchange."""
-    cells, edges = branches(3, 4, output_bytes=1000)
-    problem = problem_of(graph(cells, edges), cluster((4, 1.0)))
-    found = refined(problem)
-    assert found is not None and found.found.replicas == [4]
-    assert found.found.cost_s > sum(cell.forward_s + cell.backward_s for cell in cells) / 4
-    assert found.certificate.gap < 1e-3
-    refuted_s, devices = found.certificate.witness
-    assert refuted_s >= found.certificate.bound and devices > 4
-
-
 def test_a_planner_says_how_far_its_plan_of_a_large_graph_may_be_from_the_optimum() -> None:
     cells, edges = branches(4, 10, output_bytes=3)
     problem = problem_of(graph(cells, edges), cluster((4, 1.0)))
