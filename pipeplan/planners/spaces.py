@@ -52,6 +52,25 @@ class EverySplit:
         return ((most, stops) for stops in every if (most := self.most(stops)) > self.above)
 
 
+@dataclass(frozen=True, slots=True)
+class ListedSplits:
+    """Splits that were listed already, each with its bound, the highest first."""
+
+    listed: tuple[tuple[float, tuple[int, ...]], ...]
+
+    @property
+    def count(self) -> float:
+        """Their number."""
+        return len(self.listed)
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return (stops for _, stops in self.listed)
+
+    def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
+        """The first `count`."""
+        return self.listed[:count]
+
+
 class Configuration(Protocol):
     """A plan without its stages."""
 

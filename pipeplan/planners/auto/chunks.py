@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
+from math import comb, inf
 
 import numpy as np
 
 from pipeplan.costs.memory import ROUNDS
 from pipeplan.documents.plan import Alternative, ClosedForm, Plan
 from pipeplan.errors import require
-from pipeplan.planners.auto.chunk_bounds import ChunkBounds, most_anywhere, samples_per_s
+from pipeplan.planners.auto.chunk_bounds import ChunkBounds, most_anywhere
+from pipeplan.planners.auto.chunk_splits import splits_within
 from pipeplan.planners.auto.model import SearchedModel
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.interleaved.even import even_by_time, squeezed
@@ -24,7 +26,7 @@ from pipeplan.planners.interleaved.shape import ChunkedShape, shapes_of
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import CutGraph, PlanningProblem, refuse_unused
 from pipeplan.planners.reasons import unpriced
-from pipeplan.planners.spaces import EverySplit, Splits
+from pipeplan.planners.spaces import EverySplit, ListedSplits, Splits
 from pipeplan.schedules.registry import schedule_named
 
 CHUNKED = ("1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
@@ -41,6 +43,9 @@ MOST_SQUEEZED, SQUEEZED_BLOCKS = 12, 5000
 """How often the search tries to make stages fit that do not, or the blocks of all of these together if they are more: a
 tenth of a second.
 """
+
+LISTED = 100_000
+"""Up to this number of splits, those that may be faster are listed, so a configuration's bound covers all of them."""
 
 BESIDE = 0.25
 """The share of these instructions for families that are not `counted_on`."""
@@ -76,8 +81,8 @@ class ChunkedFamily:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChunkedConfiguration:
-    """A member of a family, with stages that fit, on a placement. `most` bounds the rate of plays with these stages,
-    `most_of_any_split` with any.
+    """A member of a family, with stages that fit, on a placement. `most` bounds its plays' rate: for any stages if its
+    splits can be listed (`LISTED`), else for these. `most_of_any_split` does for any.
     """
 
     space: "ChunkedSpace"
@@ -98,7 +103,7 @@ class ChunkedConfiguration:
 
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Upper bound on samples a second with these stages."""
-        return min(self.bounds.most(stops), self.space.most_by_modes(self.terms, stops))
+        return self.bounds.most(stops)
 
     def most_of_any(self) -> float:
         """Upper bound on samples a second with any stages."""
@@ -106,7 +111,14 @@ class ChunkedConfiguration:
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster."""
-        return EverySplit(split, self.bounds.most, rate)
+        least = rate * (1 - _ROUNDING) * self.terms.shape.microbatches
+        found = splits_within(self.space.model, self.terms, self.terms.shape.batch_size / least if least > 0 else inf)
+        if found is None:
+            return EverySplit(split, self.bounds.most, rate)
+        rates = self.bounds.most_of_each(found)
+        order = np.argsort(-rates, kind="stable")
+        order = order[rates[order] > rate]
+        return ListedSplits(tuple(zip(rates[order].tolist(), map(tuple, found[order].tolist()), strict=True)))
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None if they do not fit."""
@@ -209,7 +221,7 @@ class ChunkedSpace:
                     terms=replace(terms, links=own.wiring.links),
                     bounds=own,
                     stops=stops,
-                    most=min(own.most(stops), most),
+                    most=most if comb(stops[-1] - 1, shape.depth - 1) <= LISTED else min(own.most(stops), most),
                     most_of_any_split=most,
                 )
 
@@ -268,17 +280,3 @@ class ChunkedSpace:
         """Notes that a candidate with this upper bound on its rate is left out."""
         if self.counted_on:
             self.beyond = max(self.beyond, most)
-
-    def most_by_modes(self, terms: ChunkedTerms, stops: Sequence[int]) -> float:
-        """The same by the compute of two ranks, the first and the slowest, in the mode that their memory allows."""
-        shape, ends = terms.shape, np.asarray(stops)
-        starts = np.append(0, ends[:-1])
-
-        def computed_s(rank: int, recompute: bool | None) -> float:
-            work_s = self.model.sums(shape.schedule, shape.microbatch_size, recompute).compute_s
-            own = list(shape.stages_of(rank))
-            return float((work_s[ends[own]] - work_s[starts[own]]).sum())
-
-        slowest = max(range(shape.ranks), key=lambda rank: computed_s(rank, shape.recompute))
-        computes_s = (computed_s(rank, terms.mode(rank, stops)) for rank in {0, slowest})
-        return samples_per_s(shape, shape.microbatches * max(computes_s))

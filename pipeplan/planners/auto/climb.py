@@ -26,7 +26,7 @@ FEW_SPLITS = 300
 SOME_OF_EACH = 24
 """The number of stages, those with the highest bounds, from which a configuration with more of them climbs."""
 
-NEIGHBOURS = 16
+NEIGHBOURS = 24
 """Of a neighbourhood, the number of stages with the highest bounds that become plans."""
 
 FASTEST, WITHIN = 8, 0.9
@@ -144,7 +144,7 @@ class Climb:
         ranked, near = self.ranking.found(item), 0
         if ranked is not None and ranked.played:
             self._learn(ranked)
-            near = self._expand(ranked) if ranked.samples_per_s > needed else 0
+            near = self._expand(ranked) if ranked.over is None and ranked.samples_per_s > needed else 0
         return left - self.ranking.left + near
 
     def _expand(self, ranked: Ranked) -> int:
@@ -155,11 +155,12 @@ class Climb:
         near = list(islice(self.moved(ranked.plan), NEIGHBOURS))
         for plan in near:
             most = most_samples_per_s(plan)
-            self._push(self._near, min(most, ranked.samples_per_s), most, replace(ranked.proposal, plan=plan))
+            rate = min(ranked.samples_per_s, self.ranking.best_rate)  # a plan that exceeds the batch may be faster
+            self._push(self._near, rate, most, replace(ranked.proposal, plan=plan))
         return PLAN_INSTRUCTIONS * len(near)
 
     def _expand_stages(self, split: Split, rate: float, way: object = None) -> int:
-        """The neighbours of stages with the highest bounds: a block handed from one stage to another one."""
+        """The neighbours of stages that have the highest bounds."""
         planner, configuration, stops = split
         others = [other for other in neighbours(stops) if (id(configuration), other) not in self._seen]
         bounded = sorted(((configuration.most_of(other), other) for other in others), reverse=True)[:NEIGHBOURS]
