@@ -21,7 +21,7 @@ from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.spaces import Configuration
 
 FEW_SPLITS = 300
-"""Up to this number, all stages that may be faster are tried."""
+"""Up to this number, all stages of a configuration that may be faster are tried."""
 
 SOME_OF_EACH = 24
 """The number of stages, those with the highest bounds, from which a configuration with more of them climbs."""
@@ -34,6 +34,9 @@ FASTEST, WITHIN = 8, 0.9
 
 BOUND_WITHIN = 0.97
 """The neighbours of stages are tried without a play of them if their bound is this share of the fastest play."""
+
+PLANNED_BLOCKS, PLANS = 40_000, 300
+"""Upper bound on the plans made of stages, by their blocks, and in any case: a few seconds, without their plays."""
 
 PLAN_INSTRUCTIONS, BOUND_INSTRUCTIONS = 2000, 100
 """The number of instructions played in the time that a plan, and that a bound of stages, takes to make."""
@@ -79,6 +82,7 @@ class Climb:
     most: float = 0.0
     _turns: dict[str, _Turns] = field(default_factory=lambda: defaultdict(_Turns))
     _pushed: int = 0
+    _plans: int = 0
     _seen: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
     _made: dict[int, float] = field(default_factory=dict)
     _played: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -91,32 +95,35 @@ class Climb:
         self._list_starts()
         over = [each for each in self.ranking.exceeding if each.played and self._split_of(each) is None]
         fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:FASTEST]
-        left = self.ranking.for_climb - sum(self._expand(ranked) for ranked in (*fastest, *over[:1]))
+        self._near.spent = sum(self._expand(ranked) for ranked in (*fastest, *over[:1]))
         # 2. Bounds of some schedules are looser than those of others, and would take all plays. So the schedule that
         #    has spent the fewest instructions comes next.
-        while left > 0 and (open_to := [each for each in self._turns.values() if each.waiting]):
+        least = max(self.ranking.left - self.ranking.for_climb, 0)
+        plans = max(PLANS, PLANNED_BLOCKS // len(self.ranking.problem.profile.blocks))
+        while self.ranking.left > least and self._plans < plans:
+            open_to = [each for each in self._turns.values() if each.waiting]
+            if not open_to:
+                break
             turns = min(open_to, key=lambda each: (each.spent, each.waiting[0][0]))
             _, most, _, item = heappop(turns.waiting)
-            spent = self._take(-most, item, turns)
-            turns.spent += spent
-            left -= spent
+            turns.spent += self._take(-most, item, turns)
         waiting = (item for turns in self._turns.values() for item in turns.waiting)
         self.most = max([self.most, *(-most for _, most, _, _ in waiting)])
 
     def _list_starts(self) -> None:
         """Lists the stages that may play faster than the best: all of them where they are few, else some."""
-        few, enough = FEW_SPLITS, self.ranking.enough
+        enough = self.ranking.enough
         counted = max(COUNTED, COUNTED_BLOCKS // len(self.ranking.problem.profile.blocks))
         bounded = ((each[1].most_of_any(), each) for each in self.tried if each[1].most > enough)
         open_to = [(self._likely(each[1], most), each) for most, each in bounded if most > enough]
-        for index, (_, (planner, configuration, tried)) in enumerate(sorted(open_to, key=lambda each: -each[0])):
+        open_to.sort(key=lambda each: -each[0])
+        for index, (_, (planner, configuration, tried)) in enumerate(open_to):
             splits = configuration.splits_above(enough, tried) if index < counted else None
-            are_few = splits is not None and splits.count <= few
+            are_few = splits is not None and splits.count <= FEW_SPLITS
             if not are_few:
                 self.most = max(self.most, configuration.most_of_any())
                 self._push_stages((planner, configuration, tried), configuration.most_of(tried))
             if splits is not None:
-                few -= int(splits.count) if are_few else 0
                 for most, stops in splits.highest(FEW_SPLITS if are_few else SOME_OF_EACH):
                     self._push_stages((planner, configuration, stops), most)
         for _, configuration, _ in self.tried:  # splits up to `enough` are never played
@@ -130,6 +137,7 @@ class Climb:
                 return self._expand_stages(item.split, most)
             return 0
         if isinstance(item, _Stages):  # 3. Stages become plans, whose bounds are lower.
+            self._plans += 1
             configuration = item.split[1]
             for proposal in self.propose(*item.split):
                 if item.way in (None, proposal.way):
@@ -138,8 +146,8 @@ class Climb:
                     likely = inf if turns is self._near else bound * self._share(configuration)
                     self._push(turns, likely, bound, proposal)
             return PLAN_INSTRUCTIONS
-        # 4. A plan is played. If it is among the fastest, its neighbours follow; a neighbour's if it is the fastest.
-        needed = self.ranking.best_rate * (1 if turns is self._near else WITHIN)
+        # 4. A plan is played. If it is among the fastest, its neighbours follow.
+        needed = self.ranking.best_rate * WITHIN
         self.ranking.add(item)
         ranked, near = self.ranking.found(item), 0
         if ranked is not None and ranked.played:
@@ -157,6 +165,7 @@ class Climb:
             most = most_samples_per_s(plan)
             rate = min(ranked.samples_per_s, self.ranking.best_rate)  # a plan that exceeds the batch may be faster
             self._push(self._near, rate, most, replace(ranked.proposal, plan=plan))
+        self._plans += len(near)
         return PLAN_INSTRUCTIONS * len(near)
 
     def _expand_stages(self, split: Split, rate: float, way: object = None) -> int:

@@ -23,8 +23,8 @@ PLAYED_INSTRUCTIONS = 600_000
 FRONT_INSTRUCTIONS = 100_000
 """Upper bound on the instructions of plans that are slower than the answer, and hold less."""
 
-CLIMB_INSTRUCTIONS = 1_000_000
-"""Upper bound on the instructions of the climb, its plans and bounds included."""
+CLIMB_INSTRUCTIONS = 400_000
+"""Upper bound on the instructions of plans that a climb plays."""
 
 RESERVED_INSTRUCTIONS = 250_000
 """The part of `PLAYED_INSTRUCTIONS` that is reserved for the climb."""

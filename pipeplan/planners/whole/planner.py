@@ -59,7 +59,7 @@ STEPPED = 150_000
 SPLITS_STEPPED = 4
 """The number of splits of the fastest plan's configuration that are a step, its own included; so is the most even."""
 
-MOVED = 400_000
+MOVED = 200_000
 """Upper bound on the instructions of plans with moved cuts: two thirds of a second, three plays of deep pipelines."""
 
 PLAYED_FIRST = 12
