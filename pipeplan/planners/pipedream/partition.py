@@ -93,10 +93,10 @@ def _preferred(level: LevelSearch, start: int, stop: int) -> Stages:
     Where the rule's table has more than `TIED_ENTRIES` entries: those that the search found.
     """
     everything = (start, stop, level.units)
-    limit_s = level.optimum_s(start, stop) * (1 + 2 * ROUNDING)
+    limit_s = level.optimum(start, stop).cost_s * (1 + 2 * ROUNDING)
     if not level.fewer and level.stage_s(*everything) <= limit_s:
         return (everything,)
-    within_s = level.optimum_s(start, stop) or level.stage_s(*everything) * NOTHING
+    within_s = level.optimum(start, stop).cost_s or level.stage_s(*everything) * NOTHING
     states = level.states(level.space.within(start, stop), within_s)
     needs = level.needs(within_s, start, stop)
     while True:
