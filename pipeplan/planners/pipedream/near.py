@@ -27,14 +27,12 @@ from pipeplan.documents.plan import Plan
 from pipeplan.planners.bound import within_s
 from pipeplan.planners.complete import complete
 from pipeplan.planners.messages import excess_bytes
+from pipeplan.planners.pipedream.budget import BUDGET
 from pipeplan.planners.pipedream.parts import LevelShare, Partition, PartitionSearch, Proof
 from pipeplan.planners.pipedream.planner import CutModel, decided
 from pipeplan.planners.pipedream.states import along
 from pipeplan.planners.pipedream.terms import FACTORS, gradient_copies, search, synchronisation
 from pipeplan.planners.problem import PlanningProblem
-
-SLOWEST = 4
-"""The number of slow stages that give blocks to any other stage, and of those that get a device from any other."""
 
 Devices = tuple[tuple[int, ...], ...]
 """By stage, the devices of its replicas."""
@@ -143,7 +141,7 @@ class Near:
     def moved(self, own: StageLayout) -> Iterator[StageLayout]:
         """All moves."""
         alone_s = self._alone_s(own)
-        slowest = sorted(range(len(alone_s)), key=lambda stage: -alone_s[stage])[:SLOWEST]
+        slowest = sorted(range(len(alone_s)), key=lambda stage: -alone_s[stage])[: BUDGET.slowest_stages]
         yield from cut_moves(own, slowest)
         straight, fewer = self.wanted.straight, self.wanted.fewer
         if not straight:
