@@ -49,6 +49,9 @@ class PartitionBudget:
     slowest_stages: int = 4
     """The slow stages that give blocks to any other stage, and those that get a device from any other (`near`)."""
 
+    split_cuts: int = 2
+    """The places where a stage is split between the same devices (`near`)."""
+
     few_devices: int = 16
     """A small number of devices, for `auto`: partitions on fewer devices are played up to this number."""
 

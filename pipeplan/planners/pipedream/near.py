@@ -8,8 +8,9 @@ A move transfers a block or a device, or changes the number of stages:
     merge     two neighbours become one stage on the devices of both
     split     a stage on several devices becomes two
 
-Where the number of devices of a stage changes, all stages take their devices in a row. With one device a stage, only
-cuts and blocks move; where devices may stay idle, stages also merge onto one device, or split onto an idle one.
+After a move, stages take their devices in a row, as on one level, or keep the devices that they have. With one device a
+stage, only cuts and blocks move; where devices may stay idle, stages also merge onto one device, or split onto an idle
+one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -156,12 +157,14 @@ class Near:
         for stage, ((start, stop), held) in enumerate(zip(pairwise((0, *own.stops)), own.devices, strict=True)):
             cuts = np.arange(start + 1, stop)
             for first in (1,) if idle else range(1, len(held)):
-                both = (held, held) if idle else (held[:first], held[first:])
-                slower_s = np.maximum(self._stage_s(start, cuts, both[0]), self._stage_s(cuts, stop, both[1]))
-                if len(cuts):
-                    stops = (*own.stops[:stage], int(cuts[slower_s.argmin()]), *own.stops[stage:])
-                    counts = (*own.replicas[:stage], *map(len, both), *own.replicas[stage + 1 :])
-                    yield StageLayout(stops, in_a_row(counts))
+                kept = (held, held) if idle else (held[:first], held[first:])
+                slower_s = np.maximum(self._stage_s(start, cuts, kept[0]), self._stage_s(cuts, stop, kept[1]))
+                for cut in cuts[np.argsort(slower_s, kind="stable")[: BUDGET.split_cuts]].tolist():
+                    after = (*own.stops[:stage], cut, *own.stops[stage:])
+                    counts = (*own.replicas[:stage], *map(len, kept), *own.replicas[stage + 1 :])
+                    yield StageLayout(after, in_a_row(counts))
+                    if not idle:
+                        yield StageLayout(after, (*own.devices[:stage], *kept, *own.devices[stage + 1 :]))
 
 
 def cut_moves(own: StageLayout, slowest: Sequence[int]) -> Iterator[StageLayout]:
@@ -187,14 +190,23 @@ def replica_moves(own: StageLayout, slowest: Sequence[int]) -> Iterator[StageLay
             counts[giver] -= 1
             counts[taker] += 1
             yield StageLayout(own.stops, in_a_row(counts))
+            devices = list(own.devices)
+            # the device nearest to those of the other stage
+            handed = min(own.devices[giver], key=lambda each: min(abs(each - other) for other in own.devices[taker]))
+            devices[giver] = tuple(each for each in own.devices[giver] if each != handed)
+            devices[taker] = (*own.devices[taker], handed)
+            yield StageLayout(own.stops, tuple(devices))
 
 
 def merge_moves(own: StageLayout, *, straight: bool) -> Iterator[StageLayout]:
     """Two neighbours as one stage: on the devices of both or, with `straight`, on one."""
     for stage in range(len(own.stops) - 1):
         stops = own.stops[:stage] + own.stops[stage + 1 :]
-        count = 1 if straight else own.replicas[stage] + own.replicas[stage + 1]
+        both = () if straight else own.devices[stage] + own.devices[stage + 1]
+        count = 1 if straight else len(both)
         yield StageLayout(stops, in_a_row((*own.replicas[:stage], count, *own.replicas[stage + 2 :])))
+        if not straight:
+            yield StageLayout(stops, (*own.devices[:stage], both, *own.devices[stage + 2 :]))
 
 
 def in_a_row(counts: Sequence[int]) -> Devices:
