@@ -16,14 +16,10 @@ import numpy as np
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.memory import minibatches_in_flight
 from pipeplan.planners.pipedream.probe import Stages, Table, UnitsNeeded, path
-from pipeplan.planners.pipedream.recurrence import LevelSearch
+from pipeplan.planners.pipedream.recurrence import LevelSearch, Optimum
 from pipeplan.planners.pipedream.space import STEP, PartitionSpace
 from pipeplan.planners.pipedream.states import States
 from pipeplan.programs.in_transit import InTransit
-
-FEW_DEVICES = 64
-"""On a chain, up to this many devices, the fewest that suffice are counted up for all states at once."""
-
 
 Factors: TypeAlias = tuple[float, float, float, float, float]
 """The factor of each of a law's amounts, in their order."""
@@ -106,15 +102,6 @@ def _between(sums: FloatArray | None, rows: IntArray, columns: IntArray) -> Floa
     return 0.0 if sums is None else sums[columns] - sums[rows, None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fitting:
-    """Stages that fit, and the bottleneck below which no stages fit. If both are equal, the optimum is proven."""
-
-    cost_s: float
-    stages: Stages
-    refuted_s: float
-
-
 class FittingSearch:
     """The fastest stages that fit, on one level."""
 
@@ -122,7 +109,7 @@ class FittingSearch:
         self.level = level
         self.memory = memory
 
-    def search(self, stages: Stages, refuted_s: float) -> Fitting:
+    def search(self, stages: Stages, refuted_s: float) -> Optimum:
         """The optimum, or bounds on it, from stages that fit and a refuted bottleneck."""
         cost_s, low_s = self.level.measured(stages).cost_s, refuted_s
         while cost_s * (1 - STEP) > low_s:
@@ -137,7 +124,7 @@ class FittingSearch:
             low_s = bottleneck_s
             if table.least[0] > self.level.units:
                 refuted_s = bottleneck_s
-        return Fitting(cost_s=cost_s, stages=stages, refuted_s=min(refuted_s / (1 - STEP), cost_s))
+        return Optimum(cost_s=cost_s, stages=stages, refuted_s=min(refuted_s / (1 - STEP), cost_s))
 
     def _probe(self, bottleneck_s: float) -> tuple[Stages | None, Table]:
         """Stages within the bottleneck that fit, if the search finds some; and the fewest devices."""
@@ -176,10 +163,8 @@ class FittingSearch:
         row, columns = states[here : here + 1], states[here + 1 :]
         need, two = (table[0] for table in needs.block(row, columns))
         most = self.memory.most_in_flight(row, columns)[0]
-        downstream = least[here + 1 :]
         with np.errstate(divide="ignore", invalid="ignore"):
-            fitting = np.where(downstream == 0, 1.0, np.ceil(downstream / np.maximum(most - 1, 0)))
-        fitting = np.where((most >= 1) & ~np.isnan(fitting), fitting, np.inf)
+            fitting = _devices_of_first(most, least[here + 1 :])
         two = np.maximum(two, fitting)
         return np.where((need == 1) & (fitting <= 1), 1.0, two), two
 
@@ -244,67 +229,19 @@ class DevicesNeeded:
         self._space, self._devices = space, devices
         every = np.arange(len(space))
         self._fixed, self._each = memory.fixed_and_each(every, every)
-        self._counts = space.before is None and devices <= FEW_DEVICES
-        # by minibatches in flight and state, bounds on the last state that a stage reaches
-        shape = (devices if self._counts else 0, len(space))
-        self._reached, self._beyond = np.broadcast_to(every, shape), np.full(shape, space.last)
 
     def stages(self, limit: float) -> Stages | None:
-        """Stages that hold at most the limit, on all devices; None if they need more than there are.
-
-        Stages are not tested again if an earlier limit has shown whether they fit. A limit must therefore lie between
-        those that were too low and those that were high enough.
-        """
-        reach = self._reach(limit) if self._counts else None
-        least = fewest(self._room(limit), self._space) if reach is None else self._fewest_by_count(reach)
-        if least[0] > self._devices:
-            self._reached = self._reached if reach is None else reach
-            return None
-        self._beyond = self._beyond if reach is None else reach
-        stages, here, left = [], 0, self._devices - int(least[0])
-        while here < self._space.last:
-            after = self._space.successors(here)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                need = _devices_of_first(self._room(limit, here, after), least[after])
-            step = int(np.argmin(need + least[after]))
-            stages.append((here, int(after[step]), int(need[step]) + (left if here == 0 else 0)))
-            here = int(after[step])
-        return tuple(stages)
-
-    def _room(self, limit: float, *of: IntArray | int) -> FloatArray:
-        """The stages' capacity in minibatches in flight."""
+        """Stages that hold at most the limit, on all devices; None if they need more than there are."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.floor((limit - self._fixed[of]) / self._each[of]))
-
-    def _reach(self, limit: float) -> IntArray:
-        """By minibatches in flight and state, the last state that a stage reaches. Shorter ones fit as well."""
-        low, high = self._reached, self._beyond
-        held, every = np.arange(1, self._devices + 1)[:, None], np.arange(len(self._space))
-        while (low < high).any():
-            middle = (low + high + 1) // 2
-            room = self._room(limit, every, middle)
-            fits = (room >= held) | np.isnan(room)
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
-        return low
-
-    def _fewest_by_count(self, reach: IntArray) -> FloatArray:
-        """The fewest devices of a chain: p = 1, 2 and so on for all states at once, until the first state has enough.
-
-        p devices are enough if a stage of r of them reaches a state from which the other p - r are enough: the nearest
-        such state is tested.
-        """
-        states = np.arange(len(self._space))
-        least = np.full(len(states), np.inf)
-        least[-1] = 0.0
-        nearest = np.full((self._devices + 1, len(states)), len(states))
-        nearest[0, :-1] = self._space.last
-        for count in range(1, self._devices + 1):
-            first = np.arange(1, count + 1)
-            held = 1 + -((first - count) // first)
-            does = (nearest[count - first] <= reach[held - 1]).any(axis=0)
-            least[does & np.isinf(least)] = count
-            if does[0]:
-                break
-            from_here = np.minimum.accumulate(np.where(np.isfinite(least), states, len(states))[::-1])[::-1]
-            nearest[count, :-1] = from_here[1:]
-        return least
+            most_in_flight = np.floor((limit - self._fixed) / self._each)
+            least = fewest(most_in_flight, self._space)
+            if least[0] > self._devices:
+                return None
+            stages, here, left = [], 0, self._devices - int(least[0])
+            while here < self._space.last:
+                after = self._space.successors(here)
+                need = _devices_of_first(most_in_flight[here, after], least[after])
+                step = int(np.argmin(need + least[after]))
+                stages.append((here, int(after[step]), int(need[step]) + (left if here == 0 else 0)))
+                here = int(after[step])
+        return tuple(stages)

@@ -76,6 +76,8 @@ class FromEnd:
                 fits = self.fits(here, before, first, total - first)
                 choices.append(np.where(fits, stages(first, total - first)[here] + after, np.inf))
             limit = min(float(through.min()) for through in choices) * (1 + ROUNDING)
+            if not np.isfinite(limit):
+                raise ValueError(f"there is no pipeline on {total} units")
             stop, first, t = min(
                 (int(stop), first, int(t))
                 for first, through in zip(firsts, choices, strict=True)

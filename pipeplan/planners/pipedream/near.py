@@ -28,17 +28,12 @@ from pipeplan.documents.plan import Plan
 from pipeplan.planners.bound import within_s
 from pipeplan.planners.complete import complete
 from pipeplan.planners.messages import excess_bytes
+from pipeplan.planners.pipedream.budget import BUDGET
 from pipeplan.planners.pipedream.parts import LevelShare, Partition, PartitionSearch, Proof
 from pipeplan.planners.pipedream.planner import CutModel, decided
 from pipeplan.planners.pipedream.states import along
 from pipeplan.planners.pipedream.terms import FACTORS, gradient_copies, search, synchronisation
 from pipeplan.planners.problem import PlanningProblem
-
-SLOWEST = 4
-"""The number of slow stages that give blocks to any other stage, and of those that get a device from any other."""
-
-CUTS = 2
-"""The number of places where a stage is split between the same devices."""
 
 Devices = tuple[tuple[int, ...], ...]
 """By stage, the devices of its replicas."""
@@ -147,7 +142,7 @@ class Near:
     def moved(self, own: StageLayout) -> Iterator[StageLayout]:
         """All moves."""
         alone_s = self._alone_s(own)
-        slowest = sorted(range(len(alone_s)), key=lambda stage: -alone_s[stage])[:SLOWEST]
+        slowest = sorted(range(len(alone_s)), key=lambda stage: -alone_s[stage])[: BUDGET.slowest_stages]
         yield from cut_moves(own, slowest)
         straight, fewer = self.wanted.straight, self.wanted.fewer
         if not straight:
@@ -164,7 +159,7 @@ class Near:
             for first in (1,) if idle else range(1, len(held)):
                 kept = (held, held) if idle else (held[:first], held[first:])
                 slower_s = np.maximum(self._stage_s(start, cuts, kept[0]), self._stage_s(cuts, stop, kept[1]))
-                for cut in cuts[np.argsort(slower_s, kind="stable")[:CUTS]].tolist():
+                for cut in cuts[np.argsort(slower_s, kind="stable")[: BUDGET.split_cuts]].tolist():
                     after = (*own.stops[:stage], cut, *own.stops[stage:])
                     counts = (*own.replicas[:stage], *map(len, kept), *own.replicas[stage + 1 :])
                     yield StageLayout(after, in_a_row(counts))

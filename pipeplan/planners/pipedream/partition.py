@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray
+from pipeplan.planners.pipedream.budget import BUDGET
 from pipeplan.planners.pipedream.fitting import DevicesNeeded, FittingSearch, Memory, smallest
 from pipeplan.planners.pipedream.from_end import FromEnd, fewest_sent
 from pipeplan.planners.pipedream.memory_recurrence import InnerTables, MemoryRecurrence, downstream_each
@@ -35,18 +36,6 @@ from pipeplan.planners.pipedream.probe import Stages, least_units, units_before
 from pipeplan.planners.pipedream.recurrence import NOTHING, LevelSearch, Optimum
 from pipeplan.planners.pipedream.space import ROUNDING, PartitionSpace
 from pipeplan.planners.pipedream.straight import Straight
-
-RECURRENCE_ENTRIES = 1e8
-"""Upper bound on the entries that the recurrence with memory compares: a few seconds. Beyond, a gap may remain."""
-
-TIED_ENTRIES = 3e7
-"""Upper bound on the entries that the rule for ties compares: some tenths of a second."""
-
-NEAREST = 0.05
-"""The relative precision of the bytes of the nearest miss, if messages count."""
-
-RAISED = 1.5
-"""The factor by which the limit on the bottleneck grows where no stages that fit are within it."""
 
 
 def partition(search: PartitionSearch) -> Partition | None:
@@ -90,13 +79,13 @@ def _parts(level: LevelSearch, start: int, stop: int) -> tuple[LevelPart, ...]:
 def _preferred(level: LevelSearch, start: int, stop: int) -> Stages:
     """The stages of the optimum from one state to another that the rule for ties prefers (`from_end`).
 
-    Where the rule's table has more than `TIED_ENTRIES` entries: those that the search found.
+    Where the rule's table has more than `tied_entries`: those that the search found.
     """
     everything = (start, stop, level.units)
-    limit_s = level.optimum_s(start, stop) * (1 + 2 * ROUNDING)
+    limit_s = level.optimum(start, stop).cost_s * (1 + 2 * ROUNDING)
     if not level.fewer and level.stage_s(*everything) <= limit_s:
         return (everything,)
-    within_s = level.optimum_s(start, stop) or level.stage_s(*everything) * NOTHING
+    within_s = level.optimum(start, stop).cost_s or level.stage_s(*everything) * NOTHING
     states = level.states(level.space.within(start, stop), within_s)
     needs = level.needs(within_s, start, stop)
     while True:
@@ -104,7 +93,7 @@ def _preferred(level: LevelSearch, start: int, stop: int) -> Stages:
         table = least_units(needs, states, level.units)
         on_a_path = table.least + units_before(needs, states) <= level.units
         states, units = states[on_a_path], int(table.least[0]) if level.fewer else level.units
-        if (len(states) * units) ** 2 > TIED_ENTRIES:
+        if (len(states) * units) ** 2 > BUDGET.tied_entries:
             return level.optimum(start, stop).stages
         need, several = needs.block(states, states)
         pipelines = FromEnd(units=units, start=0, stop=len(states) - 1)
@@ -183,7 +172,7 @@ def _exact(search: PartitionSearch, *, has_messages: bool = False) -> MemoryRecu
         stop=search.space.last,
         has_neighbours=has_messages,
     )
-    return recurrence if recurrence.work <= RECURRENCE_ENTRIES else None
+    return recurrence if recurrence.work <= BUDGET.recurrence_entries else None
 
 
 def _of_recurrence(search: PartitionSearch, recurrence: MemoryRecurrence) -> Partition | None:
@@ -241,7 +230,7 @@ def _with_room(search: PartitionSearch, level: LevelSearch, optimum: Optimum) ->
         ruled_out = min(
             limit - alone for alone, messages in held_bytes_apart(search, found) if alone + messages > limit
         )
-        reserved_bytes = max(ruled_out + 1, RAISED * reserved_bytes)
+        reserved_bytes = max(ruled_out + 1, BUDGET.reserved_growth * reserved_bytes)
         law = replace(memory.law, limit_bytes=limit - reserved_bytes)
         found = _fitting(replace(search, memory=replace(memory, law=law)), level, optimum)
     if first is None or found is first:
@@ -270,7 +259,8 @@ def _memory(search: PartitionSearch) -> Memory:
 def nearest(search: PartitionSearch) -> tuple[Partition, int, float]:
     """The partition whose worst stage holds the least, that stage and its bytes: the nearest miss if none fits.
 
-    With messages, unless the pipeline is straight: to the share `NEAREST`, or of two kinds of pipelines the better one.
+    To the byte without messages, or where the pipeline is straight; else to `nearest_precision`, or on many devices the
+    better of two kinds of pipelines.
     """
     memory, flat = _memory(search), search.on_one_level
     found = None
@@ -281,7 +271,7 @@ def nearest(search: PartitionSearch) -> tuple[Partition, int, float]:
         fewest = made(flat, _flat(smallest(memory, flat.space, search.devices)), 0.0, unproven)
         found = min(fewest, data_parallel(flat), key=lambda each: max(held_bytes(flat, each)))
         low = max(alone for alone, _ in held_bytes_apart(flat, fewest))
-        while (high := max(held_bytes(flat, found))) > low * (1 + NEAREST):
+        while (high := max(held_bytes(flat, found))) > low * (1 + BUDGET.nearest_precision):
             law = replace(memory.law, limit_bytes=(low + high) / 2)
             recurrence = _exact(replace(flat, memory=replace(memory, law=law)), has_messages=True)
             if recurrence is None:

@@ -18,6 +18,7 @@ from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Infeasible,
 from pipeplan.errors import LARGEST_COUNT, InvalidInputError, require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.messages import with_messages
+from pipeplan.planners.pipedream.budget import BUDGET
 from pipeplan.planners.pipedream.certificate import certificate
 from pipeplan.planners.pipedream.partition import nearest, partition
 from pipeplan.planners.pipedream.parts import Partition, PartitionSearch, data_parallel
@@ -52,12 +53,6 @@ USED = (
     "cuts",
 )
 """The options that this planner reads."""
-
-MAX_STATES = 12_000
-"""Upper bound on a model's cuts: a few seconds of search, whose time grows with their square."""
-
-MAX_RELEASED = 2e10
-"""Upper bound on the entries that the released program's tables compare: about a minute."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,8 +117,9 @@ def _released(model: CutModel, wanted: PartitionSearch) -> Partition | None:
     states, outermost = len(model.states), model.problem.cluster.levels[-1].size
     inside = model.problem.cluster.levels[:-1]
     entries = states**2 * outermost**2 / 2 + sum(states**3 * level.size**2 / 6 for level in inside)
-    rule = f"must be what the released program's tables hold ({MAX_RELEASED:g} entries) on {states} cuts"
-    require(entries <= MAX_RELEASED, "cluster.levels", rule, [level.size for level in model.problem.cluster.levels])
+    rule = f"must be what the released program's tables hold ({BUDGET.released_entries:g} entries) on {states} cuts"
+    sizes = [level.size for level in model.problem.cluster.levels]
+    require(entries <= BUDGET.released_entries, "cluster.levels", rule, sizes)
     options = model.problem.options
     tables = ReleasedProgram(
         model.states,
@@ -180,8 +176,8 @@ def cut_model(problem: PlanningProblem) -> CutModel:
     """The problem's model with its possible cuts. Raises InvalidInputError if these are too many or too few."""
     size = minibatch_size(problem)
     blocks = len(problem.profile.blocks)
-    rule = f"must be at most {MAX_STATES} for the planner {NAME}"
-    require(blocks < MAX_STATES, "profile.blocks", rule, blocks)
+    rule = f"must be at most {BUDGET.chain_blocks} for the planner {NAME}"
+    require(blocks < BUDGET.chain_blocks, "profile.blocks", rule, blocks)
     cuts = cut_states(problem.profile, size, cuts=problem.options.cuts, gradients=gradient_copies(problem))
     if released(problem):
         output_bytes = [block.output_bytes for block in problem.profile.at(size)]

@@ -21,6 +21,7 @@ from math import inf, prod
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.complete import complete
+from pipeplan.planners.pipedream.budget import BUDGET
 from pipeplan.planners.pipedream.near import Near
 from pipeplan.planners.pipedream.partition import least_s, partition
 from pipeplan.planners.pipedream.parts import Partition, PartitionSearch, data_parallel, fits, priced
@@ -29,9 +30,6 @@ from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.terms import network, search, synchronised
 from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.spaces import EverySplit, Splits
-
-FEW = 16
-"""Upper bound on a small number of devices."""
 
 _ROUNDING = 1e-9
 
@@ -195,4 +193,4 @@ def _of_few_devices(problem: PlanningProblem) -> Iterator[list[LevelLinks]]:
     fewer = [[replace(first, units=units)] for units in range(1, first.units + (1 if around else 0))]
     if around:
         fewer += [[first, replace(around[0], units=units)] for units in range(2, around[0].units + len(around) - 1)]
-    yield from (levels for levels in fewer if prod(level.units for level in levels) <= FEW)
+    yield from (levels for levels in fewer if prod(level.units for level in levels) <= BUDGET.few_devices)

@@ -1,12 +1,10 @@
 """Recurrence: PipeDream's recurrence A, solved exactly (2018, section 3.2; by levels SOSP 2019, section 3.1).
 
 A^k(i->j, m) is the time of the slowest stage, in seconds a minibatch, of the best pipeline from state i to state j on m
-units of level k. `space` defines the terms and numbers the steps. Two solvers give the same values:
-
-- `bare_recurrence` fills the papers' table, step by step, on a chain. It is the faster one for few states and units.
-- `LevelSearch` computes a single entry without the table. A `probe` decides whether a pipeline stays within a given
-  bottleneck. If one does, its true cost is the best so far, and the next probe has a smaller bottleneck. The search
-  ends when a probe just below the best cost finds none.
+units of level k. `space` defines the terms and numbers the steps. `LevelSearch` computes an entry without the papers'
+table, for any number of units: a `probe` decides whether a pipeline stays within a given bottleneck. If one does, its
+true cost is the best so far, and the next probe has a smaller bottleneck. The search ends when a probe just below the
+best cost finds none. (`from_end` has the table, for what depends on the stages downstream.)
 
 A unit of an outer level is itself a network. Step 2 then needs A^{k-1}, which has no closed form, and the probe uses
 two bounds instead. The lower bound shares the compute equally among all devices of the unit. The upper bound is data
@@ -43,40 +41,8 @@ _FIRST_STEP = 0.005
 _NEAR_ENOUGH = 1.03
 """Ratio of the best cost to the refuted bottleneck. Below it, the next test is just under the best cost."""
 
-_NEAR = 24
-"""The number of states after a start that are solved together, because the search often needs them next."""
-
 _MANY_UNITS = 256
 """Inner levels of more units are not bounded by `furthest`: it takes longer than it saves."""
-
-_SMALL = 1_000_000
-"""Up to this number of entries, (states x units)^2, the bare recurrence is the faster solver."""
-
-
-def bare_recurrence(stage_s: FloatArray, cut_s: FloatArray) -> FloatArray:
-    """A(j, all units) in seconds, for every state j after the first of a chain: the recurrence as the papers print it.
-
-        A(j, m) = T(0..j, m)                                                              case 1
-        A(j, m) = min over i < j, m' < m of max(A(i, m - m'), 2 C_i, T(i..j, m'))         case 2
-
-    With N states and M units, `stage_s` has the shape (M, N, N): `stage_s[m - 1, i, j]` is T(i..j, m) in seconds,
-    infinite unless i < j. `cut_s` has the shape (N,): `cut_s[i]` is 2 C_i in seconds. The result has the shape
-    (N - 1,). O(N^2 M^2).
-    """
-    units, states, _ = stage_s.shape
-    before_s = np.empty((units, states))  # [m - 1, i]: max(A(i, m), 2 C_i), step 4's term of a sub-pipeline
-    best = stage_s[0, 0]
-    for count in range(units):
-        # step 3: a single stage; on one unit (the initialization) there is no other case
-        best = stage_s[count, 0]
-        if count > 0:
-            # step 4: before_s by falling units m - m' meets the last stage by rising units m'
-            joined = np.maximum(
-                before_s[count - 1 :: -1, :, None] if count > 1 else before_s[:1, :, None], stage_s[:count]
-            )
-            best = np.minimum(best, joined.min(axis=(0, 1)))
-        before_s[count] = np.maximum(best, cut_s)
-    return np.asarray(best[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,32 +56,6 @@ class Optimum:
     stages: Stages
     refuted_s: float
     refutation: Table | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LevelStep:
-    """The choice of the next bottleneck to test, between the refuted one and the best cost.
-
-    Until a pipeline is found, it lies above the refuted bottleneck by the share `up` of it. After that it is the
-    geometric mean of the two, or just below the best cost where the two are close.
-    """
-
-    up: float = 0.0
-    refuted: bool = False
-
-    def to_test_s(self, low_s: float, high_s: float) -> float:
-        """The next bottleneck in seconds, above `low_s`, which is refuted, and below `high_s`, the best cost."""
-        top_s = high_s * (1 - STEP)
-        if self.refuted and high_s < low_s * _NEAR_ENOUGH:
-            return top_s
-        middle_s = low_s * (1 + self.up) if self.up else math.sqrt(low_s * high_s)
-        return min(max(middle_s, low_s * (1 + STEP), high_s * NOTHING), top_s)
-
-    def after(self, found: bool) -> "LevelStep":
-        """The next step. `up` grows as long as no pipeline is found."""
-        if found:
-            return LevelStep()
-        return LevelStep(up=min(4 * self.up, max(self.up, 1.0)), refuted=not self.up)
 
 
 class LevelSearch:
@@ -155,67 +95,20 @@ class LevelSearch:
             least_s = unit_s / self.devices
             unit_s = max(least_s, float(weight_bytes) * self.inner.parallel_s_per_byte)
             if unit_s > max(exchange_s, least_s):
-                known = self.known.get(start)
-                if known is None or len(known) <= stop or np.isnan(known[stop]):
-                    known = self._learn(start, stop)
-                unit_s = float(known[stop])
+                unit_s = self._unit_s(self.inner, start, stop)
 
         # step 2
         return max(unit_s, exchange_s) / units
 
-    def _learn(self, start: int, stop: int) -> FloatArray:
-        """Computes A^{k-1} from a state to a stop exactly, and to all nearer states where that is cheap.
-
-        Returns the row of `known`, by stop.
-        """
-        if self.inner is None:
-            raise ValueError("a device is no network")
-        near = max(stop, min(start + _NEAR, self.space.last))
-        at_once = self.inner.small(start, near)
-        before = self.known.get(start, np.empty(0))
-        known = np.full(max((near if at_once else stop) + 1, len(before)), np.nan)
-        known[: len(before)] = before
-        if at_once:
-            known[start + 1 : near + 1] = self.inner.small_optima_s(start, near)
-        else:
-            known[stop] = self.inner.optimum_s(start, stop)
-        self.known[start] = known
-        return known
-
-    def optimum_s(self, start: int, stop: int) -> float:
-        """A^k(start..stop, all units) in seconds: the least bottleneck between two states."""
-        if (start, stop) not in self._optima and self.small(start, stop):
-            return float(self.small_optima_s(start, stop)[-1])
-        return self.optimum(start, stop).cost_s
-
-    def small(self, start: int, stop: int) -> bool:
-        """Whether the bare recurrence is the faster solver between these states, on this level and on all inside it."""
-        here = self.space.before is None and not self.fewer
-        here = here and ((stop - start) * self.units) ** 2 <= _SMALL
-        return here and (self.inner is None or self.inner.small(start, stop))
-
-    def small_optima_s(self, start: int, stop: int) -> FloatArray:
-        """A^k in seconds from `start` to every later state up to `stop`, on a chain, by the bare recurrence."""
-        states = slice(start, stop + 1)
-        # A^{k-1} of all stages between these states; infinite where no stage is
-        if self.inner is None:
-            unit_s = np.subtract.outer(self.space.compute_s[states], self.space.compute_s[states]).T
-        else:
-            rows = []
-            for row in range(start, stop + 1):
-                known = self.known.get(row)
-                if known is None or len(known) <= stop or np.isnan(known[row + 1 : stop + 1]).any():
-                    known = self._learn(row, stop) if row < stop else np.full(stop + 1, np.inf)
-                rows.append(known[states])
-            unit_s = np.stack(rows)
-        unit_s[np.tri(stop - start + 1, dtype=bool)] = np.inf
-
-        # steps 1 and 2, by units, start and stop; then steps 3 and 4
-        weight_bytes = np.subtract.outer(self.space.weight_bytes[states], self.space.weight_bytes[states]).T
-        counts = np.arange(1.0, self.units + 1)[:, None, None]
-        stage_s = np.maximum(unit_s, self.space.exchange_s(self.level, weight_bytes, counts)) / counts
-        cut_s = 2.0 * self.space.boundary_bytes[states] / self.space.levels[self.level].bandwidth_bytes_per_s
-        return bare_recurrence(stage_s, cut_s)
+    def _unit_s(self, inner: "LevelSearch", start: int, stop: int) -> float:
+        """A^{k-1} from a state to a stop, exactly."""
+        known = self.known.get(start, np.empty(0))
+        if len(known) <= stop:
+            known = np.concatenate((known, np.full(stop + 1 - len(known), np.nan)))
+            self.known[start] = known
+        if np.isnan(known[stop]):
+            known[stop] = inner.optimum(start, stop).cost_s
+        return float(known[stop])
 
     def optimum(self, start: int, stop: int) -> Optimum:
         """A^k(start..stop, all units) and stages that reach it, by probes."""
@@ -226,20 +119,23 @@ class LevelSearch:
         best = Optimum(cost_s=self.stage_s(*everything[0]), stages=everything, refuted_s=0.0)
         low_s, table = self.bound_s(start, stop), None
         between = self.space.within(start, stop)
-        step = LevelStep(up=_FIRST_STEP)
+        above = _FIRST_STEP  # until a pipeline is found: how far the next bottleneck is above the refuted one
 
         # step 4: several stages, each probe with all choices of i and m' at once
         while best.cost_s * (1 - STEP) > low_s:
-            bottleneck_s = step.to_test_s(low_s, best.cost_s)
+            top_s = best.cost_s * (1 - STEP)
+            middle_s = low_s * (1 + above) if above else math.sqrt(low_s * best.cost_s)
+            bottleneck_s = min(max(middle_s, low_s * (1 + STEP), best.cost_s * NOTHING), top_s)
+            if not above and best.cost_s < low_s * _NEAR_ENOUGH:
+                bottleneck_s = top_s
             found, probed = self.probe(between, bottleneck_s)
             if found is not None:
-                best = self.measured(found)
+                best, above = self.measured(found), 0.0
                 # drop the states that need too many units on both sides: smaller bottlenecks need no fewer
                 needs = UnitsNeeded(space=self.space, level=self.level, bottleneck_s=bottleneck_s, devices=self.devices)
                 between = probed.states[probed.least + units_before(needs, probed.states) <= self.units]
             else:
-                low_s, table = bottleneck_s, probed
-            step = step.after(found is not None)
+                low_s, table, above = bottleneck_s, probed, min(4 * above, 1.0)
         optimum = Optimum(cost_s=best.cost_s, stages=best.stages, refuted_s=low_s, refutation=table)
         self._optima[start, stop] = optimum
         return optimum

@@ -5,7 +5,7 @@
    (`costs.graph_order`); those that differ from a cut of the plan by one block, which moves to the other side together
    with every block that must follow it; and those that differ by a few blocks.
 3. It stops when this does not help any more, when the plan is as fast as all devices sharing all compute, which is the
-   bound, or after `ROUNDS` rounds.
+   bound, or after a few rounds.
 """
 
 from collections import deque
@@ -20,27 +20,13 @@ from pipeplan.arrays import FloatArray
 from pipeplan.costs.graph import Graph, closures, crossing_by_cut, graph_of, line_of, membership
 from pipeplan.costs.graph_order import least_order
 from pipeplan.documents.certificate import Certificate
+from pipeplan.planners.pipedream.budget import BUDGET
 from pipeplan.planners.pipedream.certificate import QUANTITY
 from pipeplan.planners.pipedream.partition import partition
 from pipeplan.planners.pipedream.parts import Partition, fits
 from pipeplan.planners.pipedream.states import CutStates, evenly, states_of, summed
 from pipeplan.planners.pipedream.terms import gradient_copies, search
 from pipeplan.planners.problem import PlanningProblem
-
-ENTRIES_AT_MOST = 2e7
-"""(Cuts x devices) squared: if memory decides, a search compares this many entries in about a second."""
-
-ROUNDS = 4
-"""Upper bound on the rounds in which cuts are added."""
-
-CUTS_AT_MOST = 1200
-"""Upper bound on the states that are solved at once after the first round."""
-
-BLOCKS_AT_MOST = 4000
-"""Upper bound on the blocks of a dependency table; beyond, no cuts are added."""
-
-STEPS_AT_MOST = 100_000
-"""Upper bound on the blocks examined for the cuts near one cut of a plan: a few hundredths of a second."""
 
 NEAR = 1e-3
 """A gap that is not worth another round."""
@@ -69,7 +55,7 @@ def refine(problem: PlanningProblem, microbatch_size: int, cuts: CutStates) -> R
     bound_s = float(sums[0].sum()) / problem.cluster.devices
     graph = graph_of(len(measured), problem.profile.edges or ())
     nearby = _Nearby(graph, [block.output_bytes for block in measured], sums[0])
-    for _ in range(ROUNDS if len(graph) <= BLOCKS_AT_MOST else 0):
+    for _ in range(BUDGET.refined_rounds if len(graph) <= BUDGET.refined_blocks else 0):
         if found.cost_s <= bound_s * (1 + NEAR):
             break
         limit_bytes = found.cost_s * problem.cluster.levels[0].bandwidth_bytes_per_s / 2
@@ -102,7 +88,7 @@ def _cuts_at_most(problem: PlanningProblem) -> int:
     """Upper bound on the cuts that are solved at once: time grows with their square and, if memory decides, with that
     of the devices.
     """
-    return max(min(CUTS_AT_MOST, int(ENTRIES_AT_MOST**0.5 / problem.cluster.devices)), 50)
+    return max(min(BUDGET.refined_cuts, int(BUDGET.refined_entries**0.5 / problem.cluster.devices)), 50)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +143,7 @@ class _Nearby:
     def _stepped(self, cut: int, count: int) -> list[int]:
         """The cuts that differ by one block, then those by two, and so on."""
         blocks = len(self.graph)
-        count = min(count, STEPS_AT_MOST // blocks)
+        count = min(count, BUDGET.refined_steps // blocks)
         found = {cut: None}
         queue = deque([cut])
         while queue and len(found) <= count:

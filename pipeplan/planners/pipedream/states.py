@@ -30,15 +30,10 @@ from pipeplan.costs.graph import (
 from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.profile import Profile
-
-STATES_AT_MOST = 5000
-"""Upper bound on a graph's cuts that are all listed; if there are more, some are chosen (`refine`)."""
+from pipeplan.planners.pipedream.budget import BUDGET
 
 _COMPARED_AT_ONCE = 2**20
 """Pairs of sets: 8 MB."""
-
-ENTRIES_AT_MOST = 50_000_000
-"""Entries of the table of workspaces, times the different sizes of workspaces: about a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -181,7 +176,7 @@ def cut_states(
     microbatch_size: int,
     *,
     cuts: str | None = None,
-    at_most: int = STATES_AT_MOST,
+    at_most: int = BUDGET.listed_cuts,
     gradients: int = 1,
 ) -> CutStates:
     """The states of a chain, or of a graph.
@@ -207,11 +202,11 @@ def cut_states(
     if all(source in graph.reads[reader] for source, reader in pairwise(line.order)):
         return _line_states(sums, graph, measured, line, every_place)
     workspaces = len({block.workspace_bytes for block in measured} - {0})
-    at_most = min(at_most, int((ENTRIES_AT_MOST / max(workspaces, 1)) ** 0.5))
+    at_most = min(at_most, int((BUDGET.workspace_entries / max(workspaces, 1)) ** 0.5))
     listed = ideals(graph, at_most, late=_costing_nothing(profile, graph, measured))
     if listed is not None:
         return states_of(sums, graph, measured, listed)
-    some = evenly(every_place, STATES_AT_MOST) if workspaces else every_place
+    some = evenly(every_place, BUDGET.listed_cuts) if workspaces else every_place
     return replace(_line_states(sums, graph, measured, line, some), complete=False)
 
 

@@ -125,16 +125,13 @@ def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int
     a, b, count = share.start, share.stop, copies(problem, held)
     weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
     activation_bytes = int(states.added_bytes[b] - states.kept_before[a])
-    late_bytes = 0
-    if count.late_gradients and states.late_bytes is not None:
-        late_bytes = int(states.late_bytes[b] - states.late_bytes[a])
-    untrained_bytes = 0
-    if states.untrained_bytes is not None:
-        untrained_bytes = int(states.untrained_bytes[b] - states.untrained_bytes[a])
+    late_bytes, untrained_bytes = (
+        0 if sums is None else int(sums[b] - sums[a]) for sums in (states.late_bytes, states.untrained_bytes)
+    )
     transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
     memory = StageMemory(
         weights=int(count.stored * weight_bytes) + untrained_bytes,
-        gradients=count.gradients * weight_bytes + late_bytes,
+        gradients=count.gradients * weight_bytes + (late_bytes if count.late_gradients else 0),
         master_weights=count.master_weights * weight_bytes,
         optimizer_states=count.optimizer_states * weight_bytes,
         activations=count.activations * activation_bytes + count.inputs * int(states.input_bytes[a]),
@@ -145,19 +142,6 @@ def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int
         stop=blocks[1],
         replicas=share.replicas,
         time_s=share.time_s,
-        memory_bytes=total_bytes(memory),
+        memory_bytes=memory.total,
         memory=memory,
-    )
-
-
-def total_bytes(memory: StageMemory) -> int:
-    """The sum of the items."""
-    return (
-        memory.weights
-        + memory.gradients
-        + memory.master_weights
-        + memory.optimizer_states
-        + memory.activations
-        + memory.transient
-        + memory.buffers
     )

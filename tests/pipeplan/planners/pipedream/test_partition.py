@@ -12,6 +12,7 @@ from pipeplan.arrays import FloatArray
 from pipeplan.costs.compute import interval_maxima
 from pipeplan.costs.memory import kept_sums
 from pipeplan.planners.pipedream import partition as partition_module
+from pipeplan.planners.pipedream.budget import BUDGET
 from pipeplan.planners.pipedream.fitting import Law
 from pipeplan.planners.pipedream.partition import nearest, partition
 from pipeplan.planners.pipedream.parts import Partition, held_bytes, search_of
@@ -171,7 +172,7 @@ def test_where_memory_decides_the_fast_search_is_right_or_says_how_far_it_may_be
     fitting = [pieces for pieces in world.every() if world.worst_bytes(pieces, law) <= law.limit_bytes]
     search = search_of(states, levels, law=law)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition_module, "RECURRENCE_ENTRIES", 0)
+        patch.setattr(partition_module, "BUDGET", replace(BUDGET, recurrence_entries=0))
         answer = partition(search)
     if answer is None:
         assert not fitting or partition(search) is not None
