@@ -7,7 +7,8 @@ from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Infeasible,
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.chunk_model import least_held
-from pipeplan.planners.exact.chunk_search import NAME, PRECISION, ChunkedPlace, ChunkedSearch, OutOfTimeError
+from pipeplan.planners.exact.chunk_search import NAME, PRECISION, ChunkedPlace, ChunkedSearch
+from pipeplan.planners.exact.search import OutOfTimeError
 from pipeplan.planners.interleaved.limits import Within
 from pipeplan.planners.interleaved.pairs import Pairs
 from pipeplan.planners.interleaved.shape import ChunkedShape

@@ -19,7 +19,8 @@ from math import inf
 import numpy as np
 
 from pipeplan.planners.exact.chunk_model import least_step
-from pipeplan.planners.exact.first_plans import balanced
+from pipeplan.planners.exact.paths import best_path, in_a_row
+from pipeplan.planners.exact.search import OutOfTimeError
 from pipeplan.planners.interleaved.even import nearly_even
 from pipeplan.planners.interleaved.limits import Within
 from pipeplan.planners.interleaved.pairs import Pairs
@@ -47,10 +48,6 @@ _FIRST_STEPS = (1.01, 1.02, 1.04, 1.08, 1.16, 1.32, inf)
 
 _EVEN_MIDDLES = 3
 """The answer has the most even stages over this number of middles."""
-
-
-class OutOfTimeError(Exception):
-    """The search has used up its deterministic seconds."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -176,17 +173,18 @@ class ChunkedSearch:
         terms = place.terms
         tables = []
         for rank in range(place.shape.ranks):
-            table = np.full((terms.blocks, terms.blocks), inf)
+            table = np.full((terms.blocks + 1, terms.blocks + 1), inf)
             for way in Within(terms=terms, held_bytes=terms.device_bytes).ways(rank):
-                seconds, *others = (limit.tables[0][:-1, 1:] for limit in way)
+                seconds, *others = (limit.tables[0] for limit in way)
                 fits = np.logical_and.reduce([o <= each.most for o, each in zip(others, way[1:], strict=True)])
                 table = np.minimum(table, np.where(fits, seconds, inf))
             exchange_s = terms.exchange_s_per_byte(rank) * (
-                terms.chain.weight_bytes[1:] - terms.chain.weight_bytes[:-1, None]
+                terms.chain.weight_bytes - terms.chain.weight_bytes[:, None]
             )
             tables.append(np.maximum(table, exchange_s))
             self.charge(table.size, self.limit)
-        stops = balanced(tables)
+        path = best_path(in_a_row(range(len(tables))), tables.__getitem__)
+        stops = None if path is None else path.stops
         self._keep(place, stops)
         place.decided = True
         place.bound_s = inf if stops is None else max(place.bound_s, self.sample_s(place, stops))

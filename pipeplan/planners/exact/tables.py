@@ -1,0 +1,306 @@
+"""Tables: the seconds and bytes of all stages [start, stop) on one kind of place, in the better mode of each.
+
+The closed forms are those of `costs`, over the sums of `two_bw.chain`. A table is infinite where no stage may be.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.arrays import FloatArray
+from pipeplan.costs.collectives import EXCHANGES
+from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
+from pipeplan.documents.plan import RECOMPUTE_UNITS
+from pipeplan.documents.stage_memory import StageMemory
+from pipeplan.planners.messages import messages_of
+from pipeplan.planners.problem import PlanningProblem, recompute_units
+from pipeplan.planners.two_bw.chain import ProfileChain
+from pipeplan.planners.two_bw.measured import measured
+from pipeplan.programs.schedule import Schedule
+from pipeplan.schedules.registry import schedule_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """All but the stages and their devices.
+
+    `width` is None where every stage has its own number of replicas, as in PipeDream; `workers` counts them all, and a
+    `depth` of 0 stands for any number of stages.
+    """
+
+    schedule: str
+    depth: int
+    width: int | None
+    workers: int
+    microbatch_size: int
+    microbatches: int
+
+    @property
+    def laws(self) -> Schedule:
+        """The schedule's laws."""
+        return schedule_named(self.schedule)
+
+    @property
+    def slots(self) -> float:
+        """A microbatch's time in steps of the slowest stage: a flush adds filling and draining."""
+        return (self.microbatches + self.depth - 1) / self.microbatches if self.laws.flushes else 1.0
+
+    @property
+    def samples(self) -> int:
+        """Samples that a step of the slowest stage completes, on all pipelines together."""
+        return self.microbatch_size * (self.width or 1)
+
+    def sample_s(self, step_s: float) -> float:
+        """Seconds a sample, from the slowest stage's seconds a microbatch."""
+        return step_s * self.slots / self.samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageKind:
+    """A stage's place: its type of device, its replicas, and the bandwidths among them and across its boundaries.
+
+    Of equally wide stages `stage` counts from 0. Of PipeDream's, `workers` counts those of this stage and of all after
+    it, and `neighbours` has the replicas of the stages beside it (0: none), or None where its messages do not count.
+    """
+
+    type: int
+    replicas: int
+    own: float
+    before: float
+    after: float
+    stage: int = 0
+    workers: int = 0
+    neighbours: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMode:
+    """How a stage runs: without recomputation, or with it by a unit."""
+
+    recompute: bool
+    unit: str
+    time_s: float
+    memory: StageMemory
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TypeTables:
+    """The terms that all stages on a type of device share. Tables are [start, stop]."""
+
+    chain: ProfileChain
+    _without_buffers: dict[Copies, FloatArray] = field(default_factory=dict)
+
+    def compute_s(self, *, recompute: bool) -> FloatArray:
+        """Forward and backward a microbatch."""
+        return self._between(self.chain.ends_s(None, recompute=recompute))
+
+    @cached_property
+    def weight_bytes(self) -> FloatArray:
+        """One version of the trained weights."""
+        return self._between(self.chain.weight_bytes)
+
+    @cached_property
+    def _untrained_bytes(self) -> FloatArray:
+        return self._between(self.chain.untrained_bytes)
+
+    @cached_property
+    def _kept_bytes(self) -> FloatArray:
+        return self._between(*self.chain.kept_sums)
+
+    @cached_property
+    def _block_input_bytes(self) -> FloatArray:
+        return self._between(*self.chain.input_sums)
+
+    @cached_property
+    def _largest(self) -> tuple[FloatArray, FloatArray]:
+        """The largest workspace of a block, and the largest bytes of one that has run again."""
+        blocks = self.chain.blocks
+        ranges = slice(0, blocks + 1), slice(0, blocks + 1)
+        return self.chain.workspace_bytes(*ranges), self.chain.again_bytes(*ranges)
+
+    def item_bytes(self, counts: Copies) -> dict[str, FloatArray]:
+        """The bytes that a worker holds, by the items of `StageMemory`."""
+        chain, (workspaces, again) = self.chain, self._largest
+        inputs = chain.input_bytes[:, None]
+        kept = counts.activations * self._kept_bytes + counts.inputs * inputs
+        kept = kept + counts.block_inputs * self._block_input_bytes + counts.blocks_again * again
+        return {
+            "weights": np.floor(counts.stored * self.weight_bytes) + self._untrained_bytes,
+            "gradients": counts.gradients * self.weight_bytes + self._between(chain.late_bytes(counts.late_gradients)),
+            "master_weights": counts.master_weights * self.weight_bytes,
+            "optimizer_states": counts.optimizer_states * self.weight_bytes,
+            "activations": kept,
+            "transient": counts.transients * workspaces,
+            "buffers": counts.buffer_bytes(inputs, chain.output_bytes, chain.kept_output_bytes) + 0.0 * again,
+        }
+
+    def memory_bytes(self, counts: Copies) -> FloatArray:
+        """The bytes that a worker holds."""
+        chain, rest = self.chain, replace(counts, input_buffers=0, output_buffers=0, kept_outputs=0)
+        if rest not in self._without_buffers:
+            self._without_buffers[rest] = np.asarray(sum(self.item_bytes(rest).values()))
+        moved = counts.buffer_bytes(chain.input_bytes[:, None], chain.output_bytes, chain.kept_output_bytes)
+        return np.asarray(self._without_buffers[rest] + moved)
+
+    def _between(self, until: FloatArray, before: FloatArray | None = None) -> FloatArray:
+        return np.asarray(until - (until if before is None else before)[:, None])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StageTables:
+    """The tables of one problem at one microbatch size."""
+
+    problem: PlanningProblem
+    microbatch_size: int
+    _seconds: dict[tuple[StageKind, int, bool], FloatArray] = field(default_factory=dict)
+
+    @cached_property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return len(self.problem.profile.blocks)
+
+    @cached_property
+    def of_types(self) -> tuple[TypeTables, ...]:
+        """The tables on every type of device."""
+        names = [device.name for device in self.problem.cluster.types]
+        sources = [measured(self.problem.profile_on(name)).at((self.microbatch_size,)) for name in names]
+        factor = self.problem.options.recompute_factor
+        return tuple(TypeTables(chain=ProfileChain(row=0, source=each, recompute_factor=factor)) for each in sources)
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Without and with recomputation, as far as a stage may choose."""
+        requested = self.problem.options.recompute
+        return (False, True) if requested is None else (requested,)
+
+    @cached_property
+    def blocks_s(self) -> FloatArray:
+        """[block]: the least compute, on the fastest type of device and in the faster mode."""
+        every = [np.diff(of.chain.ends_s(None, recompute=mode)) for of in self.of_types for mode in self.modes]
+        return np.asarray(np.minimum.reduce(every))
+
+    @cached_property
+    def no_stage(self) -> FloatArray:
+        """Infinite where no stage may be: it has no block, or the forced and the forbidden cuts exclude it; else 0."""
+        excluded = np.tri(self.blocks + 1, dtype=bool)
+        for cut in self.problem.options.forbidden_cuts:
+            excluded[cut, :] = excluded[:, cut] = True
+        for cut in self.problem.options.forced_cuts:
+            excluded[:cut, cut + 1 :] = True
+        return np.where(excluded, np.inf, 0.0)
+
+    def time_s(self, shape: StageShape, kind: StageKind) -> FloatArray:
+        """A stage's seconds a microbatch in the faster mode that fits."""
+        device_bytes = self._device_bytes(kind)
+        modes = (
+            np.where(self._memory_bytes(shape, kind, mode) <= device_bytes, self._mode_s(shape, kind, mode), np.inf)
+            for mode in self.modes
+        )
+        return np.asarray(np.minimum.reduce(list(modes)) + self.no_stage)
+
+    def excess_bytes(self, shape: StageShape, kind: StageKind) -> FloatArray:
+        """The bytes by which a stage exceeds its device in the smaller mode, negative where it fits."""
+        smallest = np.minimum.reduce([self._memory_bytes(shape, kind, mode) for mode in self.modes])
+        return np.asarray(smallest - self._device_bytes(kind) + self.no_stage)
+
+    def mode(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> StageMode:
+        """The faster mode of a stage that fits, or (if none does) the smallest; without recomputation in a tie.
+
+        The unit of recomputation is the first that fits.
+        """
+        modes = []
+        for recompute in self.modes:
+            time_s = float(self._mode_s(shape, kind, recompute)[start, stop])
+            for unit, counts in self._counts(shape, kind, recompute):
+                items = self.of_types[kind.type].item_bytes(counts)
+                memory = StageMemory(**{name: int(table[start, stop]) for name, table in items.items()})
+                modes.append(StageMode(recompute=recompute, unit=unit, time_s=time_s, memory=memory))
+        fitting = [mode for mode in modes if mode.memory.total <= self._device_bytes(kind)]
+        if fitting:
+            return min(fitting, key=lambda mode: (mode.time_s, mode.recompute))
+        return min(modes, key=lambda mode: (mode.memory.total, mode.recompute))
+
+    def _device_bytes(self, kind: StageKind) -> int:
+        return self.problem.cluster.types[kind.type].usable_bytes
+
+    def _mode_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        links = replace(kind, stage=0, workers=0, neighbours=None)
+        key = links, shape.microbatches, recompute
+        if key not in self._seconds:
+            self._seconds[key] = self._computed_s(shape, links, recompute)
+        return self._seconds[key]
+
+    def _computed_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        of_type = self.of_types[kind.type]
+        chain, compute_s = of_type.chain, of_type.compute_s(recompute=recompute)
+        before_s = (chain.boundary_bytes / kind.before)[:, None]
+        after_s = chain.boundary_bytes / kind.after
+        share = EXCHANGES[self.problem.options.synchronisation or "all-reduce"](np.asarray(float(kind.replicas)))
+        exchange_s = float(share) / kind.own * of_type.weight_bytes
+        if shape.width is None:  # PipeDream (2018), section 3.2: the slowest of the stage and its two boundaries
+            stage_s = np.maximum(compute_s, exchange_s) / kind.replicas
+            return np.asarray(np.maximum(stage_s, np.maximum(before_s, after_s)))
+        # PipeDream-2BW (2021), appendix A.1.1: the exchange of a batch overlaps with its microbatches
+        return np.asarray(np.maximum(compute_s + before_s + after_s, exchange_s / shape.microbatches))
+
+    def _memory_bytes(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        """By the unit of recomputation that holds least."""
+        of_type = self.of_types[kind.type]
+        by_unit = [of_type.memory_bytes(counts) for _, counts in self._counts(shape, kind, recompute)]
+        return np.asarray(np.minimum.reduce(by_unit))
+
+    def _counts(self, shape: StageShape, kind: StageKind, recompute: bool) -> Iterator[tuple[str, Copies]]:
+        """The copies that a worker holds, by each unit of recomputation; one stands for none."""
+        options, profile = self.problem.options, self.problem.profile
+        masters = keeps_master_weights(profile.dtype, options.master_weights)
+        for unit in recompute_units(self.problem, shape.laws) if recompute else RECOMPUTE_UNITS[:1]:
+            if shape.width is not None:
+                yield (
+                    unit,
+                    copies(
+                        options.memory,
+                        shape.laws,
+                        options.optimizer_or_default,
+                        recompute=recompute,
+                        depth=shape.depth,
+                        stage=kind.stage,
+                        microbatches=shape.microbatches,
+                        dtype=profile.dtype,
+                        master_weights=masters,
+                        replicas=kind.replicas,
+                        unit=unit,
+                        autocast=profile.autocast,
+                    ),
+                )
+                continue
+            in_flight = -(-kind.workers // kind.replicas)
+            if options.memory == "paper":
+                yield unit, paper_copies(shape.laws, recompute=recompute, depth=in_flight, microbatches=1)
+                continue
+            counts = training_copies(
+                shape.laws,
+                options.optimizer_or_default,
+                recompute=recompute,
+                held=in_flight,
+                dtype=profile.dtype,
+                microbatches=shape.microbatches,
+                master_weights=masters,
+                unit=unit,
+                autocast=profile.autocast,
+            )
+            yield unit, counts if kind.neighbours is None else _with_messages(counts, shape.laws, kind, recompute, unit)
+
+
+def _with_messages(counts: Copies, laws: Schedule, kind: StageKind, recompute: bool, unit: str) -> Copies:
+    """The copies with PipeDream's messages in transit, which the replicas of the neighbouring stages decide."""
+    before, after = kind.neighbours or (0, 0)
+    downstream = kind.workers - kind.replicas
+    messages = messages_of(laws, before, kind.replicas, after, downstream, recompute=recompute, unit=unit)
+    return replace(
+        counts,
+        input_buffers=messages.input_buffers,
+        output_buffers=messages.output_buffers,
+        kept_outputs=messages.kept_outputs,
+    )
