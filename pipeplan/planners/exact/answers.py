@@ -16,12 +16,6 @@ from pipeplan.planners.reasons import memory_reason, shortfall, slower
 
 NAME = "exact"
 
-MAX_REASONS = 20
-"""Upper bound on the misses named if nothing fits."""
-
-MAX_MISSES = 200
-"""Upper bound on the shapes searched for their nearest miss."""
-
 
 def plan_of(
     search: ExactSearch,
@@ -149,7 +143,7 @@ def _alternative(search: ExactSearch, other: Solution, what: str) -> Alternative
 def infeasible(search: ExactSearch) -> Infeasible:
     """The nearest misses of memory, the nearest first; or the cuts or the batch that leave no shape at all."""
     problem, misses = search.problem, []
-    for shape in search.shapes[:MAX_MISSES]:
+    for shape in search.shapes[: BUDGET.misses]:
         found = nearest(search, shape)
         if found is None:
             continue
@@ -167,7 +161,7 @@ def infeasible(search: ExactSearch) -> Infeasible:
         )
         misses.append(miss)
     misses.sort(key=lambda miss: miss.missing_bytes or 0)
-    reasons = tuple(misses[:MAX_REASONS]) or (_no_shape(search),)
+    reasons = tuple(misses[: BUDGET.reasons]) or (_no_shape(search),)
     return Infeasible(planner=NAME, reasons=reasons, configurations_considered=len(search.shapes))
 
 

@@ -27,10 +27,7 @@ _EACH_BOOLEAN = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkVerdict:
-    """The stops that were found, or None; no stages are better than `bound`, seconds of a step or bytes of a rank.
-
-    `proven`: time was enough.
-    """
+    """The stops that were found, or None; no step is shorter than `bound`. `proven`: time was enough."""
 
     stops: tuple[int, ...] | None
     bound: float
@@ -50,21 +47,12 @@ def least_step(
     most = int(min(below_s / unit_s, 4.0 * terms.shape.ranks * _UNITS * terms.shape.depth))
     step = model.model.new_int_var(min(int(least_s / unit_s * (1 - 1e-9)), most), most, "step")
     model.limit_time(step, unit_s)
-    model.limit_memory(terms.device_bytes)
+    model.limit_memory()
     if hint is not None:
         model.hint(hint)
     model.model.minimize(step)
     # Both sums of a stage are rounded: a rank is off by at most one unit for each of its stages.
     return model.solve(limit, unit_s, terms.shape.chunks)
-
-
-def least_held(terms: ChunkedTerms, *, limit: float) -> ChunkVerdict:
-    """The stages whose fullest rank holds least, without a limit on their time."""
-    model = _ChunkModel(terms)
-    most = model.model.new_int_var(0, 2**60, "held")
-    model.limit_memory(most)
-    model.model.minimize(most)
-    return model.solve(limit, 1.0, 0)
 
 
 class _ChunkModel:
@@ -116,7 +104,7 @@ class _ChunkModel:
                 exchange = [sums for s in stages for sums in (self._at(s, weights), self._at(s - 1, -weights))]
                 self.model.add(cp_model.LinearExpr.sum(exchange) <= step).only_enforce_if(chosen)
 
-    def limit_memory(self, most: cp_model.IntVar | int) -> None:
+    def limit_memory(self) -> None:
         """4. A rank holds no more than its device, at each of the moments at which it may hold most."""
         terms, shape, blocks = self.terms, self.terms.shape, self.terms.blocks
         workspaces = [int(terms.workspace_bytes[block, block + 1]) for block in range(blocks)]
@@ -139,7 +127,7 @@ class _ChunkModel:
                             table = table + terms.microbatch_bytes(whole=whole, inputs=inputs)
                         held += [self._at(stage, table[0]), self._at(stage - 1, table[:, 0] - table[0, 0])]
                     together = cp_model.LinearExpr.sum(held)
-                    self.model.add(together <= most).only_enforce_if(self.modes[rank, mode, unit])
+                    self.model.add(together <= terms.device_bytes).only_enforce_if(self.modes[rank, mode, unit])
 
     def _largest(self, values: Sequence[int], stages: Sequence[int]) -> cp_model.IntVar:
         """No less than the largest value of a block of these stages."""

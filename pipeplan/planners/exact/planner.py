@@ -6,7 +6,7 @@
 - The objective is the schedule's. PipeDream's is the slowest stage or boundary, with replicas of its own for every
   stage. For equal widths it is that of PipeDream-2BW's appendix A.1, with the flush of 1F1B and GPipe.
 - A recurrence over the devices used and the blocks done finds the optimum (`paths`, `places`).
-- Where ranks hold several stages (in a loop, or in a V), the objective is the slowest rank's time (`chunk_search`); for
+- Where ranks hold several stages (in a loop, or in a V), the objective is the slowest rank's time (`chunked`); for
   three stages and more a rank, OR-tools' CP-SAT finds it.
 - Where a cluster has several levels, PipeDream's stages lie in a row on its devices, and a transfer is as slow as the
   slowest level that it crosses.
@@ -17,7 +17,7 @@ from math import log
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import require
 from pipeplan.planners.exact.answers import NAME, alternatives_of, certificate_of, fits, infeasible, plan_of
-from pipeplan.planners.exact.chunk_answers import chunked
+from pipeplan.planners.exact.chunked import chunked
 from pipeplan.planners.exact.search import ExactSearch
 from pipeplan.planners.exact.tables import StageShape
 from pipeplan.planners.pipedream.planner import minibatch_size

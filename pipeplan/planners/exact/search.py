@@ -42,6 +42,27 @@ class SearchBudget:
     by_messages: int = 4
     """The ratio of an entry's time if messages count: most steps then have tables of their own."""
 
+    each_pair_s: float = 3e-8
+    """Deterministic seconds for each entry that the recurrence over ranks of two stages reads."""
+
+    each_rank_s: float = 1.5e-3
+    """Deterministic seconds for counting what a rank of several stages keeps."""
+
+    each_stage_s: float = 3e-4
+    """Deterministic seconds for moving the cuts of a stage until ranks take nearly equal times."""
+
+    by_memory: int = 40
+    """The ratio of that time if cuts are moved until ranks fit."""
+
+    first_steps: tuple[float, ...] = (1.01, 1.02, 1.04, 1.08, 1.16, 1.32, inf)
+    """Where to search for first stages of ranks that hardly fit, in multiples of the bound."""
+
+    misses: int = 200
+    """Upper bound on the shapes searched for their nearest miss if nothing fits."""
+
+    reasons: int = 20
+    """Upper bound on the misses named."""
+
     cached_bytes: int = 2**28
     """Upper bound on the tables that are kept; others are computed whenever they are read."""
 
