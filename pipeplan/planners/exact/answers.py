@@ -9,10 +9,11 @@ import numpy as np
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Reason, Stage
 from pipeplan.planners.complete import Decision, complete
-from pipeplan.planners.exact.search import BUDGET, ExactSearch, OutOfTimeError, Rounds, Solution, T
+from pipeplan.planners.exact.budget import BUDGET
+from pipeplan.planners.exact.search import ExactSearch, OutOfTimeError, Rounds, Solution, T
 from pipeplan.planners.exact.tables import StageShape, StageTables
 from pipeplan.planners.messages import excess_bytes, with_messages
-from pipeplan.planners.reasons import memory_reason, shortfall, slower
+from pipeplan.planners.reasons import memory_reason, shortfall, slower, unpriced
 
 NAME = "exact"
 
@@ -126,17 +127,12 @@ def _alternative(search: ExactSearch, other: Solution, what: str) -> Alternative
     fitting = excess[worst] <= 0
     rate = 1.0 / shape.sample_s(max(stage.time_s for stage in stages))
     widths = {stage.replicas for stage in stages}
-    return Alternative(
-        schedule=shape.schedule,
-        depth=shape.depth,
-        width=widths.pop() if len(widths) == 1 else None,
-        microbatch_size=shape.microbatch_size,
-        microbatches=shape.microbatches,
+    return unpriced(
+        replace(shape, width=widths.pop() if len(widths) == 1 else None),
+        f"{what}: {slower(rate) if fitting else shortfall(worst, excess[worst])}",
         recompute=any(stage.recompute for stage in stages),
-        throughput_samples_per_s=None,
-        memory_bytes=max(stage.memory_bytes for stage in stages),
-        reason=f"{what}: {slower(rate) if fitting else shortfall(worst, excess[worst])}",
         closed_form_samples_per_s=rate if fitting else None,
+        memory_bytes=max(stage.memory_bytes for stage in stages),
     )
 
 

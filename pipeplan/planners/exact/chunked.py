@@ -20,16 +20,17 @@ from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Infeasible,
 from pipeplan.errors import require
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.answers import NAME, certificate_of
+from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.exact.chunk_model import least_step
 from pipeplan.planners.exact.paths import best_path, in_a_row
-from pipeplan.planners.exact.search import BUDGET, Opened, OutOfTimeError, Rounds
+from pipeplan.planners.exact.search import Opened, OutOfTimeError, Rounds
 from pipeplan.planners.interleaved.even import even_by_time, nearly_even
 from pipeplan.planners.interleaved.limits import Within
 from pipeplan.planners.interleaved.pairs import Pairs
 from pipeplan.planners.interleaved.shape import shapes_of
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import Observer, PlanningProblem
-from pipeplan.planners.reasons import memory_reason, shortfall, slower
+from pipeplan.planners.reasons import memory_reason, shortfall, slower, unpriced
 from pipeplan.planners.two_bw.candidate import Evaluator
 from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.placements import orientations
@@ -201,7 +202,7 @@ class ChunkedSearch:
         )
         self.rounds.spent += found.spent
         self._keep(terms, found.stops)
-        reached_s = shape.sample_s(found.bound)  # infinite if no stages are below the target
+        reached_s = shape.sample_s(found.bound_s)  # infinite if no stages are below the target
         place.bound_s = max(place.bound_s, min(reached_s, self.rounds.target_s))
         place.decided = found.proven
 
@@ -235,17 +236,12 @@ def alternatives(terms: ChunkedTerms, stops: Stops) -> Iterator[Alternative]:
     missing_bytes = max(rank_bytes) - terms.device_bytes
     rate = 1 / shape.sample_s(step_s)
     why = slower(rate) if missing_bytes <= 0 else shortfall(rank_bytes.index(max(rank_bytes)), missing_bytes)
-    yield Alternative(
-        schedule=shape.schedule,
-        depth=shape.depth,
-        width=shape.width,
-        microbatch_size=shape.microbatch_size,
-        microbatches=shape.microbatches,
+    yield unpriced(
+        shape,
+        f"stages of equal numbers of blocks: {why}",
         recompute=recompute,
-        throughput_samples_per_s=None,
-        memory_bytes=max(rank_bytes),
-        reason=f"stages of equal numbers of blocks: {why}",
         closed_form_samples_per_s=rate if missing_bytes <= 0 else None,
+        memory_bytes=max(rank_bytes),
     )
 
 

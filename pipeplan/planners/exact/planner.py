@@ -12,8 +12,6 @@
   slowest level that it crosses.
 """
 
-from math import log
-
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import require
 from pipeplan.planners.exact.answers import NAME, alternatives_of, certificate_of, fits, infeasible, plan_of
@@ -55,8 +53,7 @@ DEFAULT_TIME_LIMIT_S = 20.0
 MAX_BLOCKS = 256
 MAX_DEVICES = 256
 MAX_PIPEDREAM_DEVICES = 64
-MAX_ENTRIES = 10**8
-"""Beyond these limits, making the tables alone takes too long; `MAX_ENTRIES` counts the entries of a shape's tables."""
+"""Beyond these limits, making the tables alone takes too long."""
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
@@ -83,7 +80,7 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
 
 
 def _check(problem: PlanningProblem) -> None:
-    """Refuses options and problems that the planner does not support, or whose tables alone would take too long."""
+    """Refuses options and problems that the planner does not support, or that are too large."""
     options, cluster = problem.options, problem.cluster
     require_schedule(options, SCHEDULES, NAME)
     pipedream, in_chunks = _by_minibatch(options), _schedule(options).chunked
@@ -96,23 +93,6 @@ def _check(problem: PlanningProblem) -> None:
     most = MAX_PIPEDREAM_DEVICES if pipedream else MAX_DEVICES
     rule = f"must make at most {most} devices for the planner {NAME}" + (" and pipedream" if pipedream else "")
     require(cluster.devices <= most, "cluster.levels", rule, cluster.devices)
-
-    # The stages that a shape may have: intervals of blocks times places, as far as places differ.
-    levels = len(cluster.levels) ** 3
-    if pipedream:
-        places = len(cluster.types) * cluster.devices * (1 + log(cluster.devices)) * levels
-    else:
-        deepest = min(cluster.devices, blocks)
-        places = deepest * (len(cluster.types) * levels if len(cluster.types) > 1 else 1)
-    entries = places * blocks**2
-    rule = f"must be fewer devices, levels or types of devices for {blocks} blocks: {NAME} would look at"
-    require(
-        entries <= MAX_ENTRIES,
-        "cluster",
-        f"{rule} {entries:.1g} stages, and {MAX_ENTRIES:.0g} are the most",
-        cluster.devices,
-    )
-
     require(problem.profile.edges is None, "profile.edges", f"must be none: {NAME} plans chains", "a graph")
     for field in ("forced_cuts", "forbidden_cuts"):
         for cut in getattr(options, field):

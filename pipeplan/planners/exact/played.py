@@ -11,9 +11,10 @@ from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
 from pipeplan.planners.exact.answers import NAME, fits, plan_of
+from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.exact.places import Placed
 from pipeplan.planners.exact.planner import shapes_of
-from pipeplan.planners.exact.search import BUDGET, ExactSearch, Solution
+from pipeplan.planners.exact.search import ExactSearch, Solution
 from pipeplan.planners.exact.tables import StageShape
 from pipeplan.planners.problem import CutGraph, PlanningProblem, unobserved
 from pipeplan.planners.reasons import unpriced

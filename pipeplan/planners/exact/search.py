@@ -17,63 +17,11 @@ from math import inf
 from typing import Generic, TypeVar
 
 from pipeplan.arrays import FloatArray
+from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.exact.paths import Path, StageStep, best_path, every_path, in_a_row
 from pipeplan.planners.exact.places import Lattice, Placed, Places
-from pipeplan.planners.exact.tables import StageKind, StageShape, StageTables
+from pipeplan.planners.exact.tables import StageKind, StageShape, StageTables, TableCache
 from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchBudget:
-    """The limits of the planner's searches. Deterministic seconds are about as long as real ones: measured."""
-
-    precision: float = 1e-9
-    """Plans that are faster by less are ignored: sums of the same seconds in another order differ by less."""
-
-    each_step_s: float = 3e-5
-    """Deterministic seconds for each step of a lattice, without its entries."""
-
-    each_target_s: float = 1e-5
-    """Deterministic seconds for listing each node that a step leads to."""
-
-    each_entry_s: float = 1e-8
-    """Deterministic seconds for each entry of a step's table: it is computed once and read twice."""
-
-    by_messages: int = 4
-    """The ratio of an entry's time if messages count: most steps then have tables of their own."""
-
-    each_pair_s: float = 3e-8
-    """Deterministic seconds for each entry that the recurrence over ranks of two stages reads."""
-
-    each_rank_s: float = 1.5e-3
-    """Deterministic seconds for counting what a rank of several stages keeps."""
-
-    each_stage_s: float = 3e-4
-    """Deterministic seconds for moving the cuts of a stage until ranks take nearly equal times."""
-
-    by_memory: int = 40
-    """The ratio of that time if cuts are moved until ranks fit."""
-
-    first_steps: tuple[float, ...] = (1.01, 1.02, 1.04, 1.08, 1.16, 1.32, inf)
-    """Where to search for first stages of ranks that hardly fit, in multiples of the bound."""
-
-    misses: int = 200
-    """Upper bound on the shapes searched for their nearest miss if nothing fits."""
-
-    reasons: int = 20
-    """Upper bound on the misses named."""
-
-    cached_bytes: int = 2**28
-    """Upper bound on the tables that are kept; others are computed whenever they are read."""
-
-    played_shapes: int = 400
-    """Upper bound on the shapes and placements that are played, the highest bounds first."""
-
-    placements: int = 64
-    """Upper bound on the placements of a shape that are played, where devices are of several types."""
-
-
-BUDGET = SearchBudget()
 
 Quantity = Callable[[StageTables, StageShape, StageKind], FloatArray]
 """What is least: `StageTables.time_s` or `StageTables.excess_bytes`."""
@@ -132,7 +80,7 @@ class Rounds(Generic[T]):
     @property
     def decided(self) -> bool:
         """Whether the time sufficed for all configurations."""
-        return all(each.decided for each in self.opened)
+        return all(each.decided or each.bound_s >= self.target_s for each in self.opened)
 
     def charge(self, seconds: float, until: float) -> None:
         """Spends time; raises, before it is spent, where it would not be enough."""
@@ -309,15 +257,6 @@ class ExactSearch:
         return Solution(shape=replace(shape, depth=len(path.stops)), placed=placed, stops=path.stops, step_s=path.worst)
 
     def table_of(self, shape: StageShape, quantity: Quantity) -> Callable[[StageKind], FloatArray]:
-        """The tables by the kind of stage, kept as far as there is room for them."""
-        tables, kept = self.tables(shape.microbatch_size), dict[StageKind, FloatArray]()
-
-        def table(kind: StageKind) -> FloatArray:
-            found = kept.get(kind)
-            if found is None:
-                found = quantity(tables, shape, kind)
-                if len(kept) * found.nbytes < BUDGET.cached_bytes:
-                    kept[kind] = found
-            return found
-
-        return table
+        """The tables by the kind of stage."""
+        tables, cached = self.tables(shape.microbatch_size), TableCache()
+        return lambda kind: cached(kind, lambda: quantity(tables, shape, kind))

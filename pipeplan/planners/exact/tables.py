@@ -3,7 +3,7 @@
 The closed forms are those of `costs`, over the sums of `two_bw.chain`. A table is infinite where no stage may be.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
 from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.documents.stage_memory import StageMemory
+from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.messages import messages_of
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.chain import ProfileChain
@@ -85,67 +86,65 @@ class StageMode:
     memory: StageMemory
 
 
+class TableCache:
+    """Tables by a key, computed when they are missing. They are dropped when they take too many bytes."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Hashable, FloatArray] = {}
+
+    def __call__(self, key: Hashable, compute: Callable[[], FloatArray]) -> FloatArray:
+        """The table of a key."""
+        found = self._tables.get(key)
+        if found is None:
+            found = compute()
+            if len(self._tables) * found.nbytes >= BUDGET.cached_bytes:
+                self._tables.clear()
+            self._tables[key] = found
+        return found
+
+
+def between(until: FloatArray, before: FloatArray | None = None) -> FloatArray:
+    """[start, stop] -> the sum at the stop, less that at the start."""
+    return np.asarray(until - (until if before is None else before)[:, None])
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TypeTables:
-    """The terms that all stages on a type of device share. Tables are [start, stop]."""
+    """The bytes of stages on a type of device."""
 
     chain: ProfileChain
-    _without_buffers: dict[Copies, FloatArray] = field(default_factory=dict)
-
-    def compute_s(self, *, recompute: bool) -> FloatArray:
-        """Forward and backward a microbatch."""
-        return self._between(self.chain.ends_s(None, recompute=recompute))
-
-    @cached_property
-    def weight_bytes(self) -> FloatArray:
-        """One version of the trained weights."""
-        return self._between(self.chain.weight_bytes)
-
-    @cached_property
-    def _untrained_bytes(self) -> FloatArray:
-        return self._between(self.chain.untrained_bytes)
-
-    @cached_property
-    def _kept_bytes(self) -> FloatArray:
-        return self._between(*self.chain.kept_sums)
-
-    @cached_property
-    def _block_input_bytes(self) -> FloatArray:
-        return self._between(*self.chain.input_sums)
+    _without_buffers: TableCache = field(default_factory=TableCache)
 
     @cached_property
     def _largest(self) -> tuple[FloatArray, FloatArray]:
         """The largest workspace of a block, and the largest bytes of one that has run again."""
-        blocks = self.chain.blocks
-        ranges = slice(0, blocks + 1), slice(0, blocks + 1)
-        return self.chain.workspace_bytes(*ranges), self.chain.again_bytes(*ranges)
+        every = slice(0, self.chain.blocks + 1)
+        return self.chain.workspace_bytes(every, every), self.chain.again_bytes(every, every)
 
     def item_bytes(self, counts: Copies) -> dict[str, FloatArray]:
-        """The bytes that a worker holds, by the items of `StageMemory`."""
-        chain, (workspaces, again) = self.chain, self._largest
-        inputs = chain.input_bytes[:, None]
-        kept = counts.activations * self._kept_bytes + counts.inputs * inputs
-        kept = kept + counts.block_inputs * self._block_input_bytes + counts.blocks_again * again
+        """What a worker holds, by the items of `StageMemory`."""
+        chain, weights, (workspaces, again) = self.chain, between(self.chain.weight_bytes), self._largest
+        activations = counts.activations * between(*chain.kept_sums) + counts.inputs * chain.input_bytes[:, None]
+        activations += counts.block_inputs * between(*chain.input_sums) + counts.blocks_again * again
         return {
-            "weights": np.floor(counts.stored * self.weight_bytes) + self._untrained_bytes,
-            "gradients": counts.gradients * self.weight_bytes + self._between(chain.late_bytes(counts.late_gradients)),
-            "master_weights": counts.master_weights * self.weight_bytes,
-            "optimizer_states": counts.optimizer_states * self.weight_bytes,
-            "activations": kept,
+            "weights": np.floor(counts.stored * weights) + between(chain.untrained_bytes),
+            "gradients": counts.gradients * weights + between(chain.late_bytes(counts.late_gradients)),
+            "master_weights": counts.master_weights * weights,
+            "optimizer_states": counts.optimizer_states * weights,
+            "activations": activations,
             "transient": counts.transients * workspaces,
-            "buffers": counts.buffer_bytes(inputs, chain.output_bytes, chain.kept_output_bytes) + 0.0 * again,
+            "buffers": self._buffer_bytes(counts),
         }
 
     def memory_bytes(self, counts: Copies) -> FloatArray:
-        """The bytes that a worker holds."""
-        chain, rest = self.chain, replace(counts, input_buffers=0, output_buffers=0, kept_outputs=0)
-        if rest not in self._without_buffers:
-            self._without_buffers[rest] = np.asarray(sum(self.item_bytes(rest).values()))
-        moved = counts.buffer_bytes(chain.input_bytes[:, None], chain.output_bytes, chain.kept_output_bytes)
-        return np.asarray(self._without_buffers[rest] + moved)
+        """What a worker holds."""
+        rest = replace(counts, input_buffers=0, output_buffers=0, kept_outputs=0)
+        without = self._without_buffers(rest, lambda: np.asarray(sum(self.item_bytes(rest).values())))
+        return np.asarray(without + self._buffer_bytes(counts))
 
-    def _between(self, until: FloatArray, before: FloatArray | None = None) -> FloatArray:
-        return np.asarray(until - (until if before is None else before)[:, None])
+    def _buffer_bytes(self, counts: Copies) -> FloatArray:
+        moved = self.chain.output_bytes, self.chain.kept_output_bytes
+        return np.asarray(counts.buffer_bytes(self.chain.input_bytes[:, None], *moved) + np.zeros_like(moved[0]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,7 +153,7 @@ class StageTables:
 
     problem: PlanningProblem
     microbatch_size: int
-    _seconds: dict[tuple[StageKind, int, bool], FloatArray] = field(default_factory=dict)
+    _seconds: TableCache = field(default_factory=TableCache)
 
     @cached_property
     def blocks(self) -> int:
@@ -228,17 +227,16 @@ class StageTables:
     def _mode_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
         links = replace(kind, stage=0, workers=0, neighbours=None)
         key = links, shape.microbatches, recompute
-        if key not in self._seconds:
-            self._seconds[key] = self._computed_s(shape, links, recompute)
-        return self._seconds[key]
+        return self._seconds(key, lambda: self._link_s(shape, links, recompute))
 
-    def _computed_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
-        of_type = self.of_types[kind.type]
-        chain, compute_s = of_type.chain, of_type.compute_s(recompute=recompute)
+    def _link_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
+        """A stage's seconds in one mode, which its place in the pipeline decides by its links alone."""
+        chain = self.of_types[kind.type].chain
+        compute_s = between(chain.ends_s(None, recompute=recompute))
         before_s = (chain.boundary_bytes / kind.before)[:, None]
         after_s = chain.boundary_bytes / kind.after
         share = EXCHANGES[self.problem.options.synchronisation or "all-reduce"](np.asarray(float(kind.replicas)))
-        exchange_s = float(share) / kind.own * of_type.weight_bytes
+        exchange_s = float(share) / kind.own * between(chain.weight_bytes)
         if shape.width is None:  # PipeDream (2018), section 3.2: the slowest of the stage and its two boundaries
             stage_s = np.maximum(compute_s, exchange_s) / kind.replicas
             return np.asarray(np.maximum(stage_s, np.maximum(before_s, after_s)))
