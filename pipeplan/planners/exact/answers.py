@@ -7,12 +7,12 @@ from math import lcm
 import numpy as np
 
 from pipeplan.documents.certificate import Certificate
-from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Reason, Stage
+from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Reason
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.exact.search import ExactSearch, OutOfTimeError, Rounds, Solution, T
 from pipeplan.planners.exact.tables import StageShape, StageTables
-from pipeplan.planners.messages import excess_bytes, with_messages
+from pipeplan.planners.messages import excess_bytes
 from pipeplan.planners.reasons import memory_reason, shortfall, slower, unpriced
 
 NAME = "exact"
@@ -38,7 +38,7 @@ def plan_of(
         Decision(
             planner=NAME,
             cost_model=f"{NAME}/{shape.schedule}",
-            stages=stages_of(search, best),
+            stages=search.stages(best),
             placement=best.placed.placement,
             devices=best.placed.devices,
             schedule=shape.schedule,
@@ -56,35 +56,6 @@ def plan_of(
             certificate=certificate,
         ),
     )
-
-
-def stages_of(search: ExactSearch, found: Solution) -> tuple[Stage, ...]:
-    """A solution's stages, as a plan has them; PipeDream's with their messages."""
-    shape, tables = found.shape, search.tables(found.shape.microbatch_size)
-    types, stages = search.problem.cluster.types, []
-    for kind, start, stop in zip(found.placed.kinds, (0, *found.stops[:-1]), found.stops, strict=True):
-        mode = tables.mode(shape, kind, start, stop)
-        stages.append(
-            Stage(
-                start=start,
-                stop=stop,
-                replicas=kind.replicas,
-                recompute=mode.recompute,
-                recompute_unit=mode.unit,
-                time_s=mode.time_s,
-                memory_bytes=mode.memory.total,
-                memory=mode.memory,
-                device=types[kind.type].name if len(types) > 1 else None,
-            )
-        )
-    if shape.width is not None:
-        return tuple(stages)
-    return with_messages(search.problem, stages, shape.laws, shape.microbatch_size)
-
-
-def fits(search: ExactSearch, found: Solution) -> bool:
-    """Whether all stages fit their devices, with their messages."""
-    return found.shape.width is not None or max(excess_bytes(search.problem, stages_of(search, found))) <= 0
 
 
 def certificate_of(rounds: Rounds[T], method: str, searched: str, slowest: str = "") -> Certificate:
@@ -112,7 +83,7 @@ def alternatives_of(search: ExactSearch, best: Solution) -> Iterator[Alternative
         yield _alternative(search, replace(best, stops=stops), "stages of equal numbers of blocks")
 
     # The best stops if no stage recomputes; if none fit, those that exceed a device least.
-    if search.problem.options.recompute is None and any(stage.recompute for stage in stages_of(search, best)):
+    if search.problem.options.recompute is None and any(stage.recompute for stage in search.stages(best)):
         options = replace(search.problem.options, recompute=False, recompute_unit=None)
         plain = replace(search, problem=replace(search.problem, options=options), shapes=())
         split = plain.split(shape, best.placed) or plain.split(shape, best.placed, StageTables.excess_bytes)
@@ -121,7 +92,7 @@ def alternatives_of(search: ExactSearch, best: Solution) -> Iterator[Alternative
 
 def _alternative(search: ExactSearch, other: Solution, what: str) -> Alternative:
     """Other stages, and why they lose: slower, or too large for a device."""
-    shape, stages = other.shape, stages_of(search, other)
+    shape, stages = other.shape, search.stages(other)
     excess = excess_bytes(search.problem, stages)
     worst = int(np.argmax(excess))
     fitting = excess[worst] <= 0
@@ -143,7 +114,7 @@ def infeasible(search: ExactSearch) -> Infeasible:
         found = nearest(search, shape)
         if found is None:
             continue
-        excess = excess_bytes(problem, stages := stages_of(search, found))
+        excess = excess_bytes(problem, stages := search.stages(found))
         missing_bytes, stage = max(excess), excess.index(max(excess))
         layout = f"{shape.schedule}, width {shape.width}, depth {shape.depth}"
         if shape.width is None:

@@ -199,5 +199,5 @@ class Lattice:
             after=speeds[level],
             stage=sum(node.used) // self.shape.width if self.shape.width else 0,
             workers=workers,
-            neighbours=(node.before, after) if self.messages else None,
+            neighbours=(node.before, after),
         )

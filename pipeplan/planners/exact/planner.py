@@ -14,7 +14,7 @@
 
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import require
-from pipeplan.planners.exact.answers import NAME, alternatives_of, certificate_of, fits, infeasible, plan_of
+from pipeplan.planners.exact.answers import NAME, alternatives_of, certificate_of, infeasible, plan_of
 from pipeplan.planners.exact.chunked import chunked
 from pipeplan.planners.exact.search import ExactSearch
 from pipeplan.planners.exact.tables import StageShape
@@ -68,7 +68,7 @@ def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     if schedule.chunked:
         return chunked(problem, schedule.name, limit, observe)
     shapes = shapes_of(problem)
-    search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe, fits=fits)
+    search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
     search.run()
     if search.best is None:
         rule = "must be longer: in this time no plan was found, and no proof that none fits"

@@ -10,10 +10,10 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.exact.answers import NAME, fits, plan_of
+from pipeplan.planners.exact.answers import NAME, plan_of
 from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.exact.places import Placed
-from pipeplan.planners.exact.planner import shapes_of
+from pipeplan.planners.exact.planner import DEFAULT_TIME_LIMIT_S, shapes_of
 from pipeplan.planners.exact.search import ExactSearch, Solution
 from pipeplan.planners.exact.tables import StageShape
 from pipeplan.planners.problem import CutGraph, PlanningProblem, unobserved
@@ -99,8 +99,8 @@ class PlayedShapes:
     @cached_property
     def _configurations(self) -> tuple[list[PlayedShape], float]:
         """Those that are played, and the upper bound on all others."""
-        shapes = shapes_of(self.problem)
-        search = ExactSearch(problem=self.problem, shapes=shapes, limit=inf, observe=unobserved, fits=fits)
+        shapes, limit = shapes_of(self.problem), self.problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
+        search = ExactSearch(problem=self.problem, shapes=shapes, limit=limit, observe=unobserved)
         bounded = []
         for shape in shapes:
             step_s = search.least_step_s(shape)

@@ -17,10 +17,12 @@ from math import inf
 from typing import Generic, TypeVar
 
 from pipeplan.arrays import FloatArray
+from pipeplan.documents.plan import Stage
 from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.exact.paths import Path, StageStep, best_path, every_path, in_a_row
 from pipeplan.planners.exact.places import Lattice, Placed, Places
 from pipeplan.planners.exact.tables import StageKind, StageShape, StageTables, TableCache
+from pipeplan.planners.messages import excess_bytes, with_messages
 from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
 
 Quantity = Callable[[StageTables, StageShape, StageKind], FloatArray]
@@ -120,13 +122,12 @@ class Solution:
 
 @dataclass(kw_only=True)
 class ExactSearch:
-    """The search through one problem's shapes. `fits` decides whether a solution's stages fit with their messages."""
+    """The search through one problem's shapes."""
 
     problem: PlanningProblem
     shapes: Sequence[StageShape]
     limit: float
     observe: Observer
-    fits: Callable[["ExactSearch", Solution], bool]
     places: Places = field(init=False)
     rounds: Rounds[StageShape] = field(init=False)
     best: Solution | None = field(init=False, default=None)
@@ -157,7 +158,7 @@ class ExactSearch:
         return max(float(blocks_s.sum()) / shares, float(blocks_s.max()) / widest) * (1 - 1e-12)
 
     def _settle(self, opened: Opened[StageShape], until: float) -> None:
-        """StageStep 2. Where PipeDream's stages do not fit with their messages, again with these in the tables.
+        """Step 2. Where PipeDream's stages do not fit with their messages, again with these in the tables.
 
         The first answer is a bound all the same.
         """
@@ -165,7 +166,7 @@ class ExactSearch:
             found, is_exact = self._fastest(opened.configuration, messages, until)
             if is_exact:
                 opened.bound_s = max(opened.bound_s, found.sample_s if found else inf)
-            fits = found is not None and self.fits(self, found)
+            fits = found is not None and self._fits(found)
             if found is None or fits:
                 break
         opened.decided = is_exact and (found is None or fits)
@@ -228,6 +229,33 @@ class ExactSearch:
     def _step_s(self, shape: StageShape, factor: int) -> float:
         return BUDGET.each_step_s + factor * BUDGET.each_entry_s * (self.tables(shape.microbatch_size).blocks + 1) ** 2
 
+    def stages(self, found: Solution) -> tuple[Stage, ...]:
+        """A solution's stages, as a plan has them; PipeDream's with their messages."""
+        shape, tables, types = found.shape, self.tables(found.shape.microbatch_size), self.problem.cluster.types
+        stages = []
+        for kind, start, stop in zip(found.placed.kinds, (0, *found.stops[:-1]), found.stops, strict=True):
+            mode = tables.mode(shape, kind, start, stop)
+            stages.append(
+                Stage(
+                    start=start,
+                    stop=stop,
+                    replicas=kind.replicas,
+                    recompute=mode.recompute,
+                    recompute_unit=mode.unit,
+                    time_s=mode.time_s,
+                    memory_bytes=mode.memory.total,
+                    memory=mode.memory,
+                    device=types[kind.type].name if len(types) > 1 else None,
+                )
+            )
+        if shape.width is not None:
+            return tuple(stages)
+        return with_messages(self.problem, stages, shape.laws, shape.microbatch_size)
+
+    def _fits(self, found: Solution) -> bool:
+        """Whether all stages fit their devices, with their messages."""
+        return found.shape.width is not None or max(excess_bytes(self.problem, self.stages(found))) <= 0
+
     def placements(self, shape: StageShape) -> tuple[list[Placed], bool]:
         """Placements of equally wide stages, and whether they are all.
 
@@ -236,10 +264,14 @@ class ExactSearch:
         """
         if len(self.places.counts) == 1:
             return list(self.places.orientations(shape)), True
-        steps = self._lattice_steps(shape, inf, coarse=True)
-        together = islice(every_path(steps), BUDGET.placements)
-        found = [solution.placed for solution in self.solutions(shape)]
-        return list(dict.fromkeys([*found, *map(self.places.placed, together)])), False
+        found = list[Placed]()
+        try:
+            found += [solution.placed for solution in self.solutions(shape, until=self.limit)]
+            paths = every_path(self._lattice_steps(shape, self.limit, coarse=True))
+            found += map(self.places.placed, islice(paths, BUDGET.placements))
+        except OutOfTimeError:
+            pass
+        return list(dict.fromkeys(found)), False
 
     def split(self, shape: StageShape, placed: Placed, quantity: Quantity = StageTables.time_s) -> Solution | None:
         """The stages on these places whose slowest is fastest; ties prefer the most even. None where none fits."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.collectives import EXCHANGES
-from pipeplan.costs.memory import Copies, copies, keeps_master_weights, paper_copies, training_copies
+from pipeplan.costs.memory import Copies, copies, keeps_master_weights
 from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.exact.budget import BUDGET
@@ -21,6 +21,9 @@ from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.measured import measured
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
+
+BUFFERS = ("input_buffers", "output_buffers", "kept_outputs")
+"""The copies that messages in transit need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,7 @@ class StageKind:
     """A stage's place: its type of device, its replicas, and the bandwidths among them and across its boundaries.
 
     Of equally wide stages `stage` counts from 0. Of PipeDream's, `workers` counts those of this stage and of all after
-    it, and `neighbours` has the replicas of the stages beside it (0: none), or None where its messages do not count.
+    it. `neighbours` has the replicas of the stages beside it: 0 where there is none, or messages do not count.
     """
 
     type: int
@@ -73,7 +76,7 @@ class StageKind:
     after: float
     stage: int = 0
     workers: int = 0
-    neighbours: tuple[int, int] | None = None
+    neighbours: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ class TypeTables:
 
     def memory_bytes(self, counts: Copies) -> FloatArray:
         """What a worker holds."""
-        rest = replace(counts, input_buffers=0, output_buffers=0, kept_outputs=0)
+        rest = replace(counts, **dict.fromkeys(BUFFERS, 0))
         without = self._without_buffers(rest, lambda: np.asarray(sum(self.item_bytes(rest).values())))
         return np.asarray(without + self._buffer_bytes(counts))
 
@@ -225,7 +228,7 @@ class StageTables:
         return self.problem.cluster.types[kind.type].usable_bytes
 
     def _mode_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
-        links = replace(kind, stage=0, workers=0, neighbours=None)
+        links = replace(kind, stage=0, workers=0, neighbours=(0, 0))
         key = links, shape.microbatches, recompute
         return self._seconds(key, lambda: self._link_s(shape, links, recompute))
 
@@ -250,55 +253,32 @@ class StageTables:
         return np.asarray(np.minimum.reduce(by_unit))
 
     def _counts(self, shape: StageShape, kind: StageKind, recompute: bool) -> Iterator[tuple[str, Copies]]:
-        """The copies that a worker holds, by each unit of recomputation; one stands for none."""
+        """The copies that a worker holds, by each unit of recomputation; one stands for none.
+
+        A PipeDream stage holds the weights and activations of the first stage of a pipeline as deep as its microbatches
+        in flight, and the messages that its neighbours' replicas decide.
+        """
         options, profile = self.problem.options, self.problem.profile
-        masters = keeps_master_weights(profile.dtype, options.master_weights)
         for unit in recompute_units(self.problem, shape.laws) if recompute else RECOMPUTE_UNITS[:1]:
-            if shape.width is not None:
-                yield (
-                    unit,
-                    copies(
-                        options.memory,
-                        shape.laws,
-                        options.optimizer_or_default,
-                        recompute=recompute,
-                        depth=shape.depth,
-                        stage=kind.stage,
-                        microbatches=shape.microbatches,
-                        dtype=profile.dtype,
-                        master_weights=masters,
-                        replicas=kind.replicas,
-                        unit=unit,
-                        autocast=profile.autocast,
-                    ),
-                )
-                continue
-            in_flight = -(-kind.workers // kind.replicas)
-            if options.memory == "paper":
-                yield unit, paper_copies(shape.laws, recompute=recompute, depth=in_flight, microbatches=1)
-                continue
-            counts = training_copies(
+            counts = copies(
+                options.memory,
                 shape.laws,
                 options.optimizer_or_default,
                 recompute=recompute,
-                held=in_flight,
-                dtype=profile.dtype,
+                depth=-(-kind.workers // kind.replicas) if shape.width is None else shape.depth,
+                stage=kind.stage,
                 microbatches=shape.microbatches,
-                master_weights=masters,
+                dtype=profile.dtype,
+                master_weights=keeps_master_weights(profile.dtype, options.master_weights),
+                replicas=kind.replicas,
                 unit=unit,
                 autocast=profile.autocast,
             )
-            yield unit, counts if kind.neighbours is None else _with_messages(counts, shape.laws, kind, recompute, unit)
-
-
-def _with_messages(counts: Copies, laws: Schedule, kind: StageKind, recompute: bool, unit: str) -> Copies:
-    """The copies with PipeDream's messages in transit, which the replicas of the neighbouring stages decide."""
-    before, after = kind.neighbours or (0, 0)
-    downstream = kind.workers - kind.replicas
-    messages = messages_of(laws, before, kind.replicas, after, downstream, recompute=recompute, unit=unit)
-    return replace(
-        counts,
-        input_buffers=messages.input_buffers,
-        output_buffers=messages.output_buffers,
-        kept_outputs=messages.kept_outputs,
-    )
+            if shape.width is None:
+                (before, after), downstream = kind.neighbours, kind.workers - kind.replicas
+                moved = messages_of(
+                    shape.laws, before, kind.replicas, after, downstream, recompute=recompute, unit=unit
+                )
+                buffers = {name: getattr(moved, name) for name in BUFFERS}
+                counts = replace(counts, **buffers)
+            yield unit, counts
