@@ -47,21 +47,18 @@ def in_a_row(kinds: Sequence[K]) -> list[StageStep[K]]:
     return [StageStep(s, kind, (s + 1 if s < last else END,)) for s, kind in enumerate(kinds)]
 
 
-def least_worst(steps: Sequence[StageStep[K]], table: Callable[[K], FloatArray]) -> float:
-    """The least largest entry; infinite where there are no stages. Takes O(blocks^2) for each step."""
-    return float(_fold(steps, table, np.maximum, -np.inf)[END][-1]) if steps else np.inf
-
-
 def best_path(
     steps: Sequence[StageStep[K]], table: Callable[[K], FloatArray], *, fewest: bool = False
 ) -> Path[K] | None:
     """The path with the least largest entry; None where there is none.
 
     Ties prefer (with `fewest`) the fewest stages, then the least sum of squares: the most even stages; then the first
-    steps.
+    steps. Takes O(blocks^2) for each step.
     """
-    worst = least_worst(steps, table)
-    if not np.isfinite(worst):
+    if not steps:
+        return None
+    worst = float(_fold(steps, table, np.maximum, -np.inf)[END][-1])
+    if worst == np.inf:
         return None
     blocks = len(table(steps[0].kind)) - 1
     each_stage = blocks * worst**2 if fewest else 0.0  # more than all squares together

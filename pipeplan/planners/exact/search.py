@@ -231,23 +231,11 @@ class ExactSearch:
 
     def stages(self, found: Solution) -> tuple[Stage, ...]:
         """A solution's stages, as a plan has them; PipeDream's with their messages."""
-        shape, tables, types = found.shape, self.tables(found.shape.microbatch_size), self.problem.cluster.types
-        stages = []
-        for kind, start, stop in zip(found.placed.kinds, (0, *found.stops[:-1]), found.stops, strict=True):
-            mode = tables.mode(shape, kind, start, stop)
-            stages.append(
-                Stage(
-                    start=start,
-                    stop=stop,
-                    replicas=kind.replicas,
-                    recompute=mode.recompute,
-                    recompute_unit=mode.unit,
-                    time_s=mode.time_s,
-                    memory_bytes=mode.memory.total,
-                    memory=mode.memory,
-                    device=types[kind.type].name if len(types) > 1 else None,
-                )
-            )
+        shape, tables = found.shape, self.tables(found.shape.microbatch_size)
+        stages = [
+            tables.stage(shape, kind, start, stop)
+            for kind, start, stop in zip(found.placed.kinds, (0, *found.stops[:-1]), found.stops, strict=True)
+        ]
         if shape.width is not None:
             return tuple(stages)
         return with_messages(self.problem, stages, shape.laws, shape.microbatch_size)

@@ -12,7 +12,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.memory import Copies, copies, keeps_master_weights
-from pipeplan.documents.plan import RECOMPUTE_UNITS
+from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.messages import messages_of
@@ -77,16 +77,6 @@ class StageKind:
     stage: int = 0
     workers: int = 0
     neighbours: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageMode:
-    """How a stage runs: without recomputation, or with it by a unit."""
-
-    recompute: bool
-    unit: str
-    time_s: float
-    memory: StageMemory
 
 
 class TableCache:
@@ -207,22 +197,33 @@ class StageTables:
         smallest = np.minimum.reduce([self._memory_bytes(shape, kind, mode) for mode in self.modes])
         return np.asarray(smallest - self._device_bytes(kind) + self.no_stage)
 
-    def mode(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> StageMode:
-        """The faster mode of a stage that fits, or (if none does) the smallest; without recomputation in a tie.
+    def stage(self, shape: StageShape, kind: StageKind, start: int, stop: int) -> Stage:
+        """The stage in the faster mode that fits, or (if none does) the smallest; without recomputation in a tie.
 
         The unit of recomputation is the first that fits.
         """
-        modes = []
+        types, stages = self.problem.cluster.types, list[Stage]()
         for recompute in self.modes:
             time_s = float(self._mode_s(shape, kind, recompute)[start, stop])
             for unit, counts in self._counts(shape, kind, recompute):
                 items = self.of_types[kind.type].item_bytes(counts)
                 memory = StageMemory(**{name: int(table[start, stop]) for name, table in items.items()})
-                modes.append(StageMode(recompute=recompute, unit=unit, time_s=time_s, memory=memory))
-        fitting = [mode for mode in modes if mode.memory.total <= self._device_bytes(kind)]
+                stage = Stage(
+                    start=start,
+                    stop=stop,
+                    replicas=kind.replicas,
+                    recompute=recompute,
+                    recompute_unit=unit,
+                    time_s=time_s,
+                    memory_bytes=memory.total,
+                    memory=memory,
+                    device=types[kind.type].name if len(types) > 1 else None,
+                )
+                stages.append(stage)
+        fitting = [stage for stage in stages if stage.memory_bytes <= self._device_bytes(kind)]
         if fitting:
-            return min(fitting, key=lambda mode: (mode.time_s, mode.recompute))
-        return min(modes, key=lambda mode: (mode.memory.total, mode.recompute))
+            return min(fitting, key=lambda stage: (stage.time_s, stage.recompute))
+        return min(stages, key=lambda stage: (stage.memory_bytes, stage.recompute))
 
     def _device_bytes(self, kind: StageKind) -> int:
         return self.problem.cluster.types[kind.type].usable_bytes
