@@ -10,8 +10,8 @@ from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.plan import Alternative, ClosedForm, Infeasible, Plan, Reason
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.budget import BUDGET
-from pipeplan.planners.exact.search import ExactSearch, OutOfTimeError, Rounds, Solution, T
-from pipeplan.planners.exact.tables import StageShape, StageTables
+from pipeplan.planners.exact.search import ExactSearch, Rounds, Solution, T
+from pipeplan.planners.exact.tables import StageTables
 from pipeplan.planners.messages import excess_bytes
 from pipeplan.planners.reasons import memory_reason, shortfall, slower, unpriced
 
@@ -111,8 +111,8 @@ def infeasible(search: ExactSearch) -> Infeasible:
     """The nearest misses of memory, the nearest first; or the cuts or the batch that leave no shape at all."""
     problem, misses = search.problem, []
     for shape in search.shapes[: BUDGET.misses]:
-        found = nearest(search, shape)
-        if found is None:
+        found, _ = search.least(shape, 2 * search.limit, StageTables.excess_bytes)
+        if found is None:  # the cuts leave no stages
             continue
         excess = excess_bytes(problem, stages := search.stages(found))
         missing_bytes, stage = max(excess), excess.index(max(excess))
@@ -128,29 +128,15 @@ def infeasible(search: ExactSearch) -> Infeasible:
         )
         misses.append(miss)
     misses.sort(key=lambda miss: miss.missing_bytes or 0)
-    reasons = tuple(misses[: BUDGET.reasons]) or (_no_shape(search),)
-    return Infeasible(planner=NAME, reasons=reasons, configurations_considered=len(search.shapes))
-
-
-def nearest(search: ExactSearch, shape: StageShape) -> Solution | None:
-    """The stages that exceed a device by the fewest bytes, without messages; None if the cuts leave no stages."""
-    for coarse in (False, True):
-        try:
-            found = search.solutions(shape, quantity=StageTables.excess_bytes, coarse=coarse, until=2 * search.limit)
-        except OutOfTimeError:
-            continue
-        return min(found, key=lambda each: each.step_s, default=None)
-    return None
-
-
-def _no_shape(search: ExactSearch) -> Reason:
-    options, problem = search.problem.options, search.problem
+    options = problem.options
     least, most = len(options.forced_cuts) + 1, len(problem.profile.blocks) - len(options.forbidden_cuts)
     requested = f"{options.stages} stages are asked for, " if options.stages else ""
-    return Reason(
+    no_shape = Reason(
         rule="stages must lie between the forced and the forbidden cuts, and a batch must have enough microbatches",
         detail=(
             f"{requested}the forced cuts make at least {least} stages, the forbidden ones leave at most {most}, "
             f"there are {problem.cluster.devices} devices, and the batch has {problem.batch_size} samples"
         ),
     )
+    reasons = tuple(misses[: BUDGET.reasons]) or (no_shape,)
+    return Infeasible(planner=NAME, reasons=reasons, configurations_considered=len(search.shapes))

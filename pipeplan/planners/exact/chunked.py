@@ -269,20 +269,17 @@ def infeasible(search: ChunkedSearch) -> Infeasible:
         )
         reasons.append(reason)
     reasons.sort(key=lambda miss: miss.missing_bytes or 0)
-    listed = tuple(reasons[: BUDGET.reasons]) or (_no_shape(search),)
-    return Infeasible(planner=NAME, reasons=listed, configurations_considered=len(places))
-
-
-def _no_shape(search: ChunkedSearch) -> Reason:
     problem, options = search.problem, search.problem.options
     requested = [
         f"{n} {what} asked for" for n, what in ((options.stages, "ranks"), (options.chunks, "chunks a rank")) if n
     ]
     counts = f"{len(problem.profile.blocks)} blocks", f"{problem.cluster.devices} devices"
-    return Reason(
+    no_shape = Reason(
         rule=(
             f"ranks, chunks and cuts must leave every stage a block, and {search.schedule} must take the batch's "
             "microbatches on these ranks (docs/schedules.md)"
         ),
         detail=", ".join([*requested, *counts, f"{problem.batch_size} samples in a batch"]),
     )
+    listed = tuple(reasons[: BUDGET.reasons]) or (no_shape,)
+    return Infeasible(planner=NAME, reasons=listed, configurations_considered=len(places))

@@ -17,7 +17,7 @@ from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Worker
 from pipeplan.planners.exact.paths import END, StageStep
 from pipeplan.planners.exact.tables import StageKind, StageShape
-from pipeplan.planners.two_bw.placements import Links, orientations
+from pipeplan.planners.two_bw.placements import orientations
 from pipeplan.programs.program import stages_in_a_row
 
 
@@ -67,13 +67,12 @@ class Places:
         width, depth = shape.width or 1, shape.depth
         for links in orientations(self.cluster, width, depth):
             placement = links.place((width,) * depth)
-            kinds = tuple(self._oriented(links, width, stage) for stage in range(depth))
+            edges = [self.bandwidths[0], *links.edges.tolist(), self.bandwidths[0]]
+            kinds = tuple(
+                StageKind(type=0, replicas=width, own=own, before=edges[s], after=edges[s + 1], stage=s)
+                for s, own in enumerate(links.groups.tolist())
+            )
             yield Placed(kinds, placement, tuple(range(len(placement))))
-
-    def _oriented(self, links: Links, width: int, stage: int) -> StageKind:
-        edges = [self.bandwidths[0], *links.edges.tolist(), self.bandwidths[0]]
-        own, before, after = float(links.groups[stage]), edges[stage], edges[stage + 1]
-        return StageKind(type=0, replicas=width, own=own, before=before, after=after, stage=stage)
 
     def placed(self, kinds: Sequence[StageKind]) -> Placed:
         """The stages of a path through the lattice on their types' devices, in order."""

@@ -163,21 +163,24 @@ class ExactSearch:
         The first answer is a bound all the same.
         """
         for messages in (False, True):
-            found, is_exact = self._fastest(opened.configuration, messages, until)
+            found, is_exact = self.least(opened.configuration, until, messages=messages)
             if is_exact:
                 opened.bound_s = max(opened.bound_s, found.sample_s if found else inf)
-            fits = found is not None and self._fits(found)
+            equally_wide = opened.configuration.width is not None
+            fits = found is not None and (equally_wide or max(excess_bytes(self.problem, self.stages(found))) <= 0)
             if found is None or fits:
                 break
         opened.decided = is_exact and (found is None or fits)
         if found is not None and fits and found.sample_s < self.rounds.target_s:
             self.best, self.rounds.best_s = found, found.sample_s
 
-    def _fastest(self, shape: StageShape, messages: bool, until: float) -> tuple[Solution | None, bool]:
-        """The fastest stages, and whether all placements were compared, or only some."""
+    def least(
+        self, shape: StageShape, until: float, quantity: Quantity = StageTables.time_s, messages: bool = False
+    ) -> tuple[Solution | None, bool]:
+        """The stages with the least largest entry; whether all placements were compared, or only some (step 4)."""
         for coarse in (False, True):
             try:
-                every = self.solutions(shape, until=until, messages=messages, coarse=coarse)
+                every = self.solutions(shape, quantity=quantity, until=until, messages=messages, coarse=coarse)
             except OutOfTimeError:
                 continue
             return min(every, key=lambda each: each.step_s, default=None), not coarse
@@ -239,10 +242,6 @@ class ExactSearch:
         if shape.width is not None:
             return tuple(stages)
         return with_messages(self.problem, stages, shape.laws, shape.microbatch_size)
-
-    def _fits(self, found: Solution) -> bool:
-        """Whether all stages fit their devices, with their messages."""
-        return found.shape.width is not None or max(excess_bytes(self.problem, self.stages(found))) <= 0
 
     def placements(self, shape: StageShape) -> tuple[list[Placed], bool]:
         """Placements of equally wide stages, and whether they are all.

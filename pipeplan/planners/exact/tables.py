@@ -229,23 +229,23 @@ class StageTables:
         return self.problem.cluster.types[kind.type].usable_bytes
 
     def _mode_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
-        links = replace(kind, stage=0, workers=0, neighbours=(0, 0))
-        key = links, shape.microbatches, recompute
-        return self._seconds(key, lambda: self._link_s(shape, links, recompute))
-
-    def _link_s(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
         """A stage's seconds in one mode, which its place in the pipeline decides by its links alone."""
-        chain = self.of_types[kind.type].chain
-        compute_s = between(chain.ends_s(None, recompute=recompute))
-        before_s = (chain.boundary_bytes / kind.before)[:, None]
-        after_s = chain.boundary_bytes / kind.after
-        share = EXCHANGES[self.problem.options.synchronisation or "all-reduce"](np.asarray(float(kind.replicas)))
-        exchange_s = float(share) / kind.own * between(chain.weight_bytes)
-        if shape.width is None:  # PipeDream (2018), section 3.2: the slowest of the stage and its two boundaries
-            stage_s = np.maximum(compute_s, exchange_s) / kind.replicas
-            return np.asarray(np.maximum(stage_s, np.maximum(before_s, after_s)))
-        # PipeDream-2BW (2021), appendix A.1.1: the exchange of a batch overlaps with its microbatches
-        return np.asarray(np.maximum(compute_s + before_s + after_s, exchange_s / shape.microbatches))
+
+        def computed() -> FloatArray:
+            chain = self.of_types[kind.type].chain
+            compute_s = between(chain.ends_s(None, recompute=recompute))
+            before_s = (chain.boundary_bytes / kind.before)[:, None]
+            after_s = chain.boundary_bytes / kind.after
+            share = EXCHANGES[self.problem.options.synchronisation or "all-reduce"](np.asarray(float(kind.replicas)))
+            exchange_s = float(share) / kind.own * between(chain.weight_bytes)
+            if shape.width is None:  # PipeDream (2018), section 3.2: the slowest of the stage and its two boundaries
+                stage_s = np.maximum(compute_s, exchange_s) / kind.replicas
+                return np.asarray(np.maximum(stage_s, np.maximum(before_s, after_s)))
+            # PipeDream-2BW (2021), appendix A.1.1: the exchange of a batch overlaps with its microbatches
+            return np.asarray(np.maximum(compute_s + before_s + after_s, exchange_s / shape.microbatches))
+
+        links = replace(kind, stage=0, workers=0, neighbours=(0, 0))
+        return self._seconds((links, shape.microbatches, recompute), computed)
 
     def _memory_bytes(self, shape: StageShape, kind: StageKind, recompute: bool) -> FloatArray:
         """By the unit of recomputation that holds least."""
