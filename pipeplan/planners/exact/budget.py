@@ -48,7 +48,7 @@ class SearchBudget:
     """Upper bound on the misses named."""
 
     cached_bytes: int = 2**28
-    """Upper bound on the tables that are kept; others are computed whenever they are read."""
+    """Upper bound on the tables that are kept for further reads."""
 
     played_shapes: int = 400
     """Upper bound on the shapes and placements that are played, the highest bounds first."""

@@ -1,8 +1,8 @@
 """Paths: the recurrence that finds the stages whose slowest takes least, over every way to place them.
 
-A step is a stage of one kind: it leads from a node to others, as those of `lattice`, or along a row of given kinds. Let
-t[i, j] be a stage's entry in the table of its kind. Then B(v, j), the least largest entry of the stages before block j
-over all paths to the node v, is the minimum over the steps to v, from any u, and over i < j:
+A step is a stage of one kind: it leads from a node to others, those of `places.Lattice`, or along a row of given kinds.
+Let t[i, j] be a stage's entry in the table of its kind. Then B(v, j), the least largest entry of the stages before
+block j over all paths to the node v, is the minimum over the steps to v, from any u, and over i < j:
 
     B(v, j) = min max(B(u, i), t[i, j])
 
