@@ -1,4 +1,4 @@
-"""CP-SAT's proofs and their time, beside the recurrence on the same problem: `python -m benchmarks.exact`."""
+"""The proofs of exact and their time, beside the recurrence on the same problem: `python -m benchmarks.exact`."""
 
 import random
 import time

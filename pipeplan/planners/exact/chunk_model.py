@@ -15,25 +15,19 @@ from math import inf
 from ortools.sat.python import cp_model
 
 from pipeplan.arrays import FloatArray
+from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 
-_SEED = 1
 _UNITS = 2.0**30
 """Units of time in an even share of the model's compute."""
-
-_EACH_BOOLEAN = 1e-5
-"""Deterministic seconds for making the model, for each boolean and rank: the solver's own count leaves them out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkVerdict:
-    """The stops that were found, or None; no stages are better than `bound`, seconds of a step or bytes of a rank.
-
-    `proven`: time was enough.
-    """
+    """The stops that were found, or None; no step is shorter than `bound_s`, which is infinite if there is none."""
 
     stops: tuple[int, ...] | None
-    bound: float
+    bound_s: float
     proven: bool
     spent: float
 
@@ -41,153 +35,124 @@ class ChunkVerdict:
 def least_step(
     terms: ChunkedTerms, *, least_s: float, below_s: float, hint: Sequence[int] | None, limit: float
 ) -> ChunkVerdict:
-    """The least step below a limit, with ranks that fit. Its bound is infinite if it is proven that there is none.
+    """The least step below a limit, with ranks that fit, within `limit` deterministic seconds.
 
-    `least_s` is a known lower bound on all steps.
+    `least_s` is a known lower bound on all steps, `hint` has stages to start from.
     """
+    making = BUDGET.each_boolean_s * terms.shape.depth * terms.blocks
+    if making >= limit:
+        return ChunkVerdict(stops=None, bound_s=0.0, proven=False, spent=limit)
     unit_s = float(terms.chain.compute_s[-1]) / terms.shape.ranks / _UNITS
-    model = _ChunkModel(terms)
-    most = int(min(below_s / unit_s, 4.0 * terms.shape.ranks * _UNITS * terms.shape.depth))
-    step = model.model.new_int_var(min(int(least_s / unit_s * (1 - 1e-9)), most), most, "step")
-    model.limit_time(step, unit_s)
-    model.limit_memory(terms.device_bytes)
+    cuts = _Cuts(terms)
+    highest = int(min(below_s / unit_s, 4.0 * terms.shape.ranks * _UNITS * terms.shape.depth))
+    step = cuts.model.new_int_var(min(int(least_s / unit_s * (1 - 1e-9)), highest), highest, "step")
+    _limit_ranks(terms, cuts, step, unit_s)
     if hint is not None:
-        model.hint(hint)
-    model.model.minimize(step)
+        cuts.hint(hint)
+    cuts.model.minimize(step)
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 1
+    solver.parameters.max_deterministic_time = limit - making
+    status = solver.solve(cuts.model)
+    if status == cp_model.MODEL_INVALID:
+        raise ArithmeticError(f"the solver refuses its model: {cuts.model.validate()}")
     # Both sums of a stage are rounded: a rank is off by at most one unit for each of its stages.
-    return model.solve(limit, unit_s, terms.shape.chunks)
+    bound_s = max(solver.best_objective_bound - terms.shape.chunks, 0.0) * unit_s
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    return ChunkVerdict(
+        stops=(*(sum(map(solver.value, row)) for row in cuts.beyond), terms.blocks) if found else None,
+        bound_s=inf if status == cp_model.INFEASIBLE else bound_s,
+        proven=status in (cp_model.OPTIMAL, cp_model.INFEASIBLE),
+        spent=making + solver.response_proto.deterministic_time,
+    )
 
 
-def least_held(terms: ChunkedTerms, *, limit: float) -> ChunkVerdict:
-    """The stages whose fullest rank holds least, without a limit on their time."""
-    model = _ChunkModel(terms)
-    most = model.model.new_int_var(0, 2**60, "held")
-    model.limit_memory(most)
-    model.model.minimize(most)
-    return model.solve(limit, 1.0, 0)
+def _limit_ranks(terms: ChunkedTerms, cuts: "_Cuts", step: cp_model.IntVar, unit_s: float) -> None:
+    """3. A rank recomputes by some unit or not. It takes no longer than the step, with its exchange overlapped.
+    4. It holds no more than its device, at each of the moments at which it may hold most.
+    """
+    model, shape, blocks = cuts.model, terms.shape, range(terms.blocks)
+    workspaces = [int(terms.workspace_bytes[block, block + 1]) for block in blocks]
+    activations = [int(terms.largest_bytes[block, block + 1]) for block in blocks]
+    by_block = (True, "block") in terms.ways
+    for rank in range(shape.ranks):
+        stages = shape.stages_of(rank)
+        transient = cuts.largest(workspaces, stages)
+        largest = [cuts.largest(activations, (stage,)) if by_block else 0 for stage in stages]
+        modes = {way: model.new_bool_var(f"rank {rank}, {way}") for way in terms.ways}
+        model.add_exactly_one(modes.values())
+        for (mode, unit), chosen in modes.items():
+            edges = [terms.edge_sums(stage, recompute=mode) for stage in stages]
+            busy = [
+                cuts.between(s, ends / unit_s, begins / unit_s) for s, (begins, ends) in zip(stages, edges, strict=True)
+            ]
+            model.add(cp_model.LinearExpr.sum(busy) <= step).only_enforce_if(chosen)
+            weights = terms.exchange_s_per_byte(rank) / unit_s * terms.chain.weight_bytes
+            exchange = [cuts.between(stage, weights, weights) for stage in stages]
+            model.add(cp_model.LinearExpr.sum(exchange) <= step).only_enforce_if(chosen)
+            for moment in terms.held(rank, recompute=mode).moments.tolist():
+                memory: list[cp_model.LinearExprT] = [transient]
+                for chunk, stage in enumerate(stages):
+                    whole, inputs = moment[chunk], moment[shape.chunks + chunk]
+                    table = terms.fixed_bytes(stage, recompute=mode)
+                    if unit == "block":
+                        memory.append(whole * largest[chunk])
+                        table = table + terms.inputs_of_blocks(whole + inputs)
+                    else:
+                        table = table + terms.microbatch_bytes(whole=whole, inputs=inputs)
+                    memory.append(cuts.between(stage, table[0], table[0, 0] - table[:, 0]))
+                model.add(cp_model.LinearExpr.sum(memory) <= terms.device_bytes).only_enforce_if(chosen)
 
 
-class _ChunkModel:
-    """The cuts, and their limits."""
+class _Cuts:
+    """The cuts of all stages, and sums over their blocks."""
 
     def __init__(self, terms: ChunkedTerms) -> None:
-        self.terms, self.model = terms, cp_model.CpModel()
-        shape, blocks, model = terms.shape, terms.blocks, self.model
+        self.model = model = cp_model.CpModel()
+        depth, blocks, options = terms.shape.depth, terms.blocks, terms.problem.options
         never, always = model.new_constant(0), model.new_constant(1)
-        self.beyond: list[list[cp_model.IntVar]] = []
-        for stage in range(shape.depth - 1):
-            first, last = stage + 1, blocks - (shape.depth - 1 - stage)  # where the stage may stop
-            self.beyond.append(
-                [
-                    always if k < first else never if k >= last else model.new_bool_var(f"{stage}>{k}")
-                    for k in range(blocks + 1)
-                ]
-            )
-        self._none, self._all = [never] * (blocks + 1), [*[always] * blocks, never]
+        self.beyond = [
+            [
+                always if k <= stage else never if k > blocks - depth + stage else model.new_bool_var(f"{stage}>{k}")
+                for k in range(blocks + 1)
+            ]
+            for stage in range(depth - 1)
+        ]
+        # The row of each stage's stop, and before the first: all 0 before the first stage, all 1 at the last.
+        self._rows = [*self.beyond, [*[always] * blocks, never], [never] * (blocks + 1)]
         for stage, row in enumerate(self.beyond):
             for k in range(blocks):
                 model.add(row[k + 1] <= row[k])
                 if stage:
                     model.add(self.beyond[stage - 1][k] <= row[k + 1])  # 1. Stops ascend; every stage has a block.
-        options = terms.problem.options
         for cut in (*options.forced_cuts, *options.forbidden_cuts):  # 2. Forced cuts are stops, forbidden ones are not.
             stops_here = cp_model.LinearExpr.sum([row[cut - 1] - row[cut] for row in self.beyond])
             model.add(stops_here == (1 if cut in options.forced_cuts else 0))
-        self.modes = {
-            (rank, mode, unit): model.new_bool_var(f"rank {rank}, recompute {mode} by {unit}")
-            for rank in range(shape.ranks)
-            for mode, unit in terms.ways
-        }
-        for rank in range(shape.ranks):
-            model.add_exactly_one([self.modes[rank, mode, unit] for mode, unit in terms.ways])
 
-    def limit_time(self, step: cp_model.IntVar, unit_s: float) -> None:
-        """3. A rank recomputes or not, and takes no longer than the step, with its gradient exchange overlapped."""
-        terms, shape = self.terms, self.terms.shape
-        for (rank, mode, _), chosen in self.modes.items():
-            stages = shape.stages_of(rank)
-            busy = []
-            for stage in stages:
-                begins_s, ends_s = terms.edge_sums(stage, recompute=mode)
-                busy += [self._at(stage, ends_s / unit_s), self._at(stage - 1, -begins_s / unit_s)]
-            self.model.add(cp_model.LinearExpr.sum(busy) <= step).only_enforce_if(chosen)
-            weights = terms.exchange_s_per_byte(rank) / unit_s * terms.chain.weight_bytes
-            if weights.any():
-                exchange = [sums for s in stages for sums in (self._at(s, weights), self._at(s - 1, -weights))]
-                self.model.add(cp_model.LinearExpr.sum(exchange) <= step).only_enforce_if(chosen)
+    def between(self, stage: int, until: FloatArray, before: FloatArray) -> cp_model.LinearExprT:
+        """The first sums at the stage's stop, less the second at its start, each rounded."""
+        return cp_model.LinearExpr.sum([self._at(stage, until), self._at(stage - 1, -before)])
 
-    def limit_memory(self, most: cp_model.IntVar | int) -> None:
-        """4. A rank holds no more than its device, at each of the moments at which it may hold most."""
-        terms, shape, blocks = self.terms, self.terms.shape, self.terms.blocks
-        workspaces = [int(terms.workspace_bytes[block, block + 1]) for block in range(blocks)]
-        by_block = (True, "block") in terms.ways
-        activations = [int(terms.largest_bytes[block, block + 1]) for block in range(blocks)]
-        for rank in range(shape.ranks):
-            stages = shape.stages_of(rank)
-            transient = self._largest(workspaces, stages)
-            largest = [self._largest(activations, (stage,)) if by_block else 0 for stage in stages]
-            for mode, unit in terms.ways:
-                for moment in terms.held(rank, recompute=mode).moments.tolist():
-                    held: list[cp_model.LinearExprT] = [transient]
-                    for chunk, stage in enumerate(stages):
-                        whole, inputs = moment[chunk], moment[shape.chunks + chunk]
-                        table = terms.fixed_bytes(stage, recompute=mode)
-                        if unit == "block":
-                            held.append(whole * largest[chunk])
-                            table = table + terms.inputs_of_blocks(whole + inputs)
-                        else:
-                            table = table + terms.microbatch_bytes(whole=whole, inputs=inputs)
-                        held += [self._at(stage, table[0]), self._at(stage - 1, table[:, 0] - table[0, 0])]
-                    together = cp_model.LinearExpr.sum(held)
-                    self.model.add(together <= most).only_enforce_if(self.modes[rank, mode, unit])
+    def _at(self, stage: int, values: FloatArray) -> cp_model.LinearExprT:
+        whole = [round(value) for value in values.tolist()]
+        steps = [after - before for before, after in pairwise(whole)]
+        sums: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(self._rows[stage][:-1], steps) + whole[0]
+        return sums
 
-    def _largest(self, values: Sequence[int], stages: Sequence[int]) -> cp_model.IntVar:
+    def largest(self, values: Sequence[int], stages: Sequence[int]) -> cp_model.IntVar:
         """No less than the largest value of a block of these stages."""
         largest = self.model.new_int_var(0, max(values), f"largest of {stages}")
         for block, value in enumerate(values):
             if value:
-                here = [self._row(stage)[block] - self._row(stage - 1)[block] for stage in stages]
+                here = [self._rows[stage][block] - self._rows[stage - 1][block] for stage in stages]
                 self.model.add(largest >= value * cp_model.LinearExpr.sum(here))
         return largest
 
     def hint(self, stops: Sequence[int]) -> None:
         """Gives the solver stages to start from."""
-        for row, stop in zip(self.beyond, stops, strict=False):
+        for stage, row in enumerate(self.beyond):
             for k, variable in enumerate(row):
-                if variable.index not in (self._none[0].index, self._all[0].index):
-                    self.model.add_hint(variable, int(stop > k))
-
-    def solve(self, limit: float, unit: float, rounded: int) -> ChunkVerdict:
-        """Solves within `limit` deterministic seconds."""
-        making = _EACH_BOOLEAN * self.terms.shape.depth * self.terms.blocks
-        if making >= limit:
-            return ChunkVerdict(stops=None, bound=0.0, proven=False, spent=limit)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = _SEED
-        solver.parameters.max_deterministic_time = limit - making
-        status = solver.solve(self.model)
-        spent = making + solver.response_proto.deterministic_time
-        if status == cp_model.MODEL_INVALID:
-            raise ArithmeticError(f"the solver refuses its model: {self.model.validate()}")
-        if status == cp_model.INFEASIBLE:
-            return ChunkVerdict(stops=None, bound=inf, proven=True, spent=spent)
-        bound = max(solver.best_objective_bound - rounded, 0.0) * unit
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return ChunkVerdict(stops=None, bound=bound, proven=False, spent=spent)
-        stops = tuple(sum(solver.value(each) for each in row) for row in self.beyond)
-        proven = status == cp_model.OPTIMAL
-        return ChunkVerdict(stops=(*stops, self.terms.blocks), bound=bound, proven=proven, spent=spent)
-
-    def _row(self, stage: int) -> Sequence[cp_model.IntVar]:
-        """The row of a stage's stop: all 0 before the first stage, all 1 at the last."""
-        if stage < 0:
-            return self._none
-        return self.beyond[stage] if stage < len(self.beyond) else self._all
-
-    def _at(self, stage: int, values: FloatArray) -> cp_model.LinearExprT:
-        """The value at a stage's stop, rounded."""
-        whole = [round(value) for value in values.tolist()]
-        steps = [after - before for before, after in pairwise(whole)]
-        sums: cp_model.LinearExprT = cp_model.LinearExpr.weighted_sum(self._row(stage)[:-1], steps) + whole[0]
-        return sums
+                if variable.index > 1:  # not one of both constants
+                    self.model.add_hint(variable, int(stops[stage] > k))

@@ -1,27 +1,23 @@
-"""Exact: the planner for problems that no recurrence expresses, by OR-tools CP-SAT, with a proof or a gap.
+"""Exact: the planner for problems that the papers' recurrences do not express, with a proof or a gap.
 
 - Stages are contiguous blocks. Cuts between them may be forced and forbidden.
 - Each stage recomputes or not, and fits its own device under the schedule's real number of microbatches in flight.
 - Each stage runs on one of the cluster's types of devices, whose own profile gives its times.
 - The objective is the schedule's. PipeDream's is the slowest stage or boundary, with replicas of its own for every
   stage. For equal widths it is that of PipeDream-2BW's appendix A.1, with the flush of 1F1B and GPipe.
-- The closed forms are those of `costs`, as the recurrences have them.
-- Where ranks hold several stages (in a loop, or in a V), the objective is the slowest rank's time (`chunk_search`).
+- A recurrence over the devices used and the blocks done finds the optimum (`paths`, `places`).
+- Where ranks hold several stages (in a loop, or in a V), the objective is the slowest rank's time (`chunked`); for
+  three stages and more a rank, OR-tools' CP-SAT finds it.
 - Where a cluster has several levels, PipeDream's stages lie in a row on its devices, and a transfer is as slow as the
   slowest level that it crosses.
 """
 
-from math import log
-
-from pipeplan.documents.certificate import Certificate
-from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Plan
+from pipeplan.documents.plan import Answer
 from pipeplan.errors import require
-from pipeplan.planners.complete import Decision, complete
-from pipeplan.planners.exact.chunk_answers import chunked
-from pipeplan.planners.exact.explain import alternatives, batch_of, certificate, infeasible, stages_of
-from pipeplan.planners.exact.kinds import StageShape
-from pipeplan.planners.exact.room import searched_with_room
-from pipeplan.planners.exact.search import ExactSearch, Solution
+from pipeplan.planners.exact.answers import NAME, alternatives_of, certificate_of, infeasible, plan_of
+from pipeplan.planners.exact.chunked import chunked
+from pipeplan.planners.exact.search import ExactSearch
+from pipeplan.planners.exact.tables import StageShape
 from pipeplan.planners.pipedream.planner import minibatch_size
 from pipeplan.planners.problem import (
     Observer,
@@ -35,8 +31,6 @@ from pipeplan.planners.problem import (
 from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
-
-NAME = "exact"
 
 SCHEDULES = ("pipedream-2bw", "1f1b", "gpipe", "pipedream", "1f1b-interleaved", "zb-v", "v-half", "dual-pipe-v")
 """The schedules that it plans for; the default is the first that the options allow."""
@@ -59,80 +53,34 @@ DEFAULT_TIME_LIMIT_S = 20.0
 MAX_BLOCKS = 256
 MAX_DEVICES = 256
 MAX_PIPEDREAM_DEVICES = 64
-MAX_ENTRIES = 10**8
-"""Beyond these limits, making the tables alone takes too long; `MAX_ENTRIES` counts the entries of a shape's tables."""
+"""Beyond these limits, making the tables alone takes too long."""
 
 
 def exact(problem: PlanningProblem, observe: Observer = unobserved) -> Answer:
     """The fastest plan, or the fastest that was found in time and how far it may be from the optimum.
 
-    `Options.time_limit_s` counts the solver's deterministic seconds, which are about as long as real ones; the answer
-    does not depend on the machine. Ties within the precision among first plans go to fewer devices, then fewer
-    stages, then smaller microbatches; the solver's plans must be faster. Raises InvalidInputError if the time ends
-    before a plan is found or it is proven that there is none.
+    `Options.time_limit_s` counts deterministic seconds, which are about as long as real ones; the answer does not
+    depend on the machine. Ties prefer fewer devices, then fewer stages, then smaller microbatches. Raises
+    InvalidInputError if the time ends before a plan is found or it is proven that there is none.
     """
     _check(problem)
     schedule, limit = _schedule(problem.options), problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
     if schedule.chunked:
         return chunked(problem, schedule.name, limit, observe)
     shapes = shapes_of(problem)
-    search, result = searched_with_room(
-        lambda reserved_bytes: ExactSearch(
-            problem=problem, shapes=shapes, limit=limit, observe=observe, reserved_bytes=reserved_bytes
-        )
-    )
-    if result.best is None:
+    search = ExactSearch(problem=problem, shapes=shapes, limit=limit, observe=observe)
+    search.run()
+    if search.best is None:
         rule = "must be longer: in this time no plan was found, and no proof that none fits"
-        require(result.decided, "time_limit_s", rule, limit)
-        return infeasible(NAME, problem, search)
-
-    return decided(
-        search,
-        result.best,
-        alternatives=tuple(alternatives(search, result.best)),
-        certificate=certificate(result, result.best, limit, len(shapes)),
-    )
-
-
-def decided(
-    search: ExactSearch,
-    best: Solution,
-    alternatives: tuple[Alternative, ...] = (),
-    certificate: Certificate | None = None,
-) -> Plan:
-    """The plan of a solution, not played."""
-    shape, kinds, time_s = best.shape, best.placed.kinds, best.step_s * best.shape.slots
-    if shape.width is None:
-        optimal_in_flight = -(-kinds[0].workers // kinds[0].replicas)
-    else:
-        optimal_in_flight = shape.laws.in_flight(depth=shape.depth, stage=0, microbatches=shape.microbatches)
-    return complete(
-        search.problem,
-        Decision(
-            planner=NAME,
-            cost_model=f"exact/{shape.schedule}",
-            stages=stages_of(search, best),
-            placement=best.placed.placement,
-            devices=best.placed.devices,
-            schedule=shape.schedule,
-            microbatch_size=shape.microbatch_size,
-            microbatches=shape.microbatches,
-            batch_size=batch_of(shape, best.placed),
-            closed_form=ClosedForm(
-                time_per_microbatch_s=time_s,
-                throughput_samples_per_s=shape.samples / time_s,
-                bubble_fraction=shape.bubble_fraction,
-            ),
-            optimal_in_flight=optimal_in_flight,
-            configurations_considered=len(search.shapes),
-            alternatives=alternatives,
-            certificate=certificate,
-        ),
-    )
+        require(search.rounds.decided, "time_limit_s", rule, limit)
+        return infeasible(search)
+    searched = f"{len(shapes)} combinations of depth, width and microbatch size"
+    certificate = certificate_of(search.rounds, "recurrence over devices", searched)
+    return plan_of(search, search.best, tuple(alternatives_of(search, search.best)), certificate)
 
 
 def _check(problem: PlanningProblem) -> None:
-    """Refuses options and problems that the planner does not support, or whose tables alone would take too long."""
+    """Refuses options and problems that the planner does not support, or that are too large."""
     options, cluster = problem.options, problem.cluster
     require_schedule(options, SCHEDULES, NAME)
     pipedream, in_chunks = _by_minibatch(options), _schedule(options).chunked
@@ -145,23 +93,6 @@ def _check(problem: PlanningProblem) -> None:
     most = MAX_PIPEDREAM_DEVICES if pipedream else MAX_DEVICES
     rule = f"must make at most {most} devices for the planner {NAME}" + (" and pipedream" if pipedream else "")
     require(cluster.devices <= most, "cluster.levels", rule, cluster.devices)
-
-    # The stages that a shape may have: intervals of blocks times places, as far as places differ.
-    levels = len(cluster.levels) ** 3
-    if pipedream:
-        places = len(cluster.types) * cluster.devices * (1 + log(cluster.devices)) * levels
-    else:
-        deepest = min(cluster.devices, blocks)
-        places = deepest * (len(cluster.types) * levels if len(cluster.types) > 1 else 1)
-    entries = places * blocks**2
-    rule = f"must be fewer devices, levels or types of devices for {blocks} blocks: {NAME} would look at"
-    require(
-        entries <= MAX_ENTRIES,
-        "cluster",
-        f"{rule} {entries:.1g} stages, and {MAX_ENTRIES:.0g} are the most",
-        cluster.devices,
-    )
-
     require(problem.profile.edges is None, "profile.edges", f"must be none: {NAME} plans chains", "a graph")
     for field in ("forced_cuts", "forbidden_cuts"):
         for cut in getattr(options, field):
@@ -194,17 +125,27 @@ def _check_chunks(problem: PlanningProblem) -> None:
 
 
 def shapes_of(problem: PlanningProblem) -> list[StageShape]:
-    """All shapes, everything but the stages' cuts, in the order that decides ties."""
-    options, cluster, blocks = problem.options, problem.cluster, len(problem.profile.blocks)
+    """All shapes, everything but the stages' cuts and devices, in the order that decides ties."""
+    options, devices, blocks = problem.options, problem.cluster.devices, len(problem.profile.blocks)
     schedule = _schedule(options).name
+    least, most = len(options.forced_cuts) + 1, blocks - len(options.forbidden_cuts)
+    if options.stages is not None:
+        least, most = max(least, options.stages), min(most, options.stages)
     if _by_minibatch(options):
         size = minibatch_size(problem)
         for other in problem.other_profiles:
             other.at(size)
         return [
-            StageShape(schedule=schedule, depth=depth, width=None, microbatch_size=size, microbatches=1)
-            for depth in depths(problem, min(cluster.devices, blocks))
-            if not options.straight or options.fewer_machines or depth == cluster.devices
+            StageShape(
+                schedule=schedule,
+                depth=workers if options.straight else options.stages or 0,
+                width=None,
+                workers=workers,
+                microbatch_size=size,
+                microbatches=1,
+            )
+            for workers in range(1 if options.fewer_machines else devices, devices + 1)
+            if least <= most and least <= workers and (workers <= most or not options.straight)
         ]
 
     # The sizes that all profiles have, measured or between measured ones.
@@ -213,27 +154,22 @@ def shapes_of(problem: PlanningProblem) -> list[StageShape]:
     kept = [size for size in sizes if all(other[0] <= size <= other[-1] for other in others)]
     require(bool(kept), "other_profiles", f"must be measured at one of the microbatch sizes {list(sizes)}", others)
 
-    counts = [len(cluster.ranks_of(device)) for device in cluster.types]
-    every = []
-    for width in range(1, cluster.devices + 1):
-        deepest = min(sum(count // width for count in counts), blocks)
-        for size in kept:
-            if problem.batch_size % (width * size) != 0:
-                continue
+    laws, shapes = _schedule(options), list[StageShape]()
+    counts = problem.cluster.counts.values()
+    for width in range(1, devices + 1):
+        deepest = min(sum(count // width for count in counts), most)
+        for size in (size for size in kept if problem.batch_size % (width * size) == 0):
             microbatches = problem.batch_size // (width * size)
-            every += [
-                StageShape(schedule=schedule, depth=depth, width=width, microbatch_size=size, microbatches=microbatches)
-                for depth in depths(problem, deepest)
-                if not schedule_named(schedule).microbatch_a_stage or microbatches >= depth
+            shapes += [
+                StageShape(
+                    schedule=schedule,
+                    depth=depth,
+                    width=width,
+                    workers=width * depth,
+                    microbatch_size=size,
+                    microbatches=microbatches,
+                )
+                for depth in range(least, deepest + 1)
+                if not laws.microbatch_a_stage or microbatches >= depth
             ]
-    return sorted(every, key=lambda s: ((s.width or 1) * s.depth, s.depth, s.microbatch_size))
-
-
-def depths(problem: PlanningProblem, deepest: int) -> range:
-    """The numbers of stages that devices, blocks and cuts allow."""
-    options = problem.options
-    least = len(options.forced_cuts) + 1
-    most = min(deepest, len(problem.profile.blocks) - len(options.forbidden_cuts))
-    if options.stages is None:
-        return range(least, most + 1)
-    return range(options.stages, options.stages + (least <= options.stages <= most))
+    return sorted(shapes, key=lambda shape: (shape.workers, shape.depth, shape.microbatch_size))

@@ -10,16 +10,15 @@ from functools import cached_property
 from math import inf
 
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.exact.kinds import StageShape
+from pipeplan.planners.exact.answers import NAME, plan_of
+from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.exact.places import Placed
-from pipeplan.planners.exact.planner import NAME, decided, shapes_of
-from pipeplan.planners.exact.search import ExactSearch, Solution, slowest, solution
+from pipeplan.planners.exact.planner import DEFAULT_TIME_LIMIT_S, shapes_of
+from pipeplan.planners.exact.search import ExactSearch, Solution
+from pipeplan.planners.exact.tables import StageShape
 from pipeplan.planners.problem import CutGraph, PlanningProblem, unobserved
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.spaces import EverySplit, Splits
-
-MOST_SHAPES = 400
-"""Upper bound on the shapes that are split, the highest bounds first."""
 
 _ROUNDING = 1e-9
 
@@ -40,7 +39,7 @@ class PlayedShape:
 
     def split(self) -> tuple[int, ...] | None:
         """The stops of the closed form's best split; None if none fits."""
-        found = solution(self.search.questions(self.shape), self.placed)
+        found = self.search.split(self.shape, self.placed)
         return None if found is None else found.stops
 
     def most_of(self, stops: tuple[int, ...]) -> float:
@@ -57,12 +56,10 @@ class PlayedShape:
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None where they do not fit, or a cut is not allowed."""
-        questions = self.search.questions(self.shape)
-        step_s = slowest([questions.table(questions.shared(kind)) for kind in self.placed.kinds], stops)
+        step_s = self.search.slowest_s(self.shape, self.placed, stops)
         if step_s == inf:
             return None
-        found = Solution(shape=self.shape, placed=self.placed, stops=stops, step_s=step_s)
-        return decided(self.search, found)
+        return plan_of(self.search, Solution(shape=self.shape, placed=self.placed, stops=stops, step_s=step_s))
 
     def alternative(self, reason: str) -> Alternative:
         """Its entry among a plan's alternatives, without a price."""
@@ -71,7 +68,7 @@ class PlayedShape:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedShapes:
-    """The space of a problem that the planner has answered."""
+    """The space of a problem that the planner has answered: equally wide shapes, those with the highest bounds."""
 
     problem: PlanningProblem
     planner: str = NAME
@@ -84,36 +81,31 @@ class PlayedShapes:
     @property
     def considered(self) -> int:
         """The shapes on their placements."""
-        return len(self._placed)
+        return len(self._configurations[0])
 
     @property
     def beyond(self) -> float:
-        """Upper bound on the other shapes' samples a second."""
-        return max((most for most, _ in self._bounded[1]), default=0.0)
+        """Upper bound on the samples a second of other shapes and placements."""
+        return self._configurations[1]
 
     def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedShape]:
         """Those with the highest bounds."""
-        return iter(self._placed)
+        return iter(self._configurations[0])
 
     @cached_property
-    def _search(self) -> ExactSearch:
-        return ExactSearch(problem=self.problem, shapes=shapes_of(self.problem), limit=inf, observe=unobserved)
-
-    @cached_property
-    def _bounded(self) -> tuple[list[tuple[float, StageShape]], list[tuple[float, StageShape]]]:
-        """The shapes with their bounds: those that are played, and the others."""
+    def _configurations(self) -> tuple[list[PlayedShape], float]:
+        """Those that are played, and the upper bound on all others."""
+        shapes, limit = shapes_of(self.problem), self.problem.options.time_limit_s or DEFAULT_TIME_LIMIT_S
+        search = ExactSearch(problem=self.problem, shapes=shapes, limit=limit, observe=unobserved)
         bounded = []
-        for shape in self._search.shapes:
-            step_s = self._search.least_step_s(shape)
+        for shape in shapes:
+            step_s = search.least_step_s(shape)
             bounded.append((shape.samples / step_s * (1 + _ROUNDING) if step_s > 0 else inf, shape))
-        equal = [(most, shape) for most, shape in bounded if shape.width is not None]
-        equal.sort(key=lambda each: -each[0])
-        return equal[:MOST_SHAPES], [*equal[MOST_SHAPES:], *(each for each in bounded if each[1].width is None)]
-
-    @cached_property
-    def _placed(self) -> list[PlayedShape]:
-        return [
-            PlayedShape(search=self._search, shape=shape, placed=placed, most=most)
-            for most, shape in self._bounded[0]
-            for placed in self._search.first_places(self._search.questions(shape))
-        ]
+        bounded.sort(key=lambda each: -each[0])
+        played, beyond = list[PlayedShape](), 0.0
+        for most, shape in bounded:
+            is_played = shape.width is not None and len(played) < BUDGET.played_shapes
+            placements, are_all = search.placements(shape) if is_played else ([], False)
+            played += [PlayedShape(search=search, shape=shape, placed=placed, most=most) for placed in placements]
+            beyond = beyond if are_all else max(beyond, most)
+        return played, beyond

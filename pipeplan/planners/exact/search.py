@@ -1,39 +1,108 @@
-"""Search: a branch and bound over shapes; within a shape the solver decides questions with a limit of time.
+"""Search: the shapes of a problem, the lowest bound first, each by an exact recurrence, within a limit of time.
 
-A shape is everything but the places of the cuts. The steps, as the comments number them:
+The steps, as the comments number them:
 
 1. Bound: every shape's `bound_s` starts at what its compute alone allows. Shapes are taken up in this order.
-2. First plans: recurrences find good ones (`first_plans`), in half of the time at most; the solver only improves them.
-3. Ask: are there stages of this shape within a limit (`branches`, `decision`)? The limit is just below the best plan.
-   a. There are: they are the best plan now. The next limit is half-way between it and `bound_s`.
-   b. It is proven that there are none: the limit is the shape's new `bound_s`.
-   c. Time is up: the shape stays undecided. There are two rounds, which leaves time for others after a hard shape.
-4. Prune: a shape is decided once its `bound_s` is not below the best plan, less the precision.
+2. Settle: the recurrence finds the shape's fastest stages (`paths`), which is then its `bound_s`.
+3. Prune: a shape is decided once its `bound_s` is not below the best plan, less the precision.
+4. Time: a shape that would take more than its share of the time waits for the second round; until then only some of its
+   placements count. What does not end in time stays open.
 5. No plan is faster than the lowest `bound_s` of all shapes. Where all are decided, the best plan is proven.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from math import inf
+from typing import Generic, TypeVar
 
-import numpy as np
-
-from pipeplan.planners.exact import first_plans
-from pipeplan.planners.exact.branches import Questions
-from pipeplan.planners.exact.decision import decide
-from pipeplan.planners.exact.first_plans import balanced
-from pipeplan.planners.exact.kinds import StageShape, Tabulated
-from pipeplan.planners.exact.places import Placed, Places
+from pipeplan.arrays import FloatArray
+from pipeplan.documents.plan import Stage
+from pipeplan.planners.exact.budget import BUDGET
+from pipeplan.planners.exact.paths import Path, StageStep, best_path, every_path, in_a_row
+from pipeplan.planners.exact.places import Lattice, Placed, Places
+from pipeplan.planners.exact.tables import StageKind, StageShape, StageTables, TableCache
+from pipeplan.planners.messages import excess_bytes, with_messages
 from pipeplan.planners.problem import Observer, PlanningProblem, SearchProgress
 
-PRECISION = 5e-7
-"""The search ignores plans that are faster by less."""
+Quantity = Callable[[StageTables, StageShape, StageKind], FloatArray]
+"""What is least: `StageTables.time_s` or `StageTables.excess_bytes`."""
 
-_EACH_ENTRY = 4e-9
-"""Deterministic seconds for each table entry that is read: work outside the solver counts as well."""
 
-_EACH_SPLIT = 4
-"""The number of times that a recurrence reads an entry."""
+class OutOfTimeError(Exception):
+    """The search has used up its deterministic seconds."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Opened(Generic[T]):
+    """A configuration, and a known lower bound on its seconds a sample."""
+
+    configuration: T
+    bound_s: float
+    decided: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Rounds(Generic[T]):
+    """Configurations that are settled one after the other, within a limit of deterministic seconds."""
+
+    opened: Sequence[Opened[T]]
+    limit: float
+    observe: Observer
+    spent: float = 0.0
+    best_s: float = inf
+
+    def run(self, settle: Callable[[Opened[T], float], None]) -> None:
+        """Two rounds; in the first, each open configuration has an equal share of the time that is left (step 4).
+
+        `settle` raises a bound or finds plans, until it is decided or the deterministic time comes to its argument.
+        """
+        for last in (False, True):
+            for number, each in enumerate(self.opened):
+                each.decided = each.decided or each.bound_s >= self.target_s  # step 3
+                if each.decided or self.spent >= self.limit:
+                    continue
+                left = 1 if last else sum(not other.decided for other in self.opened[number:])
+                settle(each, self.spent + (self.limit - self.spent) / left)
+                self.report()
+
+    @property
+    def target_s(self) -> float:
+        """The target of a better plan."""
+        return self.best_s * (1 - BUDGET.precision)
+
+    @property
+    def bound_s(self) -> float:
+        """A lower bound on the seconds a sample of all plans (step 5)."""
+        return min([self.best_s, *(each.bound_s for each in self.opened)])
+
+    @property
+    def decided(self) -> bool:
+        """Whether the time sufficed for all configurations."""
+        return all(each.decided or each.bound_s >= self.target_s for each in self.opened)
+
+    def charge(self, seconds: float, until: float) -> None:
+        """Spends time; raises, before it is spent, where it would not be enough."""
+        if self.spent + seconds >= until:
+            raise OutOfTimeError
+        self.spent += seconds
+
+    def report(self) -> None:
+        """Reports the best plan, and the bound on better ones, to the observer."""
+        undecided = [each.bound_s for each in self.opened if not each.decided]
+        bound_s = min([*undecided, self.best_s])
+        self.observe(
+            SearchProgress(
+                best_s=None if self.best_s == inf else self.best_s,
+                bound_s=0.0 if bound_s == inf else bound_s,
+                open_shapes=len(undecided),
+                spent=self.spent,
+                limit=self.limit,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,210 +120,162 @@ class Solution:
         return self.shape.sample_s(self.step_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Result:
-    """The best solution, None where there is none; no plan takes less than `bound_s` a sample.
-
-    `decided`: the time sufficed for all shapes. `claim`: why, where messages decide (`room`).
-    """
-
-    best: Solution | None
-    bound_s: float
-    decided: bool
-    spent: float
-    claim: str | None = None
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Open:
-    """A shape, and a known lower bound on its seconds a sample."""
-
-    questions: Questions
-    bound_s: float
-    decided: bool = False
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class ExactSearch:
-    """The search through one problem's shapes, within a limit of deterministic seconds."""
+    """The search through one problem's shapes."""
 
     problem: PlanningProblem
     shapes: Sequence[StageShape]
     limit: float
     observe: Observer
-    reserved_bytes: float = 0.0
     places: Places = field(init=False)
-    spent: float = 0.0
-    best: Solution | None = None
-    _open: list[_Open] = field(default_factory=list)
-    _tabulated: dict[int, Tabulated] = field(default_factory=dict)
+    rounds: Rounds[StageShape] = field(init=False)
+    best: Solution | None = field(init=False, default=None)
+    _tables: dict[int, StageTables] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.places = Places(cluster=self.problem.cluster)
-
-    def run(self) -> Result:
-        """First plans, then the questions, in two rounds."""
-        # Step 1: compute alone, spread evenly over the fastest type of device.
-        self._open = [
-            _Open(questions=self.questions(shape), bound_s=shape.sample_s(self.least_step_s(shape)))
-            for shape in self.shapes
+        opened = [
+            Opened(configuration=shape, bound_s=shape.sample_s(self.least_step_s(shape))) for shape in self.shapes
         ]
-        self._open.sort(key=lambda each: each.bound_s)
+        opened.sort(key=lambda each: each.bound_s)  # step 1
+        self.rounds = Rounds(opened=opened, limit=self.limit, observe=self.observe)
 
-        for opened in self._open[: 1 if self.free_depth else None]:
-            if opened.bound_s < self._target_s() and self.spent < self.limit / 2:
-                self._first_plans(opened.questions)  # step 2
-                opened.questions.forget()
+    def run(self) -> None:
+        """Settles the shapes."""
+        self.rounds.run(self._settle)
 
-        for share in (0.5, 1.0):
-            for place, opened in enumerate(self._open):
-                left = sum(not other.decided for other in self._open[place:])
-                allowed = (self.limit - self.spent) * share if left else 0.0
-                until = self.spent + allowed / max(left, 1) if share < 1 else self.limit
-                self._settle(opened, until)  # steps 3 and 4
-                opened.questions.forget()
-
-        bound_s = min((each.bound_s for each in self._open), default=inf)  # step 5
-        decided = all(each.decided for each in self._open)
-        best_s = self.best.sample_s if self.best else inf
-        return Result(best=self.best, bound_s=min(bound_s, best_s), decided=decided, spent=self.spent)
+    def tables(self, microbatch_size: int) -> StageTables:
+        """The tables at a size."""
+        if microbatch_size not in self._tables:
+            self._tables[microbatch_size] = StageTables(problem=self.problem, microbatch_size=microbatch_size)
+        return self._tables[microbatch_size]
 
     def least_step_s(self, shape: StageShape) -> float:
-        """The least seconds of a shape's slowest stage: its compute, on the fastest type of device."""
-        tabulated = self.tabulated(shape.microbatch_size)
-        types = range(len(tabulated.types))
-        blocks_s = np.minimum.reduce([np.diagonal(tabulated.compute_s(kind)) for kind in types])
-        workers = sum(self.places.counts) if shape.width is None else shape.depth
-        widest = max(self.places.counts) if shape.width is None else 1
-        return max(float(blocks_s.sum()) / workers, float(blocks_s.max()) / widest) * (1 - 1e-12)
+        """The least seconds of a shape's slowest stage: its compute, spread evenly over the fastest type of device."""
+        blocks_s = self.tables(shape.microbatch_size).blocks_s
+        shares, widest = (shape.workers, shape.workers) if shape.width is None else (shape.depth, 1)
+        return max(float(blocks_s.sum()) / shares, float(blocks_s.max()) / widest) * (1 - 1e-12)
 
-    @property
-    def free_depth(self) -> bool:
-        """Whether all shapes have the same first plans: PipeDream's do, unless the stages are requested."""
-        return any(shape.width is None for shape in self.shapes) and self.problem.options.stages is None
+    def _settle(self, opened: Opened[StageShape], until: float) -> None:
+        """Step 2. Where PipeDream's stages do not fit with their messages, again with these in the tables.
 
-    def questions(self, shape: StageShape) -> Questions:
-        """The questions about a shape."""
-        options = self.problem.options
-        return Questions(
-            shape=shape,
-            tabulated=self.tabulated(shape.microbatch_size),
-            places=self.places,
-            straight=options.straight,
-            fewer=options.fewer_machines,
-            charge=self._charge,
-        )
-
-    def _charge(self, entries: float) -> None:
-        self.spent += _EACH_ENTRY * entries
-
-    def tabulated(self, microbatch_size: int) -> Tabulated:
-        """The tables at a size."""
-        if microbatch_size not in self._tabulated:
-            self._tabulated[microbatch_size] = Tabulated(
-                problem=self.problem, microbatch_size=microbatch_size, reserved_bytes=self.reserved_bytes
-            )
-        return self._tabulated[microbatch_size]
-
-    def _target_s(self) -> float:
-        """The target of a better plan."""
-        return self.best.sample_s * (1 - PRECISION) if self.best else inf
-
-    def _first_plans(self, questions: Questions) -> None:
-        """Keeps the best first plan of a shape; PipeDream's have any number of stages unless it is requested."""
-        blocks = questions.tabulated.blocks
-        for placed in self.first_places(questions):
-            shape = replace(questions.shape, depth=len(placed.kinds))
-            self._charge(_EACH_SPLIT * blocks * blocks * shape.depth)
-            found = solution(questions if shape == questions.shape else self.questions(shape), placed)
-            if found is not None and found.sample_s < self._target_s():
-                self._keep(found)
-            if self.spent >= self.limit / 2 and self.best is not None:
-                return
-
-    def first_places(self, questions: Questions, quantity: str = "time_s") -> Iterator[Placed]:
-        """The places that the recurrences try for a shape."""
-        shape, options = questions.shape, self.problem.options
-        if shape.width is not None:
-            yield from first_plans.placed(shape, self.places)
-            return
-        tabulated = questions.tabulated
-        for row in first_plans.rows(tabulated, self.places, straight=options.straight, fewer=options.fewer_machines):
-            self._charge(row.entries(options.stages))
-            teams = row.teams(shape, depth=options.stages, quantity=quantity)
-            if teams is not None:
-                yield self.places.in_a_row(teams)
-            if self.spent >= self.limit:
-                return
-
-    def _keep(self, found: Solution) -> None:
-        self.best = found
-        self._report()
-
-    def _report(self) -> None:
-        """Reports the best plan, and the bound on better ones, to the observer."""
-        undecided = [shape.bound_s for shape in self._open if not shape.decided]
-        best_s = self.best.sample_s if self.best else None
-        bound_s = min([*undecided, *([] if best_s is None else [best_s])], default=0.0)
-        progress = SearchProgress(
-            best_s=best_s, bound_s=bound_s, open_shapes=len(undecided), spent=self.spent, limit=self.limit
-        )
-        self.observe(progress)
-
-    def _settle(self, shape: _Open, until: float) -> None:
-        """Asks about a shape until it is decided or the deterministic time comes to `until`."""
-        middle = False
-        while not shape.decided:
-            target_s = self._target_s()
-            if shape.bound_s >= target_s:
-                shape.decided = True  # step 4
+        The first answer is a bound all the same.
+        """
+        for messages in (False, True):
+            found, is_exact = self.least(opened.configuration, until, messages=messages)
+            if is_exact:
+                opened.bound_s = max(opened.bound_s, found.sample_s if found else inf)
+            equally_wide = opened.configuration.width is not None
+            fits = found is not None and (equally_wide or max(excess_bytes(self.problem, self.stages(found))) <= 0)
+            if found is None or fits:
                 break
-            if middle:
-                target_s = (target_s + shape.bound_s) / 2
-            found, proven = self._ask(shape, target_s, until)
-            if found is None and not proven:
-                break  # step 3c
-            middle = found is not None  # step 3a
-            if found is None:
-                shape.bound_s = target_s  # step 3b
-                shape.decided = target_s == inf
-        self._report()
+        opened.decided = is_exact and (found is None or fits)
+        if found is not None and fits and found.sample_s < self.rounds.target_s:
+            self.best, self.rounds.best_s = found, found.sample_s
 
-    def _ask(self, shape: _Open, target_s: float, until: float) -> tuple[Solution | None, bool]:
-        """Step 3: a solution within the target; or None, and whether it is proven that there is none."""
-        proven = True
-        if self.spent + _EACH_ENTRY * shape.questions.entries >= until:
-            return None, False
-        for question in shape.questions.within(shape.questions.shape.step_s(target_s)):
-            if self.spent >= until:
-                return None, False
-            verdict = decide(question.asked, until - self.spent)
-            self.spent += verdict.spent
-            if verdict.found is not None:
-                placed = question.placed or self.places.in_a_row(verdict.found[0])
-                found = solution(shape.questions, placed)
-                if found is None or found.sample_s >= (self.best.sample_s if self.best else inf):
-                    raise ArithmeticError(f"the solver's plan is not within the limit that it was given: {target_s}")
-                self._keep(found)
-                return found, False
-            proven = proven and verdict.proven
-        return None, proven
+    def least(
+        self, shape: StageShape, until: float, quantity: Quantity = StageTables.time_s, messages: bool = False
+    ) -> tuple[Solution | None, bool]:
+        """The stages with the least largest entry; whether all placements were compared, or only some (step 4)."""
+        for coarse in (False, True):
+            try:
+                every = self.solutions(shape, quantity=quantity, until=until, messages=messages, coarse=coarse)
+            except OutOfTimeError:
+                continue
+            return min(every, key=lambda each: each.step_s, default=None), not coarse
+        return None, False
 
+    def solutions(
+        self,
+        shape: StageShape,
+        *,
+        quantity: Quantity = StageTables.time_s,
+        until: float = inf,
+        messages: bool = False,
+        coarse: bool = False,
+    ) -> list[Solution]:
+        """The stages with the least largest entry, of seconds or of missing bytes: on each orientation, or of all."""
+        table = self.table_of(shape, quantity)
+        one_type = len(self.places.counts) == 1 and shape.width is not None
+        given = list(self.places.orientations(shape)) if one_type else [None]
+        found = []
+        for placed in given:
+            if placed is None:
+                steps = self._lattice_steps(shape, until, messages=messages, coarse=coarse)
+            else:
+                steps = in_a_row(placed.kinds)
+                self.rounds.charge(len(steps) * self._step_s(shape, 1), until)
+            path = best_path(steps, table, fewest=not shape.depth)
+            if path is not None:
+                found.append(self._solution(shape, placed or self.places.placed(path.kinds), path))
+        return found
 
-def solution(questions: Questions, placed: Placed) -> Solution | None:
-    """The split on these places whose slowest stage is fastest; ties prefer the most even. None where none fits."""
-    tables = [questions.table(questions.shared(kind)) for kind in placed.kinds]
-    stops = balanced(tables)
-    if stops is None:
-        return None
-    step_s = slowest(tables, stops)
-    return Solution(shape=questions.shape, placed=placed, stops=stops, step_s=step_s)
+    def _lattice_steps(
+        self, shape: StageShape, until: float, *, messages: bool = False, coarse: bool = False
+    ) -> list[StageStep[StageKind]]:
+        """All steps, charged before they are read. Raises OutOfTimeError if they are too many."""
+        straight = self.problem.options.straight
+        lattice = Lattice(places=self.places, shape=shape, straight=straight, messages=messages, coarse=coarse)
+        steps, targets, listing_s = list[StageStep[StageKind]](), 0, 0.0
+        step_s = self._step_s(shape, BUDGET.by_messages if messages else 1)
+        for step in lattice.steps():
+            steps.append(step)
+            targets += len(step.targets)
+            listing_s = BUDGET.each_target_s * targets
+            if self.rounds.spent + listing_s + len(steps) * step_s >= until:
+                self.rounds.spent += listing_s
+                raise OutOfTimeError
+        self.rounds.spent += listing_s + len(steps) * step_s
+        return steps
 
+    def _step_s(self, shape: StageShape, factor: int) -> float:
+        return BUDGET.each_step_s + factor * BUDGET.each_entry_s * (self.tables(shape.microbatch_size).blocks + 1) ** 2
 
-def slowest(tables: Sequence[np.ndarray], stops: Iterable[int]) -> float:
-    """The largest of the stages' entries."""
-    start, worst = 0, -inf
-    for table, stop in zip(tables, stops, strict=True):
-        worst = max(worst, float(table[start, stop - 1]))
-        start = stop
-    return worst
+    def stages(self, found: Solution) -> tuple[Stage, ...]:
+        """A solution's stages, as a plan has them; PipeDream's with their messages."""
+        shape, tables = found.shape, self.tables(found.shape.microbatch_size)
+        stages = [
+            tables.stage(shape, kind, start, stop)
+            for kind, start, stop in zip(found.placed.kinds, (0, *found.stops[:-1]), found.stops, strict=True)
+        ]
+        if shape.width is not None:
+            return tuple(stages)
+        return with_messages(self.problem, stages, shape.laws, shape.microbatch_size)
+
+    def placements(self, shape: StageShape) -> tuple[list[Placed], bool]:
+        """Placements of equally wide stages, and whether they are all.
+
+        They are the orientations. Where devices are of several types, they are that of the fastest stages and some that
+        have all stages of a type together.
+        """
+        if len(self.places.counts) == 1:
+            return list(self.places.orientations(shape)), True
+        found = list[Placed]()
+        try:
+            found += [solution.placed for solution in self.solutions(shape, until=self.limit)]
+            paths = every_path(self._lattice_steps(shape, self.limit, coarse=True))
+            found += map(self.places.placed, islice(paths, BUDGET.placements))
+        except OutOfTimeError:
+            pass
+        return list(dict.fromkeys(found)), False
+
+    def split(self, shape: StageShape, placed: Placed, quantity: Quantity = StageTables.time_s) -> Solution | None:
+        """The stages on these places whose slowest is fastest; ties prefer the most even. None where none fits."""
+        path = best_path(in_a_row(placed.kinds), self.table_of(shape, quantity))
+        return None if path is None else self._solution(shape, placed, path)
+
+    def slowest_s(self, shape: StageShape, placed: Placed, stops: Sequence[int]) -> float:
+        """The seconds of the slowest of these stages; infinite where one does not fit or may not be."""
+        table, starts = self.table_of(shape, StageTables.time_s), (0, *stops[:-1])
+        return max(
+            float(table(kind)[start, stop]) for kind, start, stop in zip(placed.kinds, starts, stops, strict=True)
+        )
+
+    def _solution(self, shape: StageShape, placed: Placed, path: Path[StageKind]) -> Solution:
+        return Solution(shape=replace(shape, depth=len(path.stops)), placed=placed, stops=path.stops, step_s=path.worst)
+
+    def table_of(self, shape: StageShape, quantity: Quantity) -> Callable[[StageKind], FloatArray]:
+        """The tables by the kind of stage."""
+        tables, cached = self.tables(shape.microbatch_size), TableCache()
+        return lambda kind: cached(kind, lambda: quantity(tables, shape, kind))

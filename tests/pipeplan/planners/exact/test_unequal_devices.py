@@ -205,6 +205,52 @@ def slowest_s(
     return worst
 
 
+@examples(60)
+@given(
+    st.lists(cells(), min_size=2, max_size=5),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.sampled_from([1.5, 3.0]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_it_finds_what_trying_all_replicas_on_every_type_finds(
+    blocks: list[Cell], counts: tuple[int, int], slowness: float, two_levels: bool, fewer: bool
+) -> None:
+    gpus = [Gpu(name="a", count=counts[0]), Gpu(name="b", count=counts[1], slowness=slowness)]
+    devices = sum(counts)
+    levels = ((2, 4.0), (devices // 2, 0.5)) if two_levels and devices % 2 == 0 else ((devices, 1.0),)
+    options = Options(schedule="pipedream", recompute=False, fewer_machines=fewer)
+    problem = mixed_problem(blocks, gpus, levels=levels, options=options, batch_size=1)
+    best_s = min(
+        slowest_minibatch_s(problem, teams, sizes)
+        for used in range(1 if fewer else devices, devices + 1)
+        for depth in range(1, min(used, len(blocks)) + 1)
+        for replicas in compositions(used, depth)
+        for names in product(("a", "b"), repeat=depth)
+        for teams in [list(zip(names, replicas, strict=True))]
+        if all(sum(count for name, count in teams if name == gpu.name) <= gpu.count for gpu in gpus)
+        for sizes in compositions(len(blocks), depth)
+    )
+    assert plan_of(problem).closed_form.throughput_samples_per_s == pytest.approx(1 / best_s, rel=1e-6)
+
+
+def slowest_minibatch_s(problem: PlanningProblem, teams: list[tuple[str, int]], sizes: Sequence[int]) -> float:
+    """PipeDream's slowest stage or boundary: seconds a minibatch of these teams on their types' devices, in order."""
+    left = {device.name: list(problem.cluster.ranks_of(device)) for device in problem.cluster.types}
+    ranks = [[left[name].pop(0) for _ in range(count)] for name, count in teams]
+    slowest, start = 0.0, 0
+    for stage, ((name, count), size) in enumerate(zip(teams, sizes, strict=True)):
+        own = problem.profile_on(name).at(1)[start : start + size]
+        weights = sum(block.weight_bytes for block in problem.profile.blocks[start : start + size])
+        reduce_s = 2 * (count - 1) / count * weights / problem.cluster.link(ranks[stage]).bandwidth_bytes_per_s
+        slowest = max(slowest, sum(block.compute_s for block in own) / count, reduce_s / count)
+        if stage < len(teams) - 1:
+            link = problem.cluster.link(ranks[stage] + ranks[stage + 1])
+            slowest = max(slowest, 2 * own[-1].output_bytes / link.bandwidth_bytes_per_s)
+        start += size
+    return slowest
+
+
 def groups(*counts: tuple[str, int], memory_bytes: int = 10) -> tuple[DeviceGroup, ...]:
     return tuple(DeviceGroup(device=Device(name=name, memory_bytes=memory_bytes), count=n) for name, n in counts)
 
