@@ -11,14 +11,13 @@ the port of each of n units (`costs.collectives.LevelRing`).
 """
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.groups import grouped
 from pipeplan.documents.cluster import Cluster
-from pipeplan.planners.bound import interleaved_turns_s, turns_s
 from pipeplan.planners.whole.degrees import Degrees, Shapes
 from pipeplan.planners.whole.placements import hops_on, most_sent, placed_exchange
 from pipeplan.planners.whole.terms import ReplicaTerms
@@ -131,44 +130,6 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
         ),
         likely_s=likely_s + size_bytes * exchanged.even + (inside_s + update_s) / p,
     )
-
-
-def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
-    """The least seconds of a batch in which ranks take turns (`planners.bound`, 8 and 9).
-
-    Any stage has at least one block; the first rank has the model's first block, the last rank its last.
-    If ranks hold several stages, each rank also computes between the time that a microbatch takes to it and the
-    time from there back (3): no batch is shorter than the mean of these sums.
-    """
-    p, v, m, step_s = degrees.pipeline, degrees.chunks, degrees.microbatches, at.step_s
-    if p == 1:
-        return 0.0
-    reached_s = hops_before_s(at, degrees, cluster, inside=inside)
-    if v == 1:
-        first_s = np.full(p, float(np.diff(at.forward_s).min()))
-        return turns_s(least_within_s(step_s, p, several=False), first_s, reached_s, m)
-    between_s = reached_s[None, :] - reached_s[:, None]
-    there_s, back_s = (least_within_s(each, p, several=True) for each in (at.forward_s, step_s - at.forward_s))
-    around_s = 2 * step_s[-1] - step_s[-p - 1 : -1] + v * reached_s[-1] + (v - 1) * at.terms.hop_s + between_s[:, -1]
-    mean_s = (m * step_s[-1] + (step_s[:p] + reached_s).sum()) / p
-    return max(float(mean_s), interleaved_turns_s(there_s + back_s + between_s, around_s, m, v))
-
-
-def least_within_s(sums_s: FloatArray, p: int, *, several: bool) -> FloatArray:
-    """[s, t]: the least time of consecutive stages on ranks s to t, with a block each.
-
-    The first rank has the model's first block and the last rank its last one; with `several` stages, only one of the
-    rank's stages has it.
-    """
-    blocks, ranks = len(sums_s) - 1, np.arange(p)
-    inner = [(sums_s[1 + q : blocks] - sums_s[1 : blocks - q]).min(initial=inf) for q in range(1, p + 1)]
-    within = np.asarray([0.0, *inner])[np.maximum(ranks[None, :] - ranks[:, None] + 1, 0)]
-    first, last = sums_s[1 : p + 1], sums_s[-1] - sums_s[-p - 1 : -1]
-    if several:
-        first, last = np.minimum(first, within[0]), np.minimum(last, within[:, -1])
-    within[0, :], within[:, -1] = first, last
-    within[0, -1] = min(first[-1], last[0]) if several else sums_s[-1]
-    return np.asarray(within)
 
 
 def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:

@@ -4,9 +4,9 @@ The search is `auto`'s: configurations by their bounds, the highest first. Some 
 them, because an early high rate rules others out. Plans are played on a cluster whose devices are a form's groups.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 from itertools import chain, islice, product
 
 from pipeplan.costs.memory import keeps_master_weights
@@ -89,8 +89,8 @@ def whole(problem: PlanningProblem) -> Answer:
     """
     space, ranking = whole_space(problem)
     asked = PlannersAsked()
-    for placed, stops in islice(_with_stages(space), LIKELY):
-        plan = placed.plan(stops)
+    for placed in islice(space.with_stages(islice(space.likely(), AMONG)), LIKELY):
+        plan = placed.plan(placed.splits()[0])
         if plan is not None:
             asked.propose(plan, Proposer(NAME))
     if not asked.proposals:
@@ -135,31 +135,13 @@ def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
             yield compared(("offload", offload), OFFLOADS[0], best, rates_of(answer), PLAYED_ON_HOST)
 
 
-def _with_stages(space: WholeSpace) -> Iterator[tuple[PlacedDegrees, tuple[int, ...]]]:
-    """The likely fast configurations that fit, with their stages, the fastest in closed form first.
-
-    Equal stages are far too fast an estimate where memory allows uneven ones alone.
-    """
-    waiting: list[tuple[float, int, PlacedDegrees, tuple[int, ...]]] = []
-    for number, placed in enumerate(islice(space.likely(), AMONG)):
-        while waiting and -waiting[0][0] >= placed.likely:
-            yield heappop(waiting)[2:]
-        stops = placed.split()
-        maker = space.maker(placed.degrees)
-        if stops is not None and maker.splitter.fits(stops):
-            rate = maker.closed_form(stops).throughput_samples_per_s
-            heappush(waiting, (-min(placed.likely, rate), number, placed, stops))
-    while waiting:
-        yield heappop(waiting)[2:]
-
-
 def _different(space: WholeSpace) -> Iterator[Proposal]:
     """Plans that are likely to be fast, one for each form, data, most blocks of a rank, and one stage or several."""
     seen = set[object]()
-    for placed, stops in _with_stages(space):
+    for placed in space.with_stages(islice(space.likely(), AMONG)):
         degrees = placed.degrees
         kind = degrees.recipe.form, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
-        plan = None if kind in seen else placed.plan(stops)
+        plan = None if kind in seen else placed.plan(placed.splits()[0])
         if plan is not None:
             seen.add(kind)
             yield Proposal(plan=plan, proposer=Proposer(NAME), order=len(seen))
@@ -179,9 +161,9 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
         inside = next((at for at, worker in enumerate(best.plan.placement) if worker.stage > 0), degrees.data)
         own = (each for each in space.near(degrees, steps=0) if each.inside == inside)
         others = ((each, stops) for each in own for stops in (*each.splits()[:SPLITS_STEPPED], each.most_even()))
-        near = _one_of_each_first(space, space.near(degrees))
         enough = best.samples_per_s * (1 + CLOSE)
-        for placed, stops in chain(others, ((each, each.split()) for each in near if each.most > enough)):
+        near = _in_turns(space, space.with_stages(each for each in space.near(degrees) if each.most > enough))
+        for placed, stops in chain(others, ((each, each.split()) for each in near)):
             plan = None if stops is None or placed.most_of(stops) <= enough else placed.plan(stops)
             if plan is None or most_samples_per_s(plan) <= enough:
                 continue
@@ -194,20 +176,20 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
             enough = ranking.enough
 
 
-def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
-    """The same, with one of each kind before the others: within a kind, estimates have similar errors.
+def _in_turns(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
+    """The same, by turns of their kinds: within a kind, estimates have similar errors.
 
     A kind ignores the sharding. It also ignores the number of ranks, if replicas and the maximum blocks of a rank are
     equal.
     """
-    firsts, others, seen = list[PlacedDegrees](), list[PlacedDegrees](), set[object]()
-    for placed in every:
+    turns, known = list[tuple[int, int, PlacedDegrees]](), Counter[object]()
+    for number, placed in enumerate(every):
         degrees, recipe = placed.degrees, placed.degrees.recipe
-        way = recipe.form, recipe.microbatch_size, recipe.recompute, recipe.offload
-        kind = way, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
-        (others if kind in seen else firsts).append(placed)
-        seen.add(kind)
-    return firsts + others
+        own = recipe.form, recipe.microbatch_size, recipe.recompute, recipe.offload
+        kind = own, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
+        turns.append((known[kind], number, placed))
+        known[kind] += 1
+    return [placed for _, _, placed in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _most_blocks(space: WholeSpace, degrees: Degrees) -> int:

@@ -5,7 +5,7 @@ and a number of neighbouring replicas of a stage. Its bounds and its likely rate
 pipelines of a recipe at once; stages are made only for configurations that may win.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush, merge
@@ -24,7 +24,7 @@ from pipeplan.planners.problem import CutGraph, PlanningProblem
 from pipeplan.planners.reasons import unpriced
 from pipeplan.planners.spaces import EverySplit, Splits
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, even_bytes, least_bytes, recipes, shapes, steps_to
-from pipeplan.planners.whole.exchanged import hops_before_s, least_with_exchange_s, placed_batch, sending_s, turned_s
+from pipeplan.planners.whole.exchanged import hops_before_s, least_with_exchange_s, placed_batch, sending_s
 from pipeplan.planners.whole.made import PlanMaker
 from pipeplan.planners.whole.placements import lies_well, placements
 from pipeplan.planners.whole.split import Splitter
@@ -65,6 +65,12 @@ class PlacedDegrees:
         """Some splits, the shortest batch first, by its bound as if every transfer between ranks shared a link."""
         return self.space.maker(self.degrees).splits(inside=self.inside)
 
+    def likely_of(self, stops: tuple[int, ...]) -> float:
+        """An estimate of the samples a second with these stages."""
+        maker = self.space.maker(self.degrees)
+        batch_s = maker.likely_s(stops, inside=self.inside)
+        return min(self.likely, self.degrees.batch_size / batch_s if batch_s > 0 else inf)
+
     def most_of(self, stops: tuple[int, ...]) -> float:
         """Samples a second that no play with these stages exceeds."""
         return self.space.most_of(self.degrees, stops, inside=self.inside)
@@ -79,7 +85,7 @@ class PlacedDegrees:
 
     def most_even(self) -> tuple[int, ...] | None:
         """The split of the least bottleneck; None where none fits."""
-        return self.space.maker(self.degrees).splitter.even()
+        return self.space.maker(self.degrees).splitter.most_even
 
     def plan(self, stops: tuple[int, ...]) -> Plan | None:
         """Its plan with these stages, not played; None if they do not fit."""
@@ -101,6 +107,21 @@ class PlacedDegrees:
             offload_share=recipe.offload_share,
             chunks=self.degrees.chunks,
         )
+
+
+def best_first(
+    every: Iterable[PlacedDegrees], rate: str, lowered: Callable[[PlacedDegrees], PlacedDegrees | None]
+) -> Iterator[PlacedDegrees]:
+    """The configurations by a rate, the highest first. Each is lowered, or left out, when it comes first."""
+    waiting: list[tuple[float, int, PlacedDegrees]] = []
+    for number, placed in enumerate(every):
+        while waiting and -waiting[0][0] >= getattr(placed, rate):
+            yield heappop(waiting)[2]
+        exact = lowered(placed)
+        if exact is not None:
+            heappush(waiting, (-getattr(exact, rate), number, exact))
+    while waiting:
+        yield heappop(waiting)[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,22 +165,18 @@ class WholeSpace:
         Those that offload or hold whole states without need are left out: the same stages take no longer without.
         `offloaded_only` limits their number (`MOST_OFFLOADED`).
         """
-        every = self._taking_turns(self._with_fewer(self._by_placement(self._unbeaten(self._bounded), "most")))
+        every = self._with_fewer(self._by_placement(self._unbeaten(self._bounded), "most"))
         useful = (each for each in every if not self._offloads_in_vain(each.degrees))
         yield from (islice(useful, MOST_OFFLOADED) if self.offloaded_only else useful)
 
-    def _taking_turns(self, every: Iterator[PlacedDegrees]) -> Iterator[PlacedDegrees]:
-        """The same, with bounds that also count the turns of ranks (`turned_s`), which may change the order."""
-        waiting: list[tuple[float, int, PlacedDegrees]] = []
-        for number, placed in enumerate(every):
-            while waiting and -waiting[0][0] >= placed.most:
-                yield heappop(waiting)[2]
-            degrees = placed.degrees
-            batch_s = turned_s(self.maker(degrees).terms, degrees, self.problem.cluster, inside=placed.inside)
-            placed = replace(placed, most=min(placed.most, self._rate(degrees, batch_s)))
-            heappush(waiting, (-placed.most, number, placed))
-        while waiting:
-            yield heappop(waiting)[2]
+    def with_stages(self, every: Iterable[PlacedDegrees]) -> Iterator[PlacedDegrees]:
+        """Those that fit, in the order of the estimates for their first splits."""
+
+        def split(placed: PlacedDegrees) -> PlacedDegrees | None:
+            stops = placed.split()
+            return None if stops is None else replace(placed, likely=placed.likely_of(stops))
+
+        return best_first(every, "likely", split)
 
     def likely(self, *, beaten: bool = False) -> Iterator[PlacedDegrees]:
         """The same, the fastest with equal stages first; `beaten`: with those that hold whole states without need."""
@@ -217,26 +234,22 @@ class WholeSpace:
 
     def _by_placement(self, every: Sequence[_Bounded], rate: str) -> Iterator[PlacedDegrees]:
         """The same, with rates lowered by their placements' bounds on transfers, which may change the order."""
-        waiting: list[tuple[float, int, PlacedDegrees]] = []
-        for number, placed in enumerate(self._in_order(every, rate)):
-            while waiting and -waiting[0][0] >= getattr(placed, rate):
-                yield heappop(waiting)[2]
+
+        def lowered(placed: PlacedDegrees) -> PlacedDegrees:
             degrees = placed.degrees
             at = self.terms(degrees.recipe).at(degrees.data, pipelined=degrees.pipeline > 1)
             batch = placed_batch(at, degrees, self.problem.cluster, inside=placed.inside)
             most = min(placed.most, self._rate(degrees, batch.least_s))
-            likely = min(placed.likely, self._rate(degrees, batch.likely_s))
-            placed = replace(placed, most=most, likely=likely)
-            heappush(waiting, (-getattr(placed, rate), number, placed))
-        while waiting:
-            yield heappop(waiting)[2]
+            return replace(placed, most=most, likely=min(placed.likely, self._rate(degrees, batch.likely_s)))
+
+        return best_first(self._in_order(every, rate), rate, lowered)
 
     def _offloads_in_vain(self, degrees: Degrees) -> bool:
         """Whether the same stages fit, and take no longer, with less on the host; or do not fit with it."""
         recipe, asked = degrees.recipe, self.problem.options
         if recipe.offload == OFFLOADS[0] or asked.offload != ANY_OFFLOAD:
             return False
-        stops = self.maker(degrees).splitter.stops()
+        stops = next(iter(self.maker(degrees).splitter.several), None)
         if stops is None and recipe.offload_share < 1:
             return True  # a larger share may fit
         alone = degrees.data * recipe.form.context == 1 and "none" in self.engine.shardings

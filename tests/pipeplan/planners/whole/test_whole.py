@@ -244,7 +244,7 @@ def test_the_stages_are_cut_for_the_links_between_their_ranks() -> None:
     space, _ = whole_space(problem(held, machines, batch_size=64, **fixed))
     placed = next(space.configurations())
     rates = []
-    for stops in (placed.split(), space.maker(placed.degrees).splitter.stops()):
+    for stops in (placed.split(), space.maker(placed.degrees).splitter.several[0]):
         plan = None if stops is None else placed.plan(stops)
         simulated = None if plan is None else play(plan)
         assert simulated is not None
