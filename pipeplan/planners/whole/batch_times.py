@@ -1,11 +1,8 @@
 """Batch times: lower bounds on a batch's seconds in any play, for given stages and for any stages.
 
 These are bounds of `planners.bound` for an engine that exchanges after the backward, from sums over blocks: with m
-microbatches a batch, and a stage of blocks [i, j) on rank s of p, three terms that `stop` numbers. Ranks also take
+microbatches a batch, and a stage of blocks [i, j) on rank s of p, three terms that `by_stage` numbers. Ranks also take
 turns (`planners.bound`, 8 and 9), which bounds only given stages.
-
-None of the three grows with i: in 2, a block that moves to the previous stage adds S once and takes off m S. So stages
-that are filled one after the other, each as far as a batch's seconds allow, reach as far as any stages can.
 """
 
 from collections.abc import Sequence
@@ -17,7 +14,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray, IntArray, sums
 from pipeplan.planners.bound import of_stages_s, turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees
-from pipeplan.planners.whole.exchanged import least_exchange
+from pipeplan.planners.whole.exchanged import least_exchange_s
 from pipeplan.planners.whole.terms import ReplicaTerms
 
 
@@ -102,7 +99,7 @@ class BatchTimes:
         if at.terms.engine.overlaps or exchanged.sum() <= 0:
             return update_s
         # Seconds are concave in bytes: a part takes at least its share of the whole's seconds.
-        share_s = least_exchange(at, at.terms.problem.cluster).ranks_s / float(exchanged.sum())
+        share_s = least_exchange_s(at, at.terms.problem.cluster) / float(exchanged.sum())
         return update_s + sums(share_s * exchanged)
 
     @cached_property

@@ -21,64 +21,18 @@ from pipeplan.planners.auto.ranking import CLOSE, Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import Options, PlanningProblem, refuse_unused
-from pipeplan.planners.reasons import memory_reason, readable
+from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.choices import choices, compared, rates_of
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways, selective_units
 from pipeplan.planners.whole.misses import left_by_options, nearest_miss
 from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
 
 USED = (
-    "microbatch_size",
-    "schedule",
-    "stages",
-    "chunks",
-    "recompute",
-    "recompute_unit",
-    "engine",
-    "tensor",
-    "sequence_parallel",
-    "context",
-    "expert",
-    "expert_tensor",
-    "data",
-    "sharding",
-    "replicate",
-    "graphs",
-    "a2a_overlap",
-    "offload",
-    "offload_share",
+    *("engine", "microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "data"),
+    *("tensor", "sequence_parallel", "context", "expert", "expert_tensor", "sharding", "replicate"),
+    *("graphs", "a2a_overlap", "offload", "offload_share"),
 )
 """The options that the planner uses."""
-
-LIKELY = 24
-"""Upper bound on the likely fast configurations that are played first, if their bounds allow."""
-
-STEPPED = 150_000
-"""Upper bound on the instructions of plans that are a step from the fastest, besides the search's."""
-
-SPLITS_STEPPED = 4
-"""The number of splits of the fastest plan's configuration that are a step, its own included; so is the most even."""
-
-MOVED = 200_000
-"""Upper bound on the instructions of plans with moved cuts: two thirds of a second, three plays of deep pipelines."""
-
-PLAYED_FIRST = 12
-"""The plans of different degrees that are played before bounds decide the order: on slow networks bounds are loose."""
-
-AMONG = 1000
-"""The number of likely fast configurations from which these plans are taken."""
-
-NEAR = 0.95
-"""No more of them are played once a play reaches this share of the highest bound."""
-
-PLAYED_INSTRUCTIONS = 600_000
-"""Upper bound on the instructions of all other plans together: two seconds."""
-
-PLAYED_ON_HOST = 100_000
-"""Upper bound on the instructions of plans that offload without a request, besides steps: a third of a second."""
-
-LONGEST_PLAYED = 90_000
-"""Upper bound on the instructions of one plan: half a second. Deep pipelines of many microbatches may be fastest."""
 
 
 def whole(problem: PlanningProblem) -> Answer:
@@ -89,23 +43,21 @@ def whole(problem: PlanningProblem) -> Answer:
     """
     space, ranking = whole_space(problem)
     asked = PlannersAsked()
-    for placed in islice(space.with_stages(islice(space.likely(), AMONG)), LIKELY):
-        plan = placed.plan(placed.splits()[0])
-        if plan is not None:
-            asked.propose(plan, Proposer(NAME))
+    for plan in _different(space):
+        asked.propose(plan, Proposer(NAME))
     if not asked.proposals:
         found = ((each, each.split()) for each in space.configurations())
-        plan = next((plan for each, stops in found if stops and (plan := each.plan(stops))), None)
-        if plan is None and problem.options.offload is None and problem.cluster.host is not None:
+        fitting = next((made for each, stops in found if stops and (made := each.plan(stops))), None)
+        if fitting is None and problem.options.offload is None and problem.cluster.host is not None:
             return whole(offloading(problem))
-        if plan is None:
+        if fitting is None:
             return _infeasible(space)
-        asked.propose(plan, Proposer(NAME))
+        asked.propose(fitting, Proposer(NAME))
     highest = max(most_samples_per_s(proposal.plan) for proposal in asked.proposals)
-    for proposal in _different(space):
-        if ranking.best_rate >= highest * NEAR:
+    for proposal in asked.proposals:
+        if ranking.best_rate >= highest * BUDGET.near:
             break
-        ranking.add(proposal, longest=LONGEST_PLAYED)
+        ranking.add(proposal, longest=BUDGET.longest_play)
     for_search = ranking.left
     _step_on(space, ranking)
     ranking.left = for_search
@@ -124,7 +76,7 @@ def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
     offloaded = replace(space, problem=offloading(problem), offloaded_only=True)
     asked.propose(answer, Proposer(NAME))
     ranking.add(asked.proposals[0])
-    ranking.left = PLAYED_ON_HOST
+    ranking.left = BUDGET.host_instructions
     fastest(NAME, asked, [offloaded], ranking)
     if ranking.best is not None and ranking.best.plan.offload != OFFLOADS[0]:
         _step_on(offloaded, ranking)
@@ -132,20 +84,20 @@ def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
         played = [each for each in ranking.fitting if each.played and each.plan.offload == offload]
         if played:
             best = min(played, key=Ranked.preference).plan
-            yield compared(("offload", offload), OFFLOADS[0], best, rates_of(answer), PLAYED_ON_HOST)
+            yield compared(("offload", offload), OFFLOADS[0], best, rates_of(answer), BUDGET.host_instructions)
 
 
-def _different(space: WholeSpace) -> Iterator[Proposal]:
+def _different(space: WholeSpace) -> Iterator[Plan]:
     """Plans that are likely to be fast, one for each form, data, most blocks of a rank, and one stage or several."""
     seen = set[object]()
-    for placed in space.with_stages(islice(space.likely(), AMONG)):
+    for placed in space.with_stages(islice(space.likely(), BUDGET.among)):
         degrees = placed.degrees
         kind = degrees.recipe.form, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
         plan = None if kind in seen else placed.plan(placed.splits()[0])
         if plan is not None:
             seen.add(kind)
-            yield Proposal(plan=plan, proposer=Proposer(NAME), order=len(seen))
-        if len(seen) == PLAYED_FIRST:
+            yield plan
+        if len(seen) == BUDGET.first_plays:
             return
 
 
@@ -154,13 +106,13 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
 
     On a slow network, bounds and estimates are inaccurate, but equally so for similar plans.
     """
-    left_behind, order = set[Degrees](), PLAYED_FIRST
-    ranking.left = STEPPED
+    left_behind, order = set[Degrees](), BUDGET.first_plays
+    ranking.left = BUDGET.step_instructions
     while (best := ranking.best) is not None and (degrees := Degrees.of(best.plan)) not in left_behind:
         left_behind.add(degrees)
         inside = next((at for at, worker in enumerate(best.plan.placement) if worker.stage > 0), degrees.data)
         own = (each for each in space.near(degrees, steps=0) if each.inside == inside)
-        others = ((each, stops) for each in own for stops in (*each.splits()[:SPLITS_STEPPED], each.most_even()))
+        others = ((each, stops) for each in own for stops in (*each.splits()[: BUDGET.step_splits], each.most_even()))
         enough = best.samples_per_s * (1 + CLOSE)
         near = _in_turns(space, space.with_stages(each for each in space.near(degrees) if each.most > enough))
         for placed, stops in chain(others, ((each, each.split()) for each in near)):
@@ -168,7 +120,7 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
             if plan is None or most_samples_per_s(plan) <= enough:
                 continue
             order, fastest_yet = order + 1, ranking.best_rate
-            ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=LONGEST_PLAYED)
+            ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=BUDGET.longest_play)
             if ranking.left <= 0:
                 return
             if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # any gain: other plans are near it
@@ -220,23 +172,24 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     require_host(problem, engine)
     forms = forms_for(problem, engine)
     unit, parts = options.recompute_unit, {part for each in forms for part in selective_units(each)}
-    rule = "must be left out or block: in this profile attention's core keeps nothing that it could make again, "
-    rule += "as with fused kernels (`pipeplan-agent profile --attention unfused` estimates others)"
-    require("attention" in parts or unit != "attention", "recompute_unit", rule, unit)
-    rule = "must be left out or block: this profile says nothing of single operations that run again"
-    require("operation" in parts or unit != "operation", "recompute_unit", rule, unit)
-    rule = "must be left out or block: modules are norms, activations and projections of experts and of attention by "
-    rule += "latents (MLA), and this profile has none"
-    require("modules" in parts or unit != "modules", "recompute_unit", rule, unit)
+    lacking = {
+        "attention": "in this profile attention's core keeps nothing that it could make again, as with fused kernels "
+        "(`pipeplan-agent profile --attention unfused` estimates others)",
+        "operation": "this profile says nothing of single operations that run again",
+        "modules": "modules are norms, activations and projections of experts and of attention by latents (MLA), and "
+        "this profile has none",
+    }
+    known = unit not in lacking or unit in parts
+    require(known, "recompute_unit", f"must be left out or block: {lacking.get(unit or '')}", unit)
     require_room(problem, forms[0])
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
         problem=fused,
-        left=PLAYED_INSTRUCTIONS,
-        longest=LONGEST_PLAYED,
-        longest_answer=LONGEST_PLAYED,
+        left=BUDGET.played_instructions,
+        longest=BUDGET.longest_play,
+        longest_answer=BUDGET.longest_play,
         for_front=0,
-        for_moves=MOVED,
+        for_moves=BUDGET.move_instructions,
         reserved=0,
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
@@ -322,18 +275,7 @@ def _infeasible(space: WholeSpace) -> Infeasible:
     """The nearest configuration's shortfall."""
     if space.considered == 0:
         return Infeasible(planner=NAME, reasons=_nothing_left(space), configurations_considered=0)
-    miss, cluster = nearest_miss(space), space.problem.cluster
-    reason = memory_reason(
-        miss.degrees.named,
-        stage=miss.rank,
-        missing_bytes=int(miss.missing_bytes),
-        device_bytes=cluster.device.usable_bytes,
-        configurations=space.considered,
-    )
-    if miss.on_host and cluster.host is not None:
-        rule = f"a stage must fit its device's part of the host's memory ({readable(cluster.host.memory_bytes)})"
-        reason = replace(reason, rule=rule)
-    return Infeasible(planner=NAME, reasons=(reason,), configurations_considered=space.considered)
+    return Infeasible(planner=NAME, reasons=(nearest_miss(space),), configurations_considered=space.considered)
 
 
 def _nothing_left(space: WholeSpace) -> tuple[Reason, ...]:

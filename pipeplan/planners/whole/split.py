@@ -23,14 +23,12 @@ import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.whole.batch_times import BatchTimes
+from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.terms import ReplicaTerms
 
 Split = tuple[int, ...]
 """The stops of stages."""
-
-_MOVES = 12
-"""Upper bound on the blocks that are moved to make ranks with several stages fit."""
 
 _ROUNDING = 1e-9
 
@@ -130,11 +128,12 @@ class Splitter:
             return [], inf
         return least_longest(self._fitting(self.times.by_stage(*self._places)), self._preferences)
 
-    @cached_property
+    @property
     def _preferences(self) -> list[FloatArray]:
         """Even stages, full first ranks, and full last ranks."""
-        stops = np.arange(len(self._step_s[0]), dtype=np.float64)
-        return [self._step_s**2, -stops, stops]
+        step_s = self._step_s
+        stops = np.arange(len(step_s[0]), dtype=np.float64)
+        return [step_s**2, -stops, stops]
 
     def _fitting(self, cost_s: FloatArray) -> FloatArray:
         return np.where(self.stages_fit, cost_s, inf)
@@ -146,7 +145,7 @@ class Splitter:
         starts = np.arange(depth)[:, None] + np.arange(len(self.terms.step_s) - depth)[None, :]
         return starts, starts + 1
 
-    @cached_property
+    @property
     def _step_s(self) -> FloatArray:
         """[stage, start, stop]: the seconds of a microbatch; infinite where there is no block."""
         return self._between(self.terms.step_s, inf)
@@ -170,7 +169,7 @@ class Splitter:
         fixed, kept, left, host = map(self._between, states)
         held = fixed + flight * kept + on_top + np.minimum(flight * left, PASSING_BLOCKS * leaving)
         fits = (held <= self.device_bytes) & (host + flight * left <= self.host_bytes)
-        return np.asarray(fits & np.isfinite(self._step_s))
+        return np.asarray(fits & (starts[:, :, None] < stops[:, None, :]))
 
     def _squeezed(self, stops: Split) -> Split | None:
         """The same stages if all ranks fit, or others after some blocks have moved; None if that does not help.
@@ -180,7 +179,7 @@ class Splitter:
         most = max(self.by_rank(stops))
         if sum(self.by_rank(stops)) > self.device_bytes * self.degrees.pipeline:
             return None
-        for _ in range(_MOVES):
+        for _ in range(BUDGET.squeezing_moves):
             if most <= self.device_bytes:
                 break
             held, stops = min((max(self.by_rank(other)), other) for other in (stops, *moved_by_a_block(stops)))

@@ -99,7 +99,7 @@ def test_no_split_has_a_shorter_longest_stage_or_a_more_even_one_of_the_same(
         at = [(r, a - r, b - r - 1) for r, (a, b) in enumerate(zip((0, *stops), stops, strict=False))]
         every[stops] = max(cost_s[each] for each in at), sum(step_s[each] ** 2 for each in at)
     longest_s, squares = min(every.values())
-    found, least_s = least_longest(cost_s, [step_s**2, -np.arange(places)])
+    found, least_s = least_longest(cost_s, [step_s**2, -np.arange(places, dtype=np.float64)])
     assert least_s == longest_s
     if found:
         assert [every[each][0] for each in found] == [longest_s] * 2
