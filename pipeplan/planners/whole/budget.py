@@ -13,7 +13,7 @@ class WholeBudget:
     among: int = 1000  # likely fast configurations from which these plans are taken
     near: float = 0.95  # no more of them are played once a play reaches this share of the highest bound
     step_instructions: int = 150_000  # of plans that are a step from the fastest
-    step_splits: int = 4  # splits of the fastest plan's configuration that are a step; so is the most even
+    step_splits: int = 4  # splits of the fastest plan's configuration that are a step, and moves of its cuts
     move_instructions: int = 200_000  # of plans with moved cuts: three plays of deep pipelines
     host_instructions: int = 100_000  # of plans that offload without a request, besides steps
     offloading: int = 40  # configurations searched if all of them offload without a request: half a second

@@ -26,6 +26,7 @@ from pipeplan.planners.whole.choices import choices, compared, rates_of
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways, selective_units
 from pipeplan.planners.whole.misses import left_by_options, nearest_miss
 from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
+from pipeplan.planners.whole.split import moved_by_a_block
 
 USED = (
     *("engine", "microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "data"),
@@ -111,11 +112,15 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
     while (best := ranking.best) is not None and (degrees := Degrees.of(best.plan)) not in left_behind:
         left_behind.add(degrees)
         inside = next((at for at, worker in enumerate(best.plan.placement) if worker.stage > 0), degrees.data)
-        own = (each for each in space.near(degrees, steps=0) if each.inside == inside)
+        own = [each for each in space.near(degrees, steps=0) if each.inside == inside]
         others = ((each, stops) for each in own for stops in (*each.splits()[: BUDGET.step_splits], each.most_even()))
         enough = best.samples_per_s * (1 + CLOSE)
         near = _in_turns(space, space.with_stages(each for each in space.near(degrees) if each.most > enough))
-        for placed, stops in chain(others, ((each, each.split()) for each in near)):
+        near_splits = list(moved_by_a_block(tuple(stage.stop for stage in best.plan.stages)))
+        moved = (
+            (each, stops) for each in own for stops in sorted(near_splits, key=each.most_of)[-BUDGET.step_splits :]
+        )
+        for placed, stops in chain(others, ((each, each.split()) for each in near), moved):
             plan = None if stops is None or placed.most_of(stops) <= enough else placed.plan(stops)
             if plan is None or most_samples_per_s(plan) <= enough:
                 continue

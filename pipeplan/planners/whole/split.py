@@ -110,7 +110,7 @@ class Splitter:
         """Splits of the least bottleneck in compute."""
         if self.degrees.chunks == 1:
             return least_longest(self._fitting(self._step_s), self._preferences)[0]
-        (even, *_), _ = least_longest(self._step_s, self._preferences)
+        (even,), _ = least_longest(self._step_s, self._preferences[:1])
         fitting = self._squeezed(even)
         return [] if fitting is None else [fitting]
 
