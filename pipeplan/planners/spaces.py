@@ -123,7 +123,5 @@ class Space(Protocol):
     def considered(self) -> int:
         """The number of configurations, without placements."""
 
-    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[Configuration]:
-        """All of them, the highest bound first. Given the rate that is `needed`, it may leave out those that are known
-        to play no faster by the time they are reached.
-        """
+    def configurations(self) -> Iterator[Configuration]:
+        """All of them, the highest bound first."""

@@ -72,7 +72,7 @@ class _Elimination:
     def run(self) -> str:
         """Rules all of them out, and says how. Raises PipeplanError for the first that it cannot rule out."""
         for space in self.spaces:
-            for configuration in space.configurations(lambda: self.most_per_s):
+            for configuration in space.configurations():
                 # 1. The rate that no play of it exceeds (`space`) is not above the claim, or no fitting stages of it
                 #    compute fast enough.
                 if self._within(configuration.most):

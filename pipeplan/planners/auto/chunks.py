@@ -6,7 +6,7 @@ made, each with a bound of its own. Their stages are nearly even (`interleaved.e
 would prove more, but takes a hundred times as long, and the play decides in any case.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
@@ -162,7 +162,7 @@ class ChunkedSpace:
         """The number of shapes."""
         return sum(len(family.shapes) for family in self.families()) if self.counted_on else 0
 
-    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[ChunkedConfiguration]:
+    def configurations(self) -> Iterator[ChunkedConfiguration]:
         """Those whose stages fit, the highest bound first. Families' members are made as they are needed."""
         waiting: list[tuple[float, int, ChunkedConfiguration]] = []
         numbers = count()

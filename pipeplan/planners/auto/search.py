@@ -103,7 +103,7 @@ class PlayedSearch:
         """Searches the spaces; returns what it had no time to split, each the first of its space."""
         for space in spaces:
             self.configurations += space.considered
-            self._push_next(space.planner, space.configurations(lambda: self.ranking.best_rate))
+            self._push_next(space.planner, space.configurations())
         unsplit: list[_Next] = []
         while self._waiting:
             most, first = -self._waiting[0][0], self._waiting[0][2]

@@ -5,7 +5,7 @@ stages are those of the closed form's best split, whose memory fits. Schedules w
 `chunks`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -122,7 +122,7 @@ class PlayedSpace:
         """The number of shapes."""
         return sum(len(found) for found, _ in self._bounded)
 
-    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlacedShape]:
+    def configurations(self) -> Iterator[PlacedShape]:
         """All shapes that memory does not rule out, the highest bound first; of equal bounds the likely fastest first.
 
         They are made as they are needed.

@@ -4,7 +4,7 @@ A shape's evenly spread compute is a lower bound on its step, which bounds its p
 one by one; the closed form's optimum stands for them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -88,7 +88,7 @@ class PlayedShapes:
         """Upper bound on the samples a second of other shapes and placements."""
         return self._configurations[1]
 
-    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedShape]:
+    def configurations(self) -> Iterator[PlayedShape]:
         """Those with the highest bounds."""
         return iter(self._configurations[0])
 

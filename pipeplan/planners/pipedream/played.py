@@ -118,7 +118,7 @@ class PlayedPartitions:
         """The partitions of this space."""
         return len(self._partitions)
 
-    def configurations(self, needed: Callable[[], float] | None = None) -> Iterator[PlayedPartition]:
+    def configurations(self) -> Iterator[PlayedPartition]:
         """The closed form's own answer is not among them: its planner has given it."""
         return iter(self._partitions)
 

@@ -1,24 +1,20 @@
 """Batch times: lower bounds on a batch's seconds in any play, for given stages and for any stages.
 
 These are bounds of `planners.bound` for an engine that exchanges after the backward, from sums over blocks: with m
-microbatches a batch, and a stage of blocks [i, j) on rank s of p, three terms that `stop` numbers. Ranks also take
+microbatches a batch, and a stage of blocks [i, j) on rank s of p, three terms that `by_stage` numbers. Ranks also take
 turns (`planners.bound`, 8 and 9), which bounds only given stages.
-
-None of the three grows with i: in 2, a block that moves to the previous stage adds S once and takes off m S. So stages
-that are filled one after the other, each as far as a batch's seconds allow, reach as far as any stages can.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, sums
+from pipeplan.arrays import FloatArray, IntArray, sums
 from pipeplan.planners.bound import of_stages_s, turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees
-from pipeplan.planners.whole.exchanged import least_exchange
+from pipeplan.planners.whole.exchanged import least_exchange_s
 from pipeplan.planners.whole.terms import ReplicaTerms
 
 
@@ -35,23 +31,19 @@ class BatchTimes:
         reached_s[p] are the hops before each rank in both directions, if its placement is known.
         """
         if self.degrees.pipeline == 1:
-            return self._bounded_s(stops, None, reached_s)
+            return self._bounded_s(stops, reached_s)
         m, v, ends = self.degrees.microbatches, self.degrees.chunks, np.asarray(stops)
         hops_s = self._hops_s if reached_s is None else reached_s
         own_s, first_s = (np.diff(each[ends], prepend=0.0) for each in (self.terms.step_s, self.terms.forward_s))
         if v == 1:
             turned_s = turns_s(within_s(own_s), first_s, hops_s, m)
         else:
-            whole_s = self._step_s[-1] + v * float(hops_s[-1]) + (v - 1) * self._hop_s
+            whole_s = self.terms.step_s[-1] + v * float(hops_s[-1]) + (v - 1) * self._hop_s
             turned_s = of_stages_s(first_s.reshape(v, -1), own_s.reshape(v, -1), hops_s, whole_s, m)
         end_s = float(np.diff(self.end_s[ends], prepend=0.0).reshape(v, -1)[:, 0].sum())
-        return max(self._bounded_s(stops, None, reached_s), turned_s + end_s)
+        return max(self._bounded_s(stops, reached_s), turned_s + end_s)
 
-    def filled_s(self, stops: Sequence[int]) -> float:
-        """The minimum `batch_s` for which `stop` fills these stages."""
-        return self._bounded_s(stops, self._first_end_s, None)
-
-    def _bounded_s(self, stops: Sequence[int], first_end_s: float | None, reached_s: FloatArray | None) -> float:
+    def _bounded_s(self, stops: Sequence[int], reached_s: FloatArray | None) -> float:
         p, m, ends = self.degrees.pipeline, self.degrees.microbatches, np.asarray(stops)
         starts = np.append(0, ends[:-1])
         computed, ended = (
@@ -63,42 +55,34 @@ class BatchTimes:
             hops_s = self._hops_s if reached_s is None else reached_s
             before_s, windows_s = self.terms.step_s[starts[:p]] + hops_s, m * computed
             if self.degrees.chunks == 1:
-                rounds_s = m * (self._step_s[-1] + hops_s[-1] - before_s) / np.minimum(np.arange(p, 0, -1), m)
+                rounds_s = m * (self.terms.step_s[-1] + hops_s[-1] - before_s) / np.minimum(np.arange(p, 0, -1), m)
                 windows_s = np.maximum(windows_s, rounds_s)
-            after_s = float(ended[0]) if first_end_s is None else first_end_s
+            after_s = float(ended[0])
             least_s = max(least_s, float((before_s + windows_s)[1:].max()) + after_s, float(windows_s[0]))
         return least_s
 
-    def stop(self, rank: int, start: int, batch_s: float) -> int:
-        # 3. S(0, i) + s h + m R / k + e with R = S(i, n) + (p - 1 - s) h, k = min(p - s, m) in flight (Little 1961)
-        m, p, step_s = self.degrees.microbatches, self.degrees.pipeline, self._step_s
+    def by_stage(
+        self, starts: IntArray, stops: IntArray, reached_s: FloatArray | None = None, wait_s: FloatArray | None = None
+    ) -> FloatArray:
+        """[rank, start, stop]: lower bounds on a batch's seconds by the single stage of a rank, at these places.
+
+        A rank waits for `wait_s` with every microbatch.
+        """
+        m, p, step_s, alone_s = self.degrees.microbatches, self.degrees.pipeline, self.terms.step_s, self.alone_s
+        waits_s = m * (np.zeros(p) if wait_s is None else wait_s)[:, None, None]
         # 1. m S(i, j) + E(i, j): the stage computes all microbatches (S), exchanges and updates (E).
-        found = bisect_right(self._alone_s, self._alone_s[start] + batch_s) - 1
+        computed_s = alone_s[stops][:, None, :] - alone_s[starts][:, :, None] + waits_s
         if p == 1:
-            return found
-        left_s = batch_s
-        if rank > 0:
-            # 2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the earlier blocks, and the last one comes
-            #    back through them; then the first rank exchanges and updates (e). h is a hop in both directions.
-            left_s -= step_s[start] + rank * self._hop_s + self._first_end_s
+            return np.asarray(computed_s)
+        # 2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the earlier blocks, and the last one comes
+        #    back through them; then the first rank exchanges and updates (e). h is a hop in both directions.
+        hops_s, ranks = self._hops_s if reached_s is None else reached_s, np.arange(p)
+        before_s = step_s[starts] + hops_s[:, None] + (ranks > 0)[:, None] * float(self.end_s[1])
+        window_s = m * (step_s[stops][:, None, :] - step_s[starts][:, :, None]) + waits_s
         # 3. S(0, i) + s h + m R / k + e, R = S(i, n) + (p - 1 - s) h, k = min(p - s, m) in flight (Little 1961)
-        round_s = m * (step_s[-1] - step_s[start] + (p - 1 - rank) * self._hop_s) / min(p - rank, m)
-        if round_s > left_s:
-            return start - 1
-        return min(found, bisect_right(step_s, step_s[start] + left_s / m) - 1) if rank > 0 else found
-
-    def longest_s(self) -> float:
-        """A batch's seconds that are enough for any stages."""
-        m, p = self.degrees.microbatches, self.degrees.pipeline
-        return (m + 1) * (self._step_s[-1] + p * self._hop_s) + float(self.end_s[-1])
-
-    @cached_property
-    def _step_s(self) -> list[float]:
-        return self.terms.step_s.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def _alone_s(self) -> list[float]:
-        return self.alone_s.tolist()  # type: ignore[no-any-return]
+        rounds_s = m * (step_s[-1] - step_s[starts] + (hops_s[-1] - hops_s)[:, None])
+        rounds_s = rounds_s / np.minimum(p - ranks, m)[:, None]
+        return np.asarray(np.maximum(computed_s, before_s[:, :, None] + np.maximum(window_s, rounds_s[:, :, None])))
 
     @cached_property
     def alone_s(self) -> FloatArray:
@@ -115,13 +99,8 @@ class BatchTimes:
         if at.terms.engine.overlaps or exchanged.sum() <= 0:
             return update_s
         # Seconds are concave in bytes: a part takes at least its share of the whole's seconds.
-        share_s = least_exchange(at, at.terms.problem.cluster).ranks_s / float(exchanged.sum())
+        share_s = least_exchange_s(at, at.terms.problem.cluster) / float(exchanged.sum())
         return update_s + sums(share_s * exchanged)
-
-    @property
-    def _first_end_s(self) -> float:
-        """Seconds in which the first block is exchanged and updated: the first rank has at least this block."""
-        return float(self.end_s[1])
 
     @cached_property
     def _hops_s(self) -> FloatArray:

@@ -9,17 +9,9 @@ from pipeplan.documents.degrees import DegreeChoice
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.auto.ranking import CLOSE
 from pipeplan.planners.complete import length, play
+from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.space import WholeSpace
-
-PLAYED_INSTRUCTIONS = 100_000
-"""Upper bound on the instructions of all plays together: a second. Plans beyond it have only their closed form."""
-
-MOST_VALUES = 4
-"""Upper bound on the other values of a degree that are tried, the likely fast ones first."""
-
-MOST_TRIES = 100
-"""Upper bound on the configurations with a value that are tried until one fits."""
 
 _NAMES = {
     "none": "nothing",
@@ -55,19 +47,25 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
     chosen = values_of(Degrees.of(answer))
     rates = rates_of(answer)
     found = dict[tuple[str, str], DegreeChoice]()
-    values, tries, left = Counter[str](), Counter[tuple[str, str]](), PLAYED_INSTRUCTIONS
+    values, tries, left = Counter[str](), Counter[tuple[str, str]](), BUDGET.choice_instructions
     every = [
         values_of(some.degrees(place))
         for some in space.within_memory()
         for place in {*np.unique(some.pipeline, return_index=True)[1], *np.unique(some.chunks, return_index=True)[1]}
     ]
-    tried = {name: min(MOST_VALUES, len({each[name] for each in every} - {value})) for name, value in chosen.items()}
+    tried = {
+        name: min(BUDGET.choice_values, len({each[name] for each in every} - {value})) for name, value in chosen.items()
+    }
     for placed in space.likely(beaten=True):
         has = values_of(placed.degrees)
         others = [key for key in has.items() if key[1] != chosen[key[0]] and key not in found]
-        wanted = [key for key in others if (tries[key] < MOST_TRIES if key in tries else values[key[0]] < MOST_VALUES)]
+        wanted = [
+            key
+            for key in others
+            if (tries[key] < BUDGET.choice_tries if key in tries else values[key[0]] < BUDGET.choice_values)
+        ]
         if not wanted:
-            settled = all(key in found or tries[key] >= MOST_TRIES for key in tries)
+            settled = all(key in found or tries[key] >= BUDGET.choice_tries for key in tries)
             if settled and all(values[name] >= number for name, number in tried.items()):
                 break
             continue
@@ -81,7 +79,7 @@ def choices(space: WholeSpace, answer: Plan) -> tuple[DegreeChoice, ...]:
                 left -= length(plan, instructions=left)
     for key in tries:
         if key not in found:
-            reason = "none of the likely fastest fits" if tries[key] == MOST_TRIES else "none fits"
+            reason = "none of the likely fastest fits" if tries[key] == BUDGET.choice_tries else "none fits"
             found[key] = DegreeChoice(
                 degree=key[0], value=chosen[key[0]], instead=key[1], throughput_samples_per_s=None, reason=reason
             )

@@ -1,7 +1,7 @@
 """Degrees: a configuration of the whole space, without its stages, and all configurations that a problem allows."""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, product
 from operator import mul
 
@@ -21,6 +21,9 @@ SHARED_GRADIENTS = {"gradients", "weights"}
 """Shardings that are equivalent in a pipeline: all weights of its stages are whole until a batch ends."""
 
 MOST_CHUNKS = 16
+
+SCHEDULES = ("data-parallel", "1f1b", "1f1b-interleaved")
+"""Those of one rank, of several, and of several stages a rank."""
 
 OFFLOAD_SHARES = (0.25, 0.5, 0.75, 1.0)
 """The shares of the layers whose activations may be on the host."""
@@ -76,7 +79,7 @@ class Degrees:
     @property
     def schedule(self) -> str:
         """Its name."""
-        return _schedule(self.pipeline, self.chunks)
+        return SCHEDULES[(self.pipeline > 1) + (self.chunks > 1)]
 
     @property
     def named(self) -> str:
@@ -147,15 +150,22 @@ class Degrees:
         return (self.pipeline - 1) / self.chunks
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Shapes:
-    """The pipelines of a recipe, an entry each."""
+    """The pipelines of a recipe, an entry each.
+
+    In samples a second, `most` is an upper bound, 0 where nothing fits, and `likely` an estimate for equal stages;
+    `held_bytes` are those of a rank on average.
+    """
 
     recipe: Recipe
     pipeline: IntArray
     chunks: IntArray
     data: IntArray
     microbatches: IntArray
+    most: FloatArray
+    likely: FloatArray
+    held_bytes: FloatArray
 
     def __len__(self) -> int:
         return len(self.pipeline)
@@ -173,15 +183,9 @@ class Shapes:
             return np.flatnonzero(self.pipeline == 1)
         return np.arange(len(self))
 
-    def of(self, recipe: Recipe) -> "Shapes":
-        """The same pipelines for another recipe."""
-        return replace(self, recipe=recipe)
-
     def some(self, chosen: IntArray) -> "Shapes":
         """The pipelines at these places."""
-        columns = (self.pipeline, self.chunks, self.data, self.microbatches)
-        pipeline, chunks, data, microbatches = (column[chosen] for column in columns)
-        return Shapes(recipe=self.recipe, pipeline=pipeline, chunks=chunks, data=data, microbatches=microbatches)
+        return replace(self, **{each.name: getattr(self, each.name)[chosen] for each in fields(self)[1:]})
 
     def degrees(self, index: int) -> Degrees:
         """One of them."""
@@ -225,13 +229,6 @@ def least_bytes(some: Shapes, fixed_bytes: float, kept_bytes: float) -> FloatArr
         v > 1, np.minimum((v - 1) * p + 1, m * v) / v, mean
     )  # with several stages: the last rank's, the least
     return np.asarray((fixed_bytes + flight * kept_bytes) / p)
-
-
-def even_bytes(some: Shapes, blocks: int, fixed_bytes: float, kept_bytes: float) -> FloatArray:
-    """The bytes of the first rank, which has the most in flight, with equal stages of equal blocks."""
-    p, v, m = some.pipeline, some.chunks, some.microbatches
-    flight = np.where(v > 1, np.minimum((v + 1) * p - 1, m * v) / v, np.minimum(m, p))
-    return np.asarray((fixed_bytes + flight * kept_bytes) * v * -(-blocks // (p * v)) / blocks)
 
 
 def recipes(problem: PlanningProblem, engine: TrainingEngine, forms: Sequence[ModelForm]) -> Iterator[Recipe]:
@@ -311,69 +308,33 @@ def recompute_ways(problem: PlanningProblem, engine: TrainingEngine, parts: Coll
             yield way
 
 
-def shapes(
-    problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blocks: int, *, most_replicas: bool = True
-) -> Shapes:
+def shapes(problem: PlanningProblem, engine: TrainingEngine, recipe: Recipe, blocks: int) -> Shapes:
     """The pipelines of a recipe: at most as many ranks as blocks, and replicas that divide the batch.
 
-    They have as many replicas as the devices allow or, without `most_replicas`, every smaller number of replicas.
     In a pipeline, groups that share states each exchange no less than all replicas do, and hold more: there are none
     unless they are asked for.
     """
-    options, groups = problem.options, problem.cluster.devices // recipe.form.devices
+    options, form, groups = problem.options, recipe.form, problem.cluster.devices // recipe.form.devices
     samples = problem.batch_size // recipe.microbatch_size
-    dividing = np.asarray([n for n in range(1, min(groups, samples) + 1) if samples % n == 0], dtype=np.int64)
-    dividing = dividing[dividing % (recipe.form.replicas_together * recipe.replicate) == 0]
-    if recipe.replicate > 1:
-        dividing = dividing[dividing > recipe.replicate]
-    if options.data is not None:
-        dividing = dividing[dividing == options.data]
-    ranks = np.arange(1, min(groups, blocks) + 1)
-    if options.stages is not None:
-        ranks = ranks[ranks == options.stages]
-    single, pipelined = (recipe.runs_on(engine, pipelined=several) for several in (False, True))
+    divisors = [n for n in range(min(groups, samples), 0, -1) if samples % n == 0]
+    numbers = range(1, min(groups, blocks) + 1), divisors, range(1, max(MOST_CHUNKS, options.chunks or 1) + 1)
+    p, data, v = (each.ravel() for each in np.meshgrid(*map(np.asarray, numbers), indexing="ij"))
+    m, several = samples // data, p > 1
+    single, pipelined = (recipe.runs_on(engine, pipelined=each) for each in (False, True))
     pipelined = pipelined and (recipe.replicate == 1 or options.replicate is not None)
-    ranks = ranks[np.where(ranks > 1, pipelined, single)]
-    places = np.searchsorted(dividing, groups // ranks, side="right") - 1
-    if not most_replicas:
-        ranks = np.repeat(ranks, np.maximum(places, 0))
-        places = np.concatenate([np.zeros(0, dtype=np.int64), *(np.arange(most)[::-1] for most in places)])
-    ranks, places = ranks[places >= 0], places[places >= 0]
-    data = dividing[places]
+    able = (p * data <= groups) & (data % (form.replicas_together * recipe.replicate) == 0)
+    able &= np.where(several, pipelined, single)
+    able &= (data > recipe.replicate) | (recipe.replicate == 1)
     if "none" in engine.shardings and recipe.sharding != "none" and not offloads_optimizer(recipe.offload):
-        # A single replica has nothing to shard.
-        held = data * recipe.form.context > 1
-        ranks, data = ranks[held], data[held]
-    found = [
-        (rank, chunks, width, samples // width)
-        for rank, width in zip(ranks.tolist(), data.tolist(), strict=True)
-        for chunks in chunk_counts(problem, engine, rank, samples // width, blocks)
-        if not recipe.a2a_overlap or rank == 1 or chunks > 1
-    ]
-    columns = np.asarray(found, dtype=np.int64).reshape(-1, 4).T
-    return Shapes(recipe=recipe, pipeline=columns[0], chunks=columns[1], data=columns[2], microbatches=columns[3])
-
-
-def chunk_counts(
-    problem: PlanningProblem, engine: TrainingEngine, ranks: int, microbatches: int, blocks: int
-) -> Iterator[int]:
-    """The numbers of stages that a rank may hold: interleaving needs whole rounds of microbatches.
-
-    Without it, some engines need one for every rank.
-    """
-    options = problem.options
-    interleaves = engine.schedules is None or "1f1b-interleaved" in engine.schedules
-    for chunks in range(1, max(MOST_CHUNKS, options.chunks or 1) + 1):
-        able = microbatches >= ranks or not engine.fills_pipelines
-        if chunks > 1:
-            able = interleaves and ranks > 1 and microbatches % ranks == 0 and ranks * chunks <= blocks
-        asked = options.schedule in (None, _schedule(ranks, chunks))
-        if able and asked and options.chunks in (None, chunks):
-            yield chunks
-
-
-def _schedule(pipeline: int, chunks: int) -> str:
-    """1F1B with a flush, interleaved where ranks hold several stages."""
-    if pipeline == 1:
-        return "data-parallel"
-    return "1f1b-interleaved" if chunks > 1 else "1f1b"
+        able &= data * form.context > 1  # a single replica has nothing to shard
+    interleaves = engine.schedules is None or SCHEDULES[2] in engine.schedules
+    able &= (v == 1) | (interleaves & several & (m % p == 0) & (p * v <= blocks))  # whole rounds of microbatches
+    able &= (v > 1) | (m >= p) | (not engine.fills_pipelines)
+    able &= (v > 1) | ~several | (not recipe.a2a_overlap)
+    for asked, column in ((options.stages, p), (options.data, data), (options.chunks, v)):
+        able &= (asked is None) | (column == asked)
+    if options.schedule is not None:
+        known = SCHEDULES.index(options.schedule) if options.schedule in SCHEDULES else -1
+        able &= known == several.astype(np.int64) + (v > 1)
+    columns = (each[able] for each in (p, v, data, m))
+    return Shapes(recipe, *columns, *np.zeros((3, int(able.sum()))))

@@ -1,88 +1,55 @@
-"""Exchanged: a lower bound on the time that gradient exchanges add to a batch, over all placements.
+"""Exchanged: what gradient exchanges and transfers add to a batch: lower bounds and estimates.
 
-It is for engines that exchange after the backward. Levels are those of a cluster whose devices are a form's groups. The
-d replicas of a stage are in at least two units of some level. If an outermost unit holds fewer than d, they are in at
-least n = ceil(d / held) outermost units. No all-reduce sends less than a ring, in which 2 (n - 1) / n of the bytes pass
-the port of each of n units (`costs.collectives.LevelRing`).
-
-1. A rank computes, exchanges and updates, one after the other: no batch is shorter than the mean of all ranks.
-2. The ports of outermost units carry every stage's exchange n times; the busiest one carries at least their mean. With
-   a flush, no exchange begins while the slowest rank has more microbatches left than it can have in flight.
+Bounds over all placements are for engines that exchange after the backward. Levels are those of a cluster whose devices
+are a form's groups. The d replicas of a stage are in at least two units of some level. If an outermost unit holds fewer
+than d, they are in at least n = ceil(d / held) outermost units. No all-reduce sends less than a ring, in which
+2 (n - 1) / n of the bytes pass the port of each of n units (`costs.collectives.LevelRing`).
 """
 
-from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import FloatArray
 from pipeplan.costs.groups import grouped
 from pipeplan.documents.cluster import Cluster
-from pipeplan.planners.bound import interleaved_turns_s, turns_s
 from pipeplan.planners.whole.degrees import Degrees, Shapes
 from pipeplan.planners.whole.placements import hops_on, most_sent, placed_exchange
 from pipeplan.planners.whole.terms import ReplicaTerms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeastExchange:
-    """Seconds of a batch's exchanges: of all ranks together, and of the busiest port between outermost units."""
-
-    ranks_s: float
-    port_s: float
-
-
-def least_exchange(at: ReplicaTerms, cluster: Cluster) -> LeastExchange:
-    """The least exchange among a form's replicas on a cluster of devices."""
+def least_exchange_s(at: ReplicaTerms, cluster: Cluster) -> float:
+    """The least seconds of a batch's exchanges of all ranks together, on any placement."""
     form, replicas = at.terms.recipe.form, at.data
     exchanged, inside_s = exchanged_bytes(at)
     if replicas == 1:
-        return LeastExchange(ranks_s=inside_s, port_s=0.0)
+        return inside_s
     *inner, outermost = grouped(cluster, form.devices).levels
-    held, rates, inner_s = 1, [], 0.0
+    held, rates = 1, []
     for level in (*inner, outermost):
         beside = min(held, replicas // 2)
         rates.append(min(level.bandwidth_bytes_per_s, beside * level.transfer_bytes_per_s))
         held *= level.size
-    for level in inner:  # the longest time of a ring inside an outermost unit
-        inner_s = max(inner_s, 2 * (level.size - 1) / level.size * exchanged / level.transfer_bytes_per_s)
     units = -(-replicas // (held // outermost.size))
-    slowest_s, port_s = exchanged / max(rates), 0.0
+    slowest_s = exchanged / max(rates)
     if units > 1:
         together = min(outermost.bandwidth_bytes_per_s, replicas // units * outermost.transfer_bytes_per_s)
-        between_s = 2 * (units - 1) / units * exchanged / together
-        slowest_s = max(slowest_s, between_s)
-        if between_s >= inner_s:  # a play counts ports only on the slowest level
-            port_s = 2 * (units - 1) * exchanged / outermost.bandwidth_bytes_per_s / outermost.size
-    return LeastExchange(ranks_s=inside_s + slowest_s, port_s=port_s)
+        slowest_s = max(slowest_s, 2 * (units - 1) / units * exchanged / together)
+    return inside_s + slowest_s
 
 
-def least_with_exchange_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> FloatArray:
-    """Lower bounds on the seconds of a batch of each of these pipelines, from their compute and their exchanges."""
-    m, p = some.microbatches, some.pipeline
-    step_s, update_s = float(at.step_s[-1]), float(at.states.update_s[-1])
-    if at.terms.engine.overlaps:
-        return np.asarray((m * step_s + update_s) / p)
-    exchange = least_exchange(at, cluster)
-    left = m - np.minimum(m, _in_flight(p, some.chunks))
-    return np.maximum((m * step_s + update_s + exchange.ranks_s) / p, left * step_s / p + exchange.port_s)
+def mean_rank_s(at: ReplicaTerms, some: Shapes, cluster: Cluster) -> FloatArray:
+    """The mean seconds of a batch of the ranks of each of these pipelines: they compute, exchange and update, one after
+    the other. No batch is shorter.
+    """
+    exchange_s = 0.0 if at.terms.engine.overlaps else least_exchange_s(at, cluster)
+    batch_s = some.microbatches * float(at.step_s[-1]) + float(at.states.update_s[-1]) + exchange_s
+    return np.asarray(batch_s / some.pipeline)
 
 
-def _in_flight(p: IntArray | int, v: IntArray | int) -> IntArray:
-    """Upper bound on a rank's microbatches in flight; if it holds several stages, each stage's are counted."""
-    return np.asarray(np.where(v > 1, 2 * (p - 1) + (v - 1) * p + 1, p))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedBatch:
-    """Seconds of a batch on a placement: the least for any stages, and those for stages as even as blocks allow."""
-
-    least_s: float
-    likely_s: float
-
-
-def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> PlacedBatch:
-    """The seconds of a batch on the placement with `inside` neighbouring replicas.
+def placed_batch_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> tuple[float, float]:
+    """The seconds of a batch on the placement with `inside` neighbouring replicas: the least for any stages, and an
+    estimate for those as even as blocks allow.
 
     1. The busiest port between outermost units carries the ranks' transfers, each at least as large as at the narrowest
        cut. This holds only if the outermost level is the slowest: a play counts ports only on the slowest level.
@@ -93,7 +60,7 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
        ranks before it (`planners.bound`, 2 and 3). The slowest link may be anywhere.
     4. Activations and gradients that meet at a port take twice as long. This happens for the share of time in which the
        port is busy (`_crowded_s`).
-    5. Exchanges, as in `least_with_exchange_s`, and updates follow the backward; or exchanges overlap the last
+    5. Exchanges, as in `mean_rank_s`, and updates follow the backward; or exchanges overlap the last
        microbatch's backward, and the longer of the two counts.
     """
     groups, edges = grouped(cluster, degrees.recipe.form.devices), at.terms.edge_bytes[1:-1]
@@ -121,54 +88,9 @@ def placed_batch(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside
     size_bytes, inside_s = exchanged_bytes(at)
     if at.terms.engine.overlaps:  # with the last microbatch's backward
         exposed_s = size_bytes * exchanged.even + (inside_s - float(at.backward_s[-1])) / p
-        return PlacedBatch(least_s=least_s, likely_s=likely_s + max(exposed_s, 0.0) + update_s / p)
-    left = m - min(m, int(_in_flight(p, v)))
-    return PlacedBatch(
-        least_s=max(
-            least_s,
-            (m * step_s + update_s + inside_s + size_bytes * exchanged.least_rank) / p,
-            left * step_s / p + size_bytes * exchanged.least_port,
-        ),
-        likely_s=likely_s + size_bytes * exchanged.even + (inside_s + update_s) / p,
-    )
-
-
-def turned_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> float:
-    """The least seconds of a batch in which ranks take turns (`planners.bound`, 8 and 9).
-
-    Any stage has at least one block; the first rank has the model's first block, the last rank its last.
-    If ranks hold several stages, each rank also computes between the time that a microbatch takes to it and the
-    time from there back (3): no batch is shorter than the mean of these sums.
-    """
-    p, v, m, step_s = degrees.pipeline, degrees.chunks, degrees.microbatches, at.step_s
-    if p == 1:
-        return 0.0
-    reached_s = hops_before_s(at, degrees, cluster, inside=inside)
-    if v == 1:
-        first_s = np.full(p, float(np.diff(at.forward_s).min()))
-        return turns_s(least_within_s(step_s, p, several=False), first_s, reached_s, m)
-    between_s = reached_s[None, :] - reached_s[:, None]
-    there_s, back_s = (least_within_s(each, p, several=True) for each in (at.forward_s, step_s - at.forward_s))
-    around_s = 2 * step_s[-1] - step_s[-p - 1 : -1] + v * reached_s[-1] + (v - 1) * at.terms.hop_s + between_s[:, -1]
-    mean_s = (m * step_s[-1] + (step_s[:p] + reached_s).sum()) / p
-    return max(float(mean_s), interleaved_turns_s(there_s + back_s + between_s, around_s, m, v))
-
-
-def least_within_s(sums_s: FloatArray, p: int, *, several: bool) -> FloatArray:
-    """[s, t]: the least time of consecutive stages on ranks s to t, with a block each.
-
-    The first rank has the model's first block and the last rank its last one; with `several` stages, only one of the
-    rank's stages has it.
-    """
-    blocks, ranks = len(sums_s) - 1, np.arange(p)
-    inner = [(sums_s[1 + q : blocks] - sums_s[1 : blocks - q]).min(initial=inf) for q in range(1, p + 1)]
-    within = np.asarray([0.0, *inner])[np.maximum(ranks[None, :] - ranks[:, None] + 1, 0)]
-    first, last = sums_s[1 : p + 1], sums_s[-1] - sums_s[-p - 1 : -1]
-    if several:
-        first, last = np.minimum(first, within[0]), np.minimum(last, within[:, -1])
-    within[0, :], within[:, -1] = first, last
-    within[0, -1] = min(first[-1], last[0]) if several else sums_s[-1]
-    return np.asarray(within)
+        return least_s, likely_s + max(exposed_s, 0.0) + update_s / p
+    least_s = max(least_s, (m * step_s + update_s + inside_s + size_bytes * exchanged.least_rank) / p)
+    return least_s, likely_s + size_bytes * exchanged.even + (inside_s + update_s) / p
 
 
 def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
@@ -182,13 +104,13 @@ def hops_before_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, insid
 
 
 def placed_beyond_least_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, inside: int) -> FloatArray:
-    """Sums over blocks of an exchange's seconds beyond `least_exchange` on a placement, if it ends after all others."""
+    """Sums over blocks of an exchange's seconds beyond `least_exchange_s` on a placement, if it ends last."""
     exchanged = np.floor(np.diff(at.states.exchanged_bytes, prepend=0.0))
     if at.terms.engine.overlaps or exchanged.sum() <= 0 or degrees.data == 1:
         return np.zeros_like(exchanged)
     groups, (size_bytes, inside_s) = grouped(cluster, degrees.recipe.form.devices), exchanged_bytes(at)
     alone_s = size_bytes * placed_exchange(groups, degrees.pipeline, degrees.data, inside=inside).least_rank
-    more_s = alone_s + inside_s - least_exchange(at, cluster).ranks_s
+    more_s = alone_s + inside_s - least_exchange_s(at, cluster)
     return np.asarray(max(more_s, 0.0) * np.cumsum(exchanged) / exchanged.sum())
 
 
@@ -205,22 +127,6 @@ def _crowded_s(alone_s: float, met_s: float, port_s: float) -> float:
     It takes `alone_s` if none meet and `met_s` if all do: b = alone_s + (met_s - alone_s) port_s / b.
     """
     return (alone_s + sqrt(alone_s**2 + 4 * (met_s - alone_s) * port_s)) / 2
-
-
-def sending_s(cluster: Cluster, size_bytes: float, ranks: int, replicas: int, *, in_a_row: bool) -> float:
-    """The time for sending a microbatch over the slowest link between two ranks of a pipeline.
-
-    Either pipelines are in a row, or the replicas of a rank: then all replicas that share a port send at once.
-    """
-    seconds, unit = 0.0, 1
-    for level in cluster.levels:
-        if ranks > 1 and (ranks if in_a_row else ranks * replicas) > unit:
-            senders = 1 if in_a_row else min(replicas, unit)
-            own = level.device_bandwidth_bytes_per_s or level.bandwidth_bytes_per_s
-            rate = min(own, level.bandwidth_bytes_per_s / senders)
-            seconds = max(seconds, size_bytes / rate + level.latency_s)
-        unit *= level.size
-    return seconds
 
 
 def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 
+from pipeplan.arrays import FloatArray
 from pipeplan.costs.estimate import estimate
 from pipeplan.costs.groups import grouped, links_among
 from pipeplan.costs.memory import keeps_master_weights
@@ -22,9 +23,8 @@ from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.exchanged import hops_before_s, placed_beyond_least_s
-from pipeplan.planners.whole.in_turn import InTurn
 from pipeplan.planners.whole.placements import placement
-from pipeplan.planners.whole.split import Splitter, in_flight
+from pipeplan.planners.whole.split import Split, Splitter, in_flight
 from pipeplan.planners.whole.terms import ReplicaTerms
 from pipeplan.schedules.registry import schedule_named
 
@@ -81,23 +81,30 @@ class PlanMaker:
     terms: ReplicaTerms
     degrees: Degrees
     splitter: Splitter
-    _splits: dict[int, list[tuple[int, ...]]] = field(default_factory=dict)
+    _splits: dict[int, list[Split]] = field(default_factory=dict)
+    _placed: dict[int, tuple[FloatArray, FloatArray]] = field(default_factory=dict)
 
-    def splits(self, *, inside: int) -> list[tuple[int, ...]]:
-        """Some splits, the likely shortest batch first: by its bound, as if half of all transfers shared a link."""
+    def splits(self, *, inside: int) -> list[Split]:
+        """Some splits, the likely shortest batch first."""
         if inside not in self._splits:
-            every = dict.fromkeys(self.splitter.several())
-            reached_s = hops_before_s(self.terms, self.degrees, self.problem.cluster, inside=inside)
-            placed_s = placed_beyond_least_s(self.terms, self.degrees, self.problem.cluster, inside=inside)
-            by_meeting = [
-                InTurn(splitter=self.splitter, reached_s=meeting * reached_s, placed_s=placed_s) for meeting in MEETING
-            ]
-            for in_turn in by_meeting if every else ():
-                stops = in_turn.shortest(min(every, key=in_turn.batch_s))
-                if stops is not None:
-                    every[stops] = None
-            self._splits[inside] = sorted(every, key=by_meeting[-1].batch_s)
+            found = dict.fromkeys(self.splitter.several)
+            if found and self.degrees.chunks == 1 < self.degrees.pipeline:
+                reached_s = hops_before_s(self.terms, self.degrees, self.problem.cluster, inside=inside)
+                for meeting in MEETING:
+                    found |= dict.fromkeys(self.splitter.beside_slow_links(meeting * reached_s))
+            self._splits[inside] = sorted(found, key=lambda stops: self.likely_s(stops, inside=inside))
         return self._splits[inside]
+
+    def likely_s(self, stops: Split, *, inside: int) -> float:
+        """An estimate of a batch's seconds: its bound as if half of all transfers shared a link. The first rank
+        exchanges last.
+        """
+        if inside not in self._placed:
+            placed = self.terms, self.degrees, self.problem.cluster
+            reached_s = hops_before_s(*placed, inside=inside)
+            self._placed[inside] = sum(MEETING) / 2 * reached_s, placed_beyond_least_s(*placed, inside=inside)
+        reached_s, placed_s = self._placed[inside]
+        return self.splitter.times.of(stops, reached_s) + float(placed_s[stops[0]])
 
     def plan(self, stops: Sequence[int], *, inside: int) -> Plan | None:
         """The plan with these stages and `inside` neighbouring replicas, not played; None if a device is too small."""
@@ -207,14 +214,14 @@ class PlanMaker:
         )
         last = Worker(stage=self.degrees.pipeline - 1, replica=placed[0].replica)
         apart = form.devices * placed.index(last)
-        return tuple(self._held(around[number], stage, number, apart) for number, stage in enumerate(stages))
+        on_top = self.splitter.on_top_bytes([stage.stop for stage in stages]).tolist()
+        return tuple(self._held(*each, apart) for each in zip(around, stages, on_top, strict=True))
 
-    def _held(self, around: StageCosts, stage: Stage, number: int, apart: int) -> StageCosts:
+    def _held(self, around: StageCosts, stage: Stage, most: float, apart: int) -> StageCosts:
         """A stage's costs with its device's memory, recomputation and update."""
         terms, update_s, start, stop = self.terms, self.terms.states.update_s, stage.start, stage.stop
         memory = stage.memory or StageMemory()
         kept = float(terms.kept_bytes[stop] - terms.kept_bytes[start])
-        most = self.splitter.on_top(number % self.degrees.pipeline, start, stop)
         fixed = memory.gradients + memory.master_weights + memory.optimizer_states
         own, inside_s = terms.terms, self._own_exchange_s(start, stop, apart)
         after, exchanges, tail_s = stop < len(own.forward_s), self.degrees.data > 1, around.reduce_tail_s

@@ -1,19 +1,15 @@
 """Misses: the nearest misses where nothing fits, and the options that leave no configuration."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import combinations, islice
-from math import inf
 from typing import Any
 
 from pipeplan.documents.plan import Reason
 from pipeplan.planners.problem import Options
-from pipeplan.planners.whole.degrees import Degrees
+from pipeplan.planners.reasons import memory_reason, readable
+from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.space import WholeSpace
-
-MISSES = 50
-"""The number of configurations with the lowest average memory for which stages are made."""
-
 
 _ROUNDS = "a rank of several stages needs a block for each, and microbatches in whole rounds of the ranks"
 
@@ -60,31 +56,29 @@ def left_by_options(options: Options, count: Callable[[Options], int], where: st
     return ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
-    """A configuration that does not fit, its fullest rank, and the bytes missing on its device or its host."""
-
-    degrees: Degrees
-    rank: int
-    missing_bytes: float
-    on_host: bool
-
-
-def nearest_miss(space: WholeSpace) -> Shortfall:
-    """The configuration with the smallest excess of a fullest rank, among those with the lowest average memory.
-
-    The stages have equal numbers of blocks. The larger excess counts, over the device or over the host's share.
+def nearest_miss(space: WholeSpace) -> Reason:
+    """The smallest excess of a fullest rank, over its device or its host's share, among the configurations with the
+    lowest average memory. The stages have equal numbers of blocks.
     """
-    blocks, misses = len(space.forms[0].blocks), []
-    for degrees in islice(space.holding_least(), MISSES):
+    blocks, misses = len(space.forms[0].blocks), list[tuple[float, int, bool, str]]()
+    for degrees in islice(space.holding_least(), BUDGET.misses):
         splitter = space.maker(degrees).splitter
         stops = [blocks * (stage + 1) // degrees.depth for stage in range(degrees.depth)]
         device, host = splitter.by_rank(stops), splitter.hosts_by_rank(stops)
-        worst = Shortfall(degrees=degrees, rank=0, missing_bytes=-inf, on_host=False)
-        for by_rank, room, on_host in ((device, splitter.device_bytes, False), (host, splitter.host_bytes, True)):
-            fullest = by_rank.index(max(by_rank))
-            missing = by_rank[fullest] - room
-            if missing > worst.missing_bytes:
-                worst = Shortfall(degrees=degrees, rank=fullest, missing_bytes=missing, on_host=on_host)
-        misses.append(worst)
-    return min(misses, key=lambda miss: miss.missing_bytes)
+        over = (max(device) - splitter.device_bytes, False), (max(host) - splitter.host_bytes, True)
+        missing_bytes, on_host = max(over)
+        by_rank = host if on_host else device
+        misses.append((missing_bytes, by_rank.index(max(by_rank)), on_host, degrees.named))
+    missing_bytes, rank, on_host, named = min(misses, key=lambda miss: miss[0])
+    cluster = space.problem.cluster
+    reason = memory_reason(
+        named,
+        stage=rank,
+        missing_bytes=int(missing_bytes),
+        device_bytes=cluster.device.usable_bytes,
+        configurations=space.considered,
+    )
+    if not on_host or cluster.host is None:
+        return reason
+    limit = readable(cluster.host.memory_bytes)
+    return replace(reason, rule=f"a stage must fit its device's part of the host's memory ({limit})")

@@ -38,7 +38,7 @@ def narrow_weights(model: ModelForm, profile: Profile, *, alone: bool, kept: boo
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockParameters:
     """Every block's parameters, trained or frozen: those outside experts, and its experts', each with their ledger.
 
@@ -56,26 +56,16 @@ class BlockParameters:
     ) -> "tuple[BlockParameters, BlockParameters]":
         """The trained and the frozen parameters; `ledgers` gives both ledgers of each."""
 
-        def counted(*, trained: bool) -> BlockParameters:
-            def outside(kind: BlockKind) -> float:
-                own, tied = kind.frozen_parameters, kind.frozen_tied_parameters
-                if trained:
-                    own, tied = kind.parameters - own, kind.tied_parameters - tied
-                return own + (tied if pipelined else 0)
+        def of_all(kind: BlockKind) -> int:
+            return kind.parameters + (kind.tied_parameters if pipelined else 0)
 
-            def experts(kind: BlockKind) -> float:
-                frozen = kind.frozen_expert_parameters
-                return kind.expert_parameters - frozen if trained else frozen
+        def of_frozen(kind: BlockKind) -> int:
+            return kind.frozen_parameters + (kind.frozen_tied_parameters if pipelined else 0)
 
-            ledger, expert_ledger = ledgers(trained)
-            return BlockParameters(
-                outside=by_block(model, outside),
-                experts=by_block(model, experts),
-                ledger=ledger,
-                expert_ledger=expert_ledger,
-            )
-
-        return counted(trained=True), counted(trained=False)
+        frozen, frozen_experts = by_block(model, of_frozen), by_block(model, lambda kind: kind.frozen_expert_parameters)
+        outside, experts = by_block(model, of_all), by_block(model, lambda kind: kind.expert_parameters)
+        trained = BlockParameters(outside - frozen, experts - frozen_experts, *ledgers(True))
+        return trained, BlockParameters(frozen, frozen_experts, *ledgers(False))
 
     @property
     def every(self) -> FloatArray:

@@ -9,7 +9,7 @@ row. With a number in between, replicas share a server, a rack, or both, and the
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, prod
+from math import prod
 
 import numpy as np
 
@@ -58,12 +58,11 @@ def _devices(ranks: int, replicas: int, inside: int) -> IntArray:
 class PlacedExchange:
     """Seconds a byte of the exchanges, one all-reduce among the replicas of each rank.
 
-    `least_rank` is that of the rank whose replicas are closest. `least_port` is a lower bound on the busiest port's
-    time, for bytes of any rank. `even` is the time if ranks have equal shares and exchange at the same time.
+    `least_rank` is that of the rank whose replicas are closest. `even` is the time if ranks have equal shares and
+    exchange at the same time.
     """
 
     least_rank: float = 0.0
-    least_port: float = 0.0
     even: float = 0.0
 
 
@@ -79,7 +78,6 @@ def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int)
     }
     outermost, known = int(units[-2]), dict[bytes, AllReduce]()
     every_s, slowest_s, ports = [], [], dict[int, FloatArray]()
-    least_carried = inf
     for row in devices:
         pattern = (row - row[0] // outermost * outermost).tobytes()  # a shift by whole units changes nothing
         if pattern not in known:
@@ -91,15 +89,12 @@ def placed_exchange(cluster: Cluster, ranks: int, replicas: int, *, inside: int)
         passed = np.unique(row // ring.port.devices)
         carried = ports.setdefault(ring.port.devices, np.zeros(-(-devices.size // ring.port.devices)))
         carried[passed] += occupied
-        least_carried = min(least_carried, len(passed) * occupied)
         every_s.append(sum(each.ring_s_per_byte for each in among.rings))
         slowest_s.append(ring.ring_s_per_byte)
-    (first, *others) = ports.values()
     busiest = max(float(each.max()) for each in ports.values())
     rest = max(every - slowest for every, slowest in zip(every_s, slowest_s, strict=True))
     return PlacedExchange(
         least_rank=min(every_s),
-        least_port=0.0 if others else least_carried / np.count_nonzero(first),
         even=max(max(every_s), busiest + rest) / ranks,
     )
 

@@ -4,9 +4,9 @@ The search is `auto`'s: configurations by their bounds, the highest first. Some 
 them, because an early high rate rules others out. Plans are played on a cluster whose devices are a form's groups.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 from itertools import chain, islice, product
 
 from pipeplan.costs.memory import keeps_master_weights
@@ -21,64 +21,19 @@ from pipeplan.planners.auto.ranking import CLOSE, Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import Options, PlanningProblem, refuse_unused
-from pipeplan.planners.reasons import memory_reason, readable
+from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.choices import choices, compared, rates_of
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways, selective_units
 from pipeplan.planners.whole.misses import left_by_options, nearest_miss
 from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
+from pipeplan.planners.whole.split import moved_by_a_block
 
 USED = (
-    "microbatch_size",
-    "schedule",
-    "stages",
-    "chunks",
-    "recompute",
-    "recompute_unit",
-    "engine",
-    "tensor",
-    "sequence_parallel",
-    "context",
-    "expert",
-    "expert_tensor",
-    "data",
-    "sharding",
-    "replicate",
-    "graphs",
-    "a2a_overlap",
-    "offload",
-    "offload_share",
+    *("engine", "microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "data"),
+    *("tensor", "sequence_parallel", "context", "expert", "expert_tensor", "sharding", "replicate"),
+    *("graphs", "a2a_overlap", "offload", "offload_share"),
 )
 """The options that the planner uses."""
-
-LIKELY = 24
-"""Upper bound on the likely fast configurations that are played first, if their bounds allow."""
-
-STEPPED = 150_000
-"""Upper bound on the instructions of plans that are a step from the fastest, besides the search's."""
-
-SPLITS_STEPPED = 4
-"""The number of splits of the fastest plan's configuration that are a step, its own included; so is the most even."""
-
-MOVED = 200_000
-"""Upper bound on the instructions of plans with moved cuts: two thirds of a second, three plays of deep pipelines."""
-
-PLAYED_FIRST = 12
-"""The plans of different degrees that are played before bounds decide the order: on slow networks bounds are loose."""
-
-AMONG = 1000
-"""The number of likely fast configurations from which these plans are taken."""
-
-NEAR = 0.95
-"""No more of them are played once a play reaches this share of the highest bound."""
-
-PLAYED_INSTRUCTIONS = 600_000
-"""Upper bound on the instructions of all other plans together: two seconds."""
-
-PLAYED_ON_HOST = 100_000
-"""Upper bound on the instructions of plans that offload without a request, besides steps: a third of a second."""
-
-LONGEST_PLAYED = 90_000
-"""Upper bound on the instructions of one plan: half a second. Deep pipelines of many microbatches may be fastest."""
 
 
 def whole(problem: PlanningProblem) -> Answer:
@@ -89,23 +44,21 @@ def whole(problem: PlanningProblem) -> Answer:
     """
     space, ranking = whole_space(problem)
     asked = PlannersAsked()
-    for placed, stops in islice(_with_stages(space), LIKELY):
-        plan = placed.plan(stops)
-        if plan is not None:
-            asked.propose(plan, Proposer(NAME))
+    for plan in _different(space):
+        asked.propose(plan, Proposer(NAME))
     if not asked.proposals:
         found = ((each, each.split()) for each in space.configurations())
-        plan = next((plan for each, stops in found if stops and (plan := each.plan(stops))), None)
-        if plan is None and problem.options.offload is None and problem.cluster.host is not None:
+        fitting = next((made for each, stops in found if stops and (made := each.plan(stops))), None)
+        if fitting is None and problem.options.offload is None and problem.cluster.host is not None:
             return whole(offloading(problem))
-        if plan is None:
+        if fitting is None:
             return _infeasible(space)
-        asked.propose(plan, Proposer(NAME))
+        asked.propose(fitting, Proposer(NAME))
     highest = max(most_samples_per_s(proposal.plan) for proposal in asked.proposals)
-    for proposal in _different(space):
-        if ranking.best_rate >= highest * NEAR:
+    for proposal in asked.proposals:
+        if ranking.best_rate >= highest * BUDGET.near:
             break
-        ranking.add(proposal, longest=LONGEST_PLAYED)
+        ranking.add(proposal, longest=BUDGET.longest_play)
     for_search = ranking.left
     _step_on(space, ranking)
     ranking.left = for_search
@@ -124,7 +77,7 @@ def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
     offloaded = replace(space, problem=offloading(problem), offloaded_only=True)
     asked.propose(answer, Proposer(NAME))
     ranking.add(asked.proposals[0])
-    ranking.left = PLAYED_ON_HOST
+    ranking.left = BUDGET.host_instructions
     fastest(NAME, asked, [offloaded], ranking)
     if ranking.best is not None and ranking.best.plan.offload != OFFLOADS[0]:
         _step_on(offloaded, ranking)
@@ -132,38 +85,20 @@ def _on_host(space: WholeSpace, answer: Plan) -> Iterator[DegreeChoice]:
         played = [each for each in ranking.fitting if each.played and each.plan.offload == offload]
         if played:
             best = min(played, key=Ranked.preference).plan
-            yield compared(("offload", offload), OFFLOADS[0], best, rates_of(answer), PLAYED_ON_HOST)
+            yield compared(("offload", offload), OFFLOADS[0], best, rates_of(answer), BUDGET.host_instructions)
 
 
-def _with_stages(space: WholeSpace) -> Iterator[tuple[PlacedDegrees, tuple[int, ...]]]:
-    """The likely fast configurations that fit, with their stages, the fastest in closed form first.
-
-    Equal stages are far too fast an estimate where memory allows uneven ones alone.
-    """
-    waiting: list[tuple[float, int, PlacedDegrees, tuple[int, ...]]] = []
-    for number, placed in enumerate(islice(space.likely(), AMONG)):
-        while waiting and -waiting[0][0] >= placed.likely:
-            yield heappop(waiting)[2:]
-        stops = placed.split()
-        maker = space.maker(placed.degrees)
-        if stops is not None and maker.splitter.fits(stops):
-            rate = maker.closed_form(stops).throughput_samples_per_s
-            heappush(waiting, (-min(placed.likely, rate), number, placed, stops))
-    while waiting:
-        yield heappop(waiting)[2:]
-
-
-def _different(space: WholeSpace) -> Iterator[Proposal]:
+def _different(space: WholeSpace) -> Iterator[Plan]:
     """Plans that are likely to be fast, one for each form, data, most blocks of a rank, and one stage or several."""
     seen = set[object]()
-    for placed, stops in _with_stages(space):
+    for placed in space.with_stages(islice(space.likely(), BUDGET.among)):
         degrees = placed.degrees
         kind = degrees.recipe.form, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
-        plan = None if kind in seen else placed.plan(stops)
+        plan = None if kind in seen else placed.plan(placed.splits()[0])
         if plan is not None:
             seen.add(kind)
-            yield Proposal(plan=plan, proposer=Proposer(NAME), order=len(seen))
-        if len(seen) == PLAYED_FIRST:
+            yield plan
+        if len(seen) == BUDGET.first_plays:
             return
 
 
@@ -172,21 +107,25 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
 
     On a slow network, bounds and estimates are inaccurate, but equally so for similar plans.
     """
-    left_behind, order = set[Degrees](), PLAYED_FIRST
-    ranking.left = STEPPED
+    left_behind, order = set[Degrees](), BUDGET.first_plays
+    ranking.left = BUDGET.step_instructions
     while (best := ranking.best) is not None and (degrees := Degrees.of(best.plan)) not in left_behind:
         left_behind.add(degrees)
         inside = next((at for at, worker in enumerate(best.plan.placement) if worker.stage > 0), degrees.data)
-        own = (each for each in space.near(degrees, steps=0) if each.inside == inside)
-        others = ((each, stops) for each in own for stops in (*each.splits()[:SPLITS_STEPPED], each.most_even()))
-        near = _one_of_each_first(space, space.near(degrees))
+        own = [each for each in space.near(degrees, steps=0) if each.inside == inside]
+        others = ((each, stops) for each in own for stops in (*each.splits()[: BUDGET.step_splits], each.most_even()))
         enough = best.samples_per_s * (1 + CLOSE)
-        for placed, stops in chain(others, ((each, each.split()) for each in near if each.most > enough)):
+        near = _in_turns(space, space.with_stages(each for each in space.near(degrees) if each.most > enough))
+        near_splits = list(moved_by_a_block(tuple(stage.stop for stage in best.plan.stages)))
+        moved = (
+            (each, stops) for each in own for stops in sorted(near_splits, key=each.most_of)[-BUDGET.step_splits :]
+        )
+        for placed, stops in chain(others, ((each, each.split()) for each in near), moved):
             plan = None if stops is None or placed.most_of(stops) <= enough else placed.plan(stops)
             if plan is None or most_samples_per_s(plan) <= enough:
                 continue
             order, fastest_yet = order + 1, ranking.best_rate
-            ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=LONGEST_PLAYED)
+            ranking.add(Proposal(plan=plan, proposer=Proposer(NAME), order=order), longest=BUDGET.longest_play)
             if ranking.left <= 0:
                 return
             if ranking.best_rate > fastest_yet and placed.degrees != degrees:  # any gain: other plans are near it
@@ -194,20 +133,20 @@ def _step_on(space: WholeSpace, ranking: Ranking) -> None:
             enough = ranking.enough
 
 
-def _one_of_each_first(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
-    """The same, with one of each kind before the others: within a kind, estimates have similar errors.
+def _in_turns(space: WholeSpace, every: Iterable[PlacedDegrees]) -> list[PlacedDegrees]:
+    """The same, by turns of their kinds: within a kind, estimates have similar errors.
 
     A kind ignores the sharding. It also ignores the number of ranks, if replicas and the maximum blocks of a rank are
     equal.
     """
-    firsts, others, seen = list[PlacedDegrees](), list[PlacedDegrees](), set[object]()
-    for placed in every:
+    turns, known = list[tuple[int, int, PlacedDegrees]](), Counter[object]()
+    for number, placed in enumerate(every):
         degrees, recipe = placed.degrees, placed.degrees.recipe
-        way = recipe.form, recipe.microbatch_size, recipe.recompute, recipe.offload
-        kind = way, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
-        (others if kind in seen else firsts).append(placed)
-        seen.add(kind)
-    return firsts + others
+        own = recipe.form, recipe.microbatch_size, recipe.recompute, recipe.offload
+        kind = own, degrees.data, _most_blocks(space, degrees), degrees.chunks > 1
+        turns.append((known[kind], number, placed))
+        known[kind] += 1
+    return [placed for _, _, placed in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _most_blocks(space: WholeSpace, degrees: Degrees) -> int:
@@ -238,23 +177,24 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     require_host(problem, engine)
     forms = forms_for(problem, engine)
     unit, parts = options.recompute_unit, {part for each in forms for part in selective_units(each)}
-    rule = "must be left out or block: in this profile attention's core keeps nothing that it could make again, "
-    rule += "as with fused kernels (`pipeplan-agent profile --attention unfused` estimates others)"
-    require("attention" in parts or unit != "attention", "recompute_unit", rule, unit)
-    rule = "must be left out or block: this profile says nothing of single operations that run again"
-    require("operation" in parts or unit != "operation", "recompute_unit", rule, unit)
-    rule = "must be left out or block: modules are norms, activations and projections of experts and of attention by "
-    rule += "latents (MLA), and this profile has none"
-    require("modules" in parts or unit != "modules", "recompute_unit", rule, unit)
+    lacking = {
+        "attention": "in this profile attention's core keeps nothing that it could make again, as with fused kernels "
+        "(`pipeplan-agent profile --attention unfused` estimates others)",
+        "operation": "this profile says nothing of single operations that run again",
+        "modules": "modules are norms, activations and projections of experts and of attention by latents (MLA), and "
+        "this profile has none",
+    }
+    known = unit not in lacking or unit in parts
+    require(known, "recompute_unit", f"must be left out or block: {lacking.get(unit or '')}", unit)
     require_room(problem, forms[0])
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
         problem=fused,
-        left=PLAYED_INSTRUCTIONS,
-        longest=LONGEST_PLAYED,
-        longest_answer=LONGEST_PLAYED,
+        left=BUDGET.played_instructions,
+        longest=BUDGET.longest_play,
+        longest_answer=BUDGET.longest_play,
         for_front=0,
-        for_climb=MOVED,
+        for_climb=BUDGET.climb_instructions,
         reserved=0,
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
@@ -340,18 +280,7 @@ def _infeasible(space: WholeSpace) -> Infeasible:
     """The nearest configuration's shortfall."""
     if space.considered == 0:
         return Infeasible(planner=NAME, reasons=_nothing_left(space), configurations_considered=0)
-    miss, cluster = nearest_miss(space), space.problem.cluster
-    reason = memory_reason(
-        miss.degrees.named,
-        stage=miss.rank,
-        missing_bytes=int(miss.missing_bytes),
-        device_bytes=cluster.device.usable_bytes,
-        configurations=space.considered,
-    )
-    if miss.on_host and cluster.host is not None:
-        rule = f"a stage must fit its device's part of the host's memory ({readable(cluster.host.memory_bytes)})"
-        reason = replace(reason, rule=rule)
-    return Infeasible(planner=NAME, reasons=(reason,), configurations_considered=space.considered)
+    return Infeasible(planner=NAME, reasons=(nearest_miss(space),), configurations_considered=space.considered)
 
 
 def _nothing_left(space: WholeSpace) -> tuple[Reason, ...]:

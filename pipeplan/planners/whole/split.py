@@ -1,35 +1,39 @@
-"""Split: fitting stages with the shortest batch by its bound, found by bisection over the batch's seconds.
+"""Split: the stages of a configuration, by dynamic programming over the places of its cuts.
 
-Stages are filled one after the other, each with as many blocks as the batch's seconds and the memory allow. If any
-stages fit, these do, since a stage that begins later takes and holds no more. If ranks hold several stages, these have
-the least bottleneck and are as even in time as possible; if a rank then does not fit, blocks move from its stages to
-neighbouring ones.
+T[r][i] is the least, over all ways to split blocks [i, n) among ranks r to p - 1, of the longest batch that one of
+their stages causes:
+
+1. T[r][i] = min over j of max(c[r][i, j], T[r + 1][j]), where c is a lower bound on a batch's seconds by a stage of
+   blocks [i, j) on rank r (`BatchTimes.by_stage`), and infinite where the stage does not fit.
+2. Of all splits with no stage above T[0][0], the one whose stages are most even: the least sum of squares. The last
+   ranks are full where cuts are early, the first ones where they are late.
+
+The costs of stages decide between several splits: by their bounds, by their compute alone, and with the time for which
+a rank beside a slow link waits. If ranks hold several stages, stages are as even as possible; if a rank then does not
+fit, blocks move between neighbouring stages.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import inf
 
 import numpy as np
 
-from pipeplan.arrays import FloatArray, IntArray
+from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.planners.whole.batch_times import BatchTimes
+from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.degrees import Degrees
 from pipeplan.planners.whole.terms import ReplicaTerms
 
-_MOVES = 12
-"""Upper bound on the blocks that are moved to make ranks with several stages fit."""
+Split = tuple[int, ...]
+"""The stops of stages."""
+
+_ROUNDING = 1e-9
 
 PASSING_BLOCKS = 2
 """Blocks whose activations are on a device at once if they are offloaded."""
-
-_STEPS = 24
-"""Bisections, after which the seconds are within a millionth of the least."""
-
-_NEAR = 1e-5
-"""The bisection ends when a batch's seconds are known to this relative precision."""
 
 
 def in_flight(degrees: Degrees, rank: int) -> float:
@@ -43,6 +47,29 @@ def in_flight(degrees: Degrees, rank: int) -> float:
     return min(2 * (p - rank - 1) + (v - 1) * p + 1 + beside, m * v) / v
 
 
+def least_longest(cost_s: FloatArray, preferences: Sequence[FloatArray]) -> tuple[list[Split], float]:
+    """Splits of the least longest cost, the one of the least sum of each preference, and this cost; none if every split
+    has an infinite cost.
+
+    Places count from the first possible one: cost_s[r, a, b] is that of blocks [r + a, r + 1 + b) on rank r.
+    """
+    longest_s, stages = cost_s[-1][:, -1], np.arange(len(cost_s))
+    for own_s in cost_s[-2::-1]:  # 1.
+        longest_s = np.maximum(own_s, longest_s[None, :]).min(axis=1)
+    if longest_s[0] == inf:
+        return [], inf
+    found, possible = list[Split](), cost_s <= longest_s[0] * (1 + _ROUNDING)
+    for preference in preferences:  # 2.
+        penalty = np.where(possible, preference, inf)
+        least, chosen = penalty[-1][:, -1], [np.full(len(cost_s[0]), len(cost_s[0]) - 1)]
+        for own in penalty[-2::-1]:
+            chosen.append((own + least[None, :]).argmin(axis=1))
+            least = (own + least[None, :]).min(axis=1)
+        places = accumulate(reversed(chosen), lambda place, best: int(best[place]), initial=0)
+        found.append(tuple((1 + stages + np.asarray(list(places)[1:])).tolist()))
+    return found, float(longest_s[0])
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Splitter:
     """Splits a configuration's blocks into stages."""
@@ -52,15 +79,13 @@ class Splitter:
     device_bytes: float
     host_bytes: float = inf
 
-    def stops(self) -> tuple[int, ...] | None:
-        """The stages' stops; None if none fit. For ranks with several stages, the search may miss some that fit."""
-        return next(iter(self.several()), None)
-
-    def several(self) -> tuple[tuple[int, ...], ...]:
-        """These, and others found during the search, the shortest batch by its bound first. On a placement with slow
-        links between some ranks, another one may be the fastest.
+    @cached_property
+    def several(self) -> tuple[Split, ...]:
+        """Splits that fit, the shortest batch first, by its bound on any placement. For ranks with several stages, the
+        search may miss some that fit.
         """
-        return self._found[0]
+        found = {*self._shortest[0], *self._even} if self.degrees.chunks == 1 else {*self._even}
+        return tuple(sorted(found, key=lambda stops: (self.times.of(stops), stops)))
 
     @property
     def least_s(self) -> float:
@@ -68,137 +93,100 @@ class Splitter:
 
         0 for ranks with several stages, where it is not known.
         """
-        return self._found[1]
+        return 0.0 if self.degrees.chunks > 1 and self._even else self._shortest[1]
 
     @cached_property
     def times(self) -> BatchTimes:
         """The bounds of a batch's seconds."""
         return BatchTimes(terms=self.terms, degrees=self.degrees)
 
+    @property
+    def most_even(self) -> Split | None:
+        """The most even split of the least bottleneck in compute; None where none fits."""
+        return self._even[0] if self._even else None
+
     @cached_property
-    def _found(self) -> tuple[tuple[tuple[int, ...], ...], float]:
-        """The stages found, and the lower bound on the seconds of any stages."""
+    def _even(self) -> list[Split]:
+        """Splits of the least bottleneck in compute."""
         if self.degrees.chunks == 1:
-            return self._quickest()
-        found = self._least(inf)
-        if found is None:
-            return (), inf
-        even = self._evened(found)
-        return (self._squeezed(even) or even,), 0.0
+            return least_longest(self._fitting(self._step_s), self._preferences)[0]
+        (even,), _ = least_longest(self._step_s, self._preferences[:1])
+        fitting = self._squeezed(even)
+        return [] if fitting is None else [fitting]
 
-    def _quickest(self) -> tuple[tuple[tuple[int, ...], ...], float]:
-        """Fitting stages with short batches, by their bound; and the longest batch for which none fit.
+    def beside_slow_links(self, reached_s: FloatArray) -> list[Split]:
+        """The split of the shortest batch if a rank waits for half of the slower link beside it."""
+        hops_s = np.diff(reached_s)
+        wait_s = np.maximum(np.append(0.0, hops_s), np.append(hops_s, 0.0)) / 2
+        cost_s = self.times.by_stage(*self._places, reached_s, wait_s)
+        return least_longest(self._fitting(cost_s), self._preferences[:1])[0]
 
-        Those of the least bottleneck are among them: where hops decide, they may be the fastest.
-        """
-        high_s, low_s = self.times.longest_s(), 0.0
-        found, even = self._in_time(high_s), self.even()
-        if found is None:
-            return (), inf
-        every = {each: self.times.of(each) for each in (found, even) if each is not None}
-        for _ in range(_STEPS):
-            high_s = min(high_s, self.times.filled_s(found))
-            if low_s >= high_s * (1 - _NEAR):
-                break
-            middle_s = (low_s + high_s) / 2
-            others = self._in_time(middle_s)
-            if others is None:
-                low_s = middle_s
-            else:
-                found, high_s = others, middle_s
-                every[found] = self.times.of(found)
-        # The bound took the first rank's end for that of one block. Filling from the last stage leaves it few blocks.
-        for batch_s in (high_s, min(every.values())):
-            others = self._in_time_from_the_end(batch_s)
-            if others is not None:
-                every[others] = self.times.of(others)
-        return tuple(sorted(every, key=lambda stops: (every[stops], stops))), low_s
+    @cached_property
+    def _shortest(self) -> tuple[list[Split], float]:
+        """Splits of the shortest batch, by its bound."""
+        if self.degrees.chunks > 1:
+            return [], inf
+        return least_longest(self._fitting(self.times.by_stage(*self._places)), self._preferences)
 
-    def _in_time(self, batch_s: float) -> tuple[int, ...] | None:
-        """Fitting stages with a batch of at most `batch_s`, by its bound; None if there are none."""
-        depth, blocks = self.degrees.depth, len(self._step_s) - 1
-        start, stops = 0, []
-        for rank in range(depth):
-            in_time = self.times.stop(rank, start, batch_s)
-            stop = self._that_fits(rank, start, min(in_time, blocks - (depth - 1 - rank)), self.device_bytes)
-            if stop <= start:
-                return None
-            stops.append(stop)
-            start = stop
-        return tuple(stops) if start == blocks else None
+    @property
+    def _preferences(self) -> list[FloatArray]:
+        """Even stages, full first ranks, and full last ranks."""
+        step_s = self._step_s
+        stops = np.arange(len(step_s[0]), dtype=np.float64)
+        return [step_s**2, -stops, stops]
 
-    def _in_time_from_the_end(self, batch_s: float) -> tuple[int, ...] | None:
-        """The same, with as many blocks as possible in the last stages."""
-        stop, stops = len(self._step_s) - 1, list[int]()
-        for rank in range(self.degrees.depth - 1, -1, -1):
-            stops.append(stop)
-            low, high = rank, stop
-            while low < high:
-                middle = (low + high) // 2
-                in_time = self.times.stop(rank, middle, batch_s) >= stop
-                if in_time and self._last_fitting[rank][middle] >= stop:
-                    high = middle
-                else:
-                    low = middle + 1
-            if low >= stop:
-                return None
-            stop = low
-        return tuple(reversed(stops)) if stop == 0 else None
+    def _fitting(self, cost_s: FloatArray) -> FloatArray:
+        return np.where(self.stages_fit, cost_s, inf)
 
-    def _evened(self, stops: tuple[int, ...]) -> tuple[int, ...]:
-        """Stages as near to equal shares of the remaining time as the same bottleneck allows. Until then the stages are
-        filled from the first one on, and the last ones have only the remainder.
-        """
-        step_s, depth = self._step_s, len(stops)
-        most_s = max(step_s[stop] - step_s[start] for start, stop in zip((0, *stops), stops, strict=False)) * (1 + 1e-9)
-        earliest = [stops[-1]]  # the earliest stop of each stage that lets the later ones hold the rest
-        for stage in range(depth - 1, 0, -1):
-            first = bisect_left(step_s, step_s[earliest[-1]] - most_s)
-            earliest.append(min(max(first, stage), earliest[-1] - 1))
-        start, evened = 0, list[int]()
-        for stage, least in enumerate(reversed(earliest)):
-            share_s = (step_s[-1] - step_s[start]) / (depth - stage)
-            latest = min(bisect_right(step_s, step_s[start] + most_s) - 1, stops[-1] - (depth - 1 - stage))
-            place = min(bisect_left(step_s, step_s[start] + share_s), len(step_s) - 1)  # rounding may pass the end
-            if (
-                place > start + 1
-                and step_s[place] - step_s[start] - share_s > share_s - step_s[place - 1] + step_s[start]
-            ):
-                place -= 1
-            start = max(min(place, latest), least, start + 1)
-            evened.append(start)
-        return tuple(evened)
+    @cached_property
+    def _places(self) -> tuple[IntArray, IntArray]:
+        """[stage, place]: where each stage may start, and where it may stop, if all have a block."""
+        depth = self.degrees.depth
+        starts = np.arange(depth)[:, None] + np.arange(len(self.terms.step_s) - depth)[None, :]
+        return starts, starts + 1
 
-    def _squeezed(self, stops: tuple[int, ...]) -> tuple[int, ...] | None:
+    @property
+    def _step_s(self) -> FloatArray:
+        """[stage, start, stop]: the seconds of a microbatch; infinite where there is no block."""
+        return self._between(self.terms.step_s, inf)
+
+    def _between(self, sums: FloatArray, without: float = 0.0) -> FloatArray:
+        starts, stops = self._places
+        values = sums[stops][:, None, :] - sums[starts][:, :, None]
+        return np.where(starts[:, :, None] < stops[:, None, :], values, without)
+
+    @cached_property
+    def stages_fit(self) -> BoolArray:
+        """[rank, start, stop]: whether the single stage of a rank fits its device and its host, by `_places`."""
+        terms, (starts, stops) = self.terms, self._places
+        inside = np.maximum(starts[:, :, None], stops[:, None, :] - 1)
+        on_top, leaving = (
+            _most_within(each)[starts[:, :, None], inside]
+            for each in (terms.transient_bytes, np.diff(terms.left_bytes))
+        )
+        flight = np.asarray([in_flight(self.degrees, rank) for rank in range(self.degrees.pipeline)])[:, None, None]
+        states = (terms.states.fixed_bytes, terms.kept_bytes, terms.left_bytes, terms.states.host_bytes)
+        fixed, kept, left, host = map(self._between, states)
+        held = fixed + flight * kept + on_top + np.minimum(flight * left, PASSING_BLOCKS * leaving)
+        fits = (held <= self.device_bytes) & (host + flight * left <= self.host_bytes)
+        return np.asarray(fits & (starts[:, :, None] < stops[:, None, :]))
+
+    def _squeezed(self, stops: Split) -> Split | None:
         """The same stages if all ranks fit, or others after some blocks have moved; None if that does not help.
 
-        Each time, a block moves from a stage of the fullest rank to a neighbouring stage. The search takes the move
-        after which the fullest rank holds least.
+        Each time, a cut moves by the block after which the fullest rank holds least.
         """
-        now = self.by_rank(stops)
-        if sum(now) > self.device_bytes * len(now):
+        most = max(self.by_rank(stops))
+        if sum(self.by_rank(stops)) > self.device_bytes * self.degrees.pipeline:
             return None
-        for _ in range(_MOVES):
-            if max(now) <= self.device_bytes:
-                return stops
-            fullest = now.index(max(now))
-            others = list(self._without_a_block(stops, fullest))
-            held, stops = min(((self.by_rank(other), other) for other in others), key=lambda each: max(each[0]))
-            if max(held) >= max(now):
+        for _ in range(BUDGET.squeezing_moves):
+            if most <= self.device_bytes:
+                break
+            held, stops = min((max(self.by_rank(other)), other) for other in (stops, *moved_by_a_block(stops)))
+            if held >= most:
                 return None
-            now = held
-        return stops if max(now) <= self.device_bytes else None
-
-    def _without_a_block(self, stops: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
-        """The stages themselves, then all with one stage of a rank less its first or its last block."""
-        yield stops
-        for stage in range(rank, self.degrees.depth, self.degrees.pipeline):
-            start = stops[stage - 1] if stage else 0
-            if stops[stage] - start > 1:
-                if stage:
-                    yield (*stops[: stage - 1], start + 1, *stops[stage:])
-                if stage < self.degrees.depth - 1:
-                    yield (*stops[:stage], stops[stage] - 1, *stops[stage + 1 :])
+            most = held
+        return stops if most <= self.device_bytes else None
 
     def by_rank(self, stops: Sequence[int]) -> list[float]:
         """The bytes that every rank holds."""
@@ -212,27 +200,6 @@ class Splitter:
         by_rank = by_stage.reshape(-1, self.degrees.pipeline).sum(axis=0)
         return by_rank.tolist()  # type: ignore[no-any-return]
 
-    def even(self) -> tuple[int, ...] | None:
-        """The stages of the least bottleneck; None where none fit."""
-        return self._least(self.device_bytes) if self.degrees.chunks == 1 else self.stops()
-
-    def _least(self, room: float) -> tuple[int, ...] | None:
-        """The stages of the least bottleneck within a capacity of `room` bytes each."""
-        step_s = self._step_s
-        high_s, low_s = step_s[-1], step_s[-1] / self.degrees.depth
-        found, _ = self._filled(high_s, room)
-        for _ in range(_STEPS if found else 0):
-            if low_s >= high_s * (1 - 1e-9):
-                break
-            middle_s = (low_s + high_s) / 2
-            stops, more_s = self._filled(middle_s, room)
-            if stops is None:
-                low_s = max(middle_s, more_s * (1 - 1e-12))
-            else:
-                found = stops
-                high_s = max(step_s[stop] - step_s[start] for start, stop in zip((0, *stops), stops, strict=False))
-        return found
-
     def held_bytes(self, stops: Sequence[int]) -> FloatArray:
         """The bytes that each stage's device holds: states, microbatches in flight, and the largest block's transient
         bytes.
@@ -240,14 +207,22 @@ class Splitter:
         If ranks hold several stages, each has its share of the rank's microbatches; transient bytes count once.
         """
         terms, flight, starts, ends = self.terms, *self._stages(stops)
-        left = terms.left_bytes[ends] - terms.left_bytes[starts]
-        passing = PASSING_BLOCKS * np.maximum.reduceat(np.diff(terms.left_bytes), starts)
-        on_top = np.maximum.reduceat(terms.transient_bytes, starts) + np.minimum(flight * left, passing)
         states = terms.states.fixed_bytes[ends] - terms.states.fixed_bytes[starts]
         held: FloatArray = states + flight * (terms.kept_bytes[ends] - terms.kept_bytes[starts])
         p = self.degrees.pipeline
-        held[:p] += on_top.reshape(-1, p).max(axis=0)
+        held[:p] += self.on_top_bytes(stops).reshape(-1, p).max(axis=0)
         return held
+
+    def on_top_bytes(self, stops: Sequence[int]) -> FloatArray:
+        """The bytes that each stage holds while a block runs: its transients, and offloaded activations.
+
+        The offloaded activations of two blocks are on the device: of the block that computes, and of the one that is
+        copied; or those of all microbatches in flight, if these are less.
+        """
+        terms, flight, starts, ends = self.terms, *self._stages(stops)
+        left = terms.left_bytes[ends] - terms.left_bytes[starts]
+        passing = PASSING_BLOCKS * np.maximum.reduceat(np.diff(terms.left_bytes), starts)
+        return np.asarray(np.maximum.reduceat(terms.transient_bytes, starts) + np.minimum(flight * left, passing))
 
     def held_by_hosts(self, stops: Sequence[int]) -> FloatArray:
         """The bytes that each stage has on its host."""
@@ -269,92 +244,13 @@ class Splitter:
         """Whether every rank fits its device and its host."""
         return max(self.missing_bytes(stops)) <= 0
 
-    def _filled(self, bottleneck_s: float, room: float) -> tuple[tuple[int, ...] | None, float]:
-        """Stages as long as the bottleneck and the capacity allow, None if blocks remain; and the least bottleneck at
-        which any of them could be longer.
-        """
-        depth, blocks, step_s = self.degrees.depth, len(self._step_s) - 1, self._step_s
-        start, stops, more_s = 0, [], inf
-        for stage in range(depth):
-            last = blocks - (depth - 1 - stage)
-            in_time = bisect_right(step_s, step_s[start] + bottleneck_s) - 1
-            stop = self._that_fits(stage, start, min(in_time, last), room)
-            if stop == in_time < last:
-                more_s = min(more_s, step_s[stop + 1] - step_s[start])
-            if stop <= start:
-                return None, more_s
-            stops.append(stop)
-            start = stop
-        return tuple(stops) if start == blocks else None, more_s
 
-    def _that_fits(self, stage: int, start: int, stop: int, room: float) -> int:
-        """The last place up to `stop` where a stage may end by its memory."""
-        return stop if stop <= start or room == inf else min(self._last_fitting[stage][start], stop)
-
-    @cached_property
-    def _last_fitting(self) -> list[list[int]]:
-        return self.last_fitting.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def last_fitting(self) -> IntArray:
-        """[rank, start]: the last place where the single stage of a rank may end by its memory, by bisection."""
-        terms, blocks = self.terms, len(self._step_s) - 1
-        on_top, leaving = _most_within(terms.transient_bytes), _most_within(np.diff(terms.left_bytes))
-        states = (terms.states.fixed_bytes, terms.kept_bytes, terms.left_bytes, terms.states.host_bytes)
-        flight = np.asarray([[in_flight(self.degrees, rank)] for rank in range(self.degrees.pipeline)])
-        starts = np.arange(blocks)[None, :]
-        low, high = np.repeat(starts, len(flight), axis=0), np.full((len(flight), blocks), blocks)
-        while (low < high).any():
-            middle = (low + high + 1) // 2
-            fixed, kept, left, host = (each[middle] - each[starts] for each in states)
-            passing = np.minimum(flight * left, PASSING_BLOCKS * leaving[starts, middle - 1])
-            held = fixed + flight * kept + on_top[starts, middle - 1] + passing
-            fits = (held <= self.device_bytes) & (host + flight * left <= self.host_bytes)
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
-        return np.hstack([low, np.full((len(flight), 1), blocks)])
-
-    def on_top(self, rank: int, start: int, stop: int) -> float:
-        """The bytes that blocks [start, stop) hold while one of them runs: its transients, and offloaded activations.
-
-        The offloaded activations of two blocks are on the device: of the block that computes, and of the one that is
-        copied; or those of all microbatches in flight, if these are less.
-        """
-        transient, left = self._transient.most(start, stop), self._left_bytes
-        if left[-1] == 0.0:
-            return transient
-        in_all = in_flight(self.degrees, rank) * (left[stop] - left[start])
-        return transient + min(in_all, PASSING_BLOCKS * self._leaving.most(start, stop))
-
-    @cached_property
-    def _transient(self) -> "_MostOf":
-        return _MostOf(self.terms.transient_bytes)
-
-    @cached_property
-    def _leaving(self) -> "_MostOf":
-        return _MostOf(np.diff(self.terms.left_bytes))
-
-    @cached_property
-    def _step_s(self) -> list[float]:
-        return self.terms.step_s.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def _left_bytes(self) -> list[float]:
-        return self.terms.left_bytes.tolist()  # type: ignore[no-any-return]
-
-
-class _MostOf:
-    """The maximum over consecutive blocks, from a table: by level, the maximum over 2^level blocks from each one on."""
-
-    def __init__(self, values: FloatArray) -> None:
-        self._table = [values]
-        while len(self._table[-1]) > 2 ** (len(self._table) - 1):
-            half, before = 2 ** (len(self._table) - 1), self._table[-1]
-            self._table.append(np.maximum(before[:-half], before[half:]))
-
-    def most(self, start: int, stop: int) -> float:
-        """The maximum over blocks [start, stop)."""
-        level = (stop - start).bit_length() - 1
-        return float(max(self._table[level][start], self._table[level][stop - 2**level]))
+def moved_by_a_block(stops: Split) -> Iterator[Split]:
+    """The splits in which one cut is a block earlier or later; no stage is empty."""
+    for place, (before, stop, after) in enumerate(zip((0, *stops), stops, stops[1:], strict=False)):
+        for moved in (stop - 1, stop + 1):
+            if before < moved < after:
+                yield (*stops[:place], moved, *stops[place + 1 :])
 
 
 def _most_within(values: FloatArray) -> FloatArray:

@@ -141,8 +141,7 @@ def test_what_a_needed_rate_leaves_out_plays_no_faster_with_any_stages(
         assert simulated is not None
         rate = simulated.throughput_samples_per_s
         above = ROUNDING if schedule_named(plan.schedule).flushes else ALTERNATING
-        left = PlayedSpace(problem=problem).configurations(lambda: rate / above)  # noqa: B023
-        same = [each for each in left if each.shape == configuration.shape]
+        same = [each for each in configurations if each.shape == configuration.shape]
         assert max(each.most for each in same) * above >= rate
 
 

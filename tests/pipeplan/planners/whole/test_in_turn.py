@@ -1,7 +1,9 @@
 """Stages beside slow links, and batches of which one stands for all."""
 
+import random
 from dataclasses import replace
-from itertools import islice
+from itertools import combinations, islice
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from pipeplan.planners.complete import play, same_play
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.whole.planner import whole_space
+from pipeplan.planners.whole.split import least_longest
 from pipeplan.programs.timeline import batch_ends_s
 from tests.pipeplan.model_forms import transformer
 from tests.properties import examples
@@ -49,7 +52,7 @@ def test_neighbours_with_a_slow_link_between_them_have_fewer_blocks() -> None:
     first, *others = placed.splits()
     blocks = np.diff(first, prepend=0).tolist()
     assert blocks[1] + blocks[2] < blocks[0] + blocks[3]
-    known = space.maker(placed.degrees).splitter.several()
+    known = space.maker(placed.degrees).splitter.several
     assert first not in known and set(known) <= set(others)
     rates = []
     for stops in (first, max(known, key=placed.most_of)):
@@ -66,14 +69,42 @@ def test_a_stage_ends_where_its_memory_does(asked: PlanningProblem) -> None:
     space, _ = whole_space(asked)
     for placed in islice((each for each in space.likely() if each.degrees.chunks == 1), 12):
         splitter, depth = space.maker(placed.degrees).splitter, placed.degrees.pipeline
-        for rank, lasts in enumerate(splitter.last_fitting.tolist()):
-            after = depth - 1 - rank
-            for start in range(rank, len(asked.profile.blocks) - after) if rank else [0]:
-                for stop in range(start + 1, len(asked.profile.blocks) - after + 1 if after else 0):
-                    others = range(len(asked.profile.blocks) - after + 1, len(asked.profile.blocks) + 1)
-                    stops = (*range(1, rank), *([start] if rank else []), stop, *others)
-                    held = splitter.by_rank(stops)[rank]
-                    assert (held <= splitter.device_bytes) == (stop <= lasts[start])
+        blocks = len(asked.profile.blocks)
+        for rank, fits in enumerate(splitter.stages_fit.tolist()):
+            for start, stop in combinations(range(rank, blocks - depth + rank + 2), 2):
+                if (rank == 0 < start) or (rank == depth - 1 and stop < blocks):
+                    continue
+                stops = (
+                    *range(1, rank),
+                    *([start] if rank else []),
+                    stop,
+                    *range(blocks - depth + rank + 2, blocks + 1),
+                )
+                held = splitter.by_rank(stops)[rank]
+                assert (held <= splitter.device_bytes) == fits[start - rank][stop - rank - 1]
+
+
+@examples(40)
+@given(st.integers(1, 4), st.integers(0, 4), st.randoms(use_true_random=False))
+def test_no_split_has_a_shorter_longest_stage_or_a_more_even_one_of_the_same(
+    stages: int, more: int, drawn: random.Random
+) -> None:
+    places = more + 1
+    cost_s = np.asarray([[[drawn.choice([1.0, 2.0, 3.0, inf]) for _ in range(places)] for _ in range(places)]] * stages)
+    cost_s[:, np.tri(places, k=-1, dtype=bool)] = inf  # no block
+    step_s = np.asarray([[[drawn.random() for _ in range(places)] for _ in range(places)]] * stages)
+    every = {}
+    for cuts in combinations(range(1, stages + more), stages - 1):
+        stops = (*cuts, stages + more)
+        at = [(r, a - r, b - r - 1) for r, (a, b) in enumerate(zip((0, *stops), stops, strict=False))]
+        every[stops] = max(cost_s[each] for each in at), sum(step_s[each] ** 2 for each in at)
+    longest_s, squares = min(every.values())
+    found, least_s = least_longest(cost_s, [step_s**2, -np.arange(places, dtype=np.float64)])
+    assert least_s == longest_s
+    if found:
+        assert [every[each][0] for each in found] == [longest_s] * 2
+        assert every[found[0]][1] == pytest.approx(squares)
+        assert sum(found[1]) == max(sum(stops) for stops in every if every[stops][0] == longest_s)
 
 
 @examples(6)

@@ -36,8 +36,7 @@ def rates(asked: PlanningProblem, options: tuple[int, ...]) -> dict[int, float]:
     """What the one configuration of a problem plays with so many replicas inside."""
     space, _ = whole_space(asked)
     maker = space.maker(next(iter(space.configurations())).degrees)
-    stops = maker.splitter.stops()
-    assert stops is not None
+    stops = maker.splitter.several[0]
     found = {}
     for inside in options:
         plan = maker.plan(stops, inside=inside)

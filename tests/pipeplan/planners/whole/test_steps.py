@@ -16,7 +16,7 @@ DEGREES = Degrees(recipe=OWN, pipeline=8, chunks=1, data=4, microbatches=16)
 
 def shapes(recipe: Recipe, *rows: tuple[int, int, int]) -> Shapes:
     pipeline, chunks, data = np.asarray(rows, dtype=np.int64).T
-    return Shapes(recipe=recipe, pipeline=pipeline, chunks=chunks, data=data, microbatches=64 // data)
+    return Shapes(recipe, pipeline, chunks, data, 64 // data, *np.zeros((3, len(rows))))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.verify import verify
 from pipeplan.planners.whole import planner
+from pipeplan.planners.whole.budget import WholeBudget
 from pipeplan.planners.whole.planner import whole_space
 from pipeplan.planners.whole.space import PlacedDegrees
 from pipeplan.programs.timeline import batch_ends_s, flushed_batch_s
@@ -244,7 +245,7 @@ def test_the_stages_are_cut_for_the_links_between_their_ranks() -> None:
     space, _ = whole_space(problem(held, machines, batch_size=64, **fixed))
     placed = next(space.configurations())
     rates = []
-    for stops in (placed.split(), space.maker(placed.degrees).splitter.stops()):
+    for stops in (placed.split(), space.maker(placed.degrees).splitter.several[0]):
         plan = None if stops is None else placed.plan(stops)
         simulated = None if plan is None else play(plan)
         assert simulated is not None
@@ -285,8 +286,8 @@ def test_the_first_play_is_of_stages_that_memory_allows(memory_gib: float, monke
     held = model(layers=24)
     asked = problem(held, cluster(held, memory_gib=memory_gib), batch_size=256, stages=8, tensor=1)
     fastest = answered(asked).throughput_samples_per_s
-    for budget, most in (("PLAYED_FIRST", 1), ("PLAYED_INSTRUCTIONS", 1), ("STEPPED", 0), ("MOVED", 0)):
-        monkeypatch.setattr(planner, budget, most)
+    least = WholeBudget(first_plays=1, played_instructions=1, step_instructions=0, climb_instructions=0)
+    monkeypatch.setattr(planner, "BUDGET", least)
     # With equal stages, other recipes would be faster: only uneven ones fit, and play 15 % slower.
     assert answered(asked).throughput_samples_per_s == pytest.approx(fastest, rel=0.02)
 
