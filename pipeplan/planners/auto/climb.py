@@ -62,7 +62,7 @@ class _Stages:
 class _Turns:
     """The waiting items of a schedule, the likely fastest first, and the instructions that it has spent."""
 
-    waiting: list[tuple[float, float, int, _Stages | Proposal]] = field(default_factory=list)
+    waiting: list[tuple[float, int, float, _Stages | Proposal]] = field(default_factory=list)
     spent: int = 0
 
 
@@ -84,6 +84,7 @@ class Climb:
     _pushed: int = 0
     _plans: int = 0
     _seen: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
+    _expanded: set[object] = field(default_factory=set)
     _made: dict[int, float] = field(default_factory=dict)
     _played: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
 
@@ -105,10 +106,10 @@ class Climb:
             if not open_to:
                 break
             turns = min(open_to, key=lambda each: (each.spent, each.waiting[0][0]))
-            _, most, _, item = heappop(turns.waiting)
-            turns.spent += self._take(-most, item, turns)
+            _, _, most, item = heappop(turns.waiting)
+            turns.spent += self._take(most, item, turns)
         waiting = (item for turns in self._turns.values() for item in turns.waiting)
-        self.most = max([self.most, *(-most for _, most, _, _ in waiting)])
+        self.most = max([self.most, *(most for _, _, most, _ in waiting)])
 
     def _list_starts(self) -> None:
         """Lists the stages that may play faster than the best: all of them where they are few, else some."""
@@ -157,14 +158,17 @@ class Climb:
 
     def _expand(self, ranked: Ranked) -> int:
         """5. The neighbours of a play wait for their turns; of a plan that no configuration describes, its `moved`."""
+        if ranked.proposal.configuration in self._expanded:
+            return 0
+        self._expanded.add(ranked.proposal.configuration)
         split = self._split_of(ranked)
         if split is not None:
             return self._expand_stages(split, ranked.samples_per_s, ranked.proposal.way)
-        near = list(islice(self.moved(ranked.plan), NEIGHBOURS))
-        for plan in near:
-            most = most_samples_per_s(plan)
-            rate = min(ranked.samples_per_s, self.ranking.best_rate)  # a plan that exceeds the batch may be faster
-            self._push(self._near, rate, most, replace(ranked.proposal, plan=plan))
+        near = [replace(ranked.proposal, plan=plan) for plan in islice(self.moved(ranked.plan), NEIGHBOURS)]
+        rate = min(ranked.samples_per_s, self.ranking.best_rate)  # a plan that exceeds the batch may be faster
+        for proposal in near:
+            if self.ranking.found(proposal) is None:
+                self._push(self._near, rate, most_samples_per_s(proposal.plan), proposal)
         self._plans += len(near)
         return PLAN_INSTRUCTIONS * len(near)
 
@@ -186,7 +190,7 @@ class Climb:
 
     def _push(self, turns: _Turns, likely: float, most: float, item: _Stages | Proposal) -> None:
         self._pushed += 1
-        heappush(turns.waiting, (-likely, -most, self._pushed, item))
+        heappush(turns.waiting, (-likely, self._pushed, most, item))
 
     @property
     def _near(self) -> _Turns:
