@@ -47,7 +47,7 @@ PLANNERS["auto"] = partial(auto, planners={**PLANNERS, "exact": partial(by_play,
 PLAYED = "played"
 """The default of `Options.semantics`: plans are compared by their plays."""
 
-VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.23.0")
+VERSIONS: dict[str, str] = dict.fromkeys(PLANNERS, "2.24.0")
 """Semantic versions of what the planners answer. A change that makes a planner answer a request differently raises its
 version: the minor one where plans are faster or more problems have one, the major one where plans mean something else.
 """

@@ -105,6 +105,7 @@ class PlayedSearch:
             self.configurations += space.considered
             self._push_next(space.planner, space.configurations())
         unsplit: list[_Next] = []
+        shorter = max(SPLIT_BLOCKS // len(self.ranking.problem.profile.blocks), 1)
         while self._waiting:
             most, first = -self._waiting[0][0], self._waiting[0][2]
             over = self.ranking.left <= self.ranking.reserved and not isinstance(first, tuple)
@@ -119,7 +120,7 @@ class PlayedSearch:
             elif isinstance(item, tuple):
                 self._make(item, most)  # 3. A split becomes plans, with a flush also with a split backward.
             else:
-                known = not self._is_at_limit
+                known = self.splits < (MOST_SPLITS * shorter if self.ranking.best_rate > 0 else MOST_IN_VAIN)
                 if known:
                     self._split(item)  # 2. A configuration is split by its closed form; the split's bound is lower.
                     self._push_next(item.planner, item.others)
@@ -192,11 +193,6 @@ class PlayedSearch:
                 break
             if not self.ranking.beats(most, max(rank_bytes(proposal.plan))):
                 self.ranking.add(proposal)
-
-    @property
-    def _is_at_limit(self) -> bool:
-        shorter = max(SPLIT_BLOCKS // len(self.ranking.problem.profile.blocks), 1)
-        return self.splits >= (MOST_SPLITS * shorter if self.ranking.best_rate > 0 else MOST_IN_VAIN)
 
     def _push(self, most: float, item: "_Next | Split | Proposal") -> None:
         self._pushed += 1

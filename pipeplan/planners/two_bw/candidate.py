@@ -175,30 +175,27 @@ class Evaluator:
 
     def possible(self, shape: PipelineShape, step_s: float) -> bool:
         """Whether some stages may take at most `step_s` within the memory, at the shape's depth and any width."""
-        if not shape.laws.pipelined:
+        laws = shape.laws
+        if not laws.pipelined:
             return self._some_terms(shape).possible(step_s)
         key = (shape.schedule, shape.recompute, shape.width, shape.microbatch_size)
         asked_s, least_depth = self._least_depths.get(key, (inf, 0.0))
         if step_s > asked_s or (step_s < asked_s and shape.depth >= least_depth):
-            least_depth = self._fewest_stages(shape).within(step_s, self.problem.cluster.devices // shape.width)
+            # The count of fewest stages is the same for every width; the batch matters only under a flush.
+            most = shape.microbatches if laws.flushes or not laws.fills else self.measured.blocks
+            counted = (shape.schedule, shape.recompute, shape.microbatch_size, most)
+            if counted not in self._fewest:
+                self._fewest[counted] = FewestStages(
+                    problem=self.problem,
+                    chain=self.chain(shape.microbatch_size),
+                    laws=laws,
+                    modes=shape.modes,
+                    microbatches=most,
+                    master_weights=self.master_weights,
+                )
+            least_depth = self._fewest[counted].within(step_s, self.problem.cluster.devices // shape.width)
             self._least_depths[key] = step_s, least_depth
         return shape.depth >= least_depth and self._some_terms(shape).possible(step_s)
-
-    def _fewest_stages(self, shape: PipelineShape) -> FewestStages:
-        """The count for the shape's schedule and size. How long a batch is matters only under a flush."""
-        laws = shape.laws
-        most = shape.microbatches if laws.flushes or not laws.fills else self.measured.blocks
-        key = (shape.schedule, shape.recompute, shape.microbatch_size, most)
-        if key not in self._fewest:
-            self._fewest[key] = FewestStages(
-                problem=self.problem,
-                chain=self.chain(shape.microbatch_size),
-                laws=laws,
-                modes=shape.modes,
-                microbatches=most,
-                master_weights=self.master_weights,
-            )
-        return self._fewest[key]
 
     def stops(self, best: Candidate) -> tuple[int, ...]:
         """Where the stages of its best split end.
