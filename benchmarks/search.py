@@ -13,13 +13,13 @@ from pipeplan.documents.cluster import Cluster, Level
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.documents.profile import Block, Device, Model, Profile
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.complete import play
 from pipeplan.planners.gpipe import gpipe
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.two_bw.bounds import expand
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.planner import two_bw
 from pipeplan.planners.two_bw.search import BestFirstSearch
 from pipeplan.planners.two_bw.shapes import ShapeSpace

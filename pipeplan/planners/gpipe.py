@@ -13,6 +13,7 @@ import numpy as np
 
 from pipeplan.arrays import FloatArray
 from pipeplan.documents.plan import Answer, Infeasible
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import (
     PlanningProblem,
@@ -23,7 +24,6 @@ from pipeplan.planners.problem import (
 )
 from pipeplan.planners.reasons import memory_reason
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, Miss, candidate, decision, lost, too_large
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.split import Costs, Starts, least_squares
 from pipeplan.planners.two_bw.terms import PipelineShape, PipelineTerms
 

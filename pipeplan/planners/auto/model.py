@@ -10,10 +10,10 @@ from pipeplan.costs.collectives import all_reduces_among
 from pipeplan.costs.tied import sum_s
 from pipeplan.planners.auto.ranking import has_split_backward
 from pipeplan.planners.auto.wiring import Wiring, wiring_of
+from pipeplan.planners.chain import profiled
+from pipeplan.planners.measured import interpolated
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import profiled
-from pipeplan.planners.two_bw.measured import interpolated
 from pipeplan.planners.two_bw.placements import Links, mixtures, orientations
 from pipeplan.schedules.registry import schedule_named
 

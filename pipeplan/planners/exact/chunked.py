@@ -18,6 +18,7 @@ import numpy as np
 
 from pipeplan.documents.plan import Alternative, Answer, ClosedForm, Infeasible, Reason
 from pipeplan.errors import require
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.complete import Decision, complete
 from pipeplan.planners.exact.answers import NAME, certificate_of
 from pipeplan.planners.exact.budget import BUDGET
@@ -32,7 +33,6 @@ from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import Observer, PlanningProblem
 from pipeplan.planners.reasons import memory_reason, shortfall, slower, unpriced
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.placements import orientations
 
 Stops = tuple[int, ...]

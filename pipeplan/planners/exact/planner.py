@@ -14,6 +14,7 @@
 
 from pipeplan.documents.plan import Answer
 from pipeplan.errors import require
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.exact.answers import NAME, alternatives_of, certificate_of, infeasible, plan_of
 from pipeplan.planners.exact.chunked import chunked
 from pipeplan.planners.exact.search import ExactSearch
@@ -28,7 +29,6 @@ from pipeplan.planners.problem import (
     require_stages,
     unobserved,
 )
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 

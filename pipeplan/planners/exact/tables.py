@@ -1,6 +1,6 @@
 """Tables: the seconds and bytes of all stages [start, stop) on one kind of place, in the better mode of each.
 
-The closed forms are those of `costs`, over the sums of `two_bw.chain`. A table is infinite where no stage may be.
+The closed forms are those of `costs`, over the sums of `planners.chain`. A table is infinite where no stage may be.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -14,11 +14,11 @@ from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.memory import Copies, copies, keeps_master_weights
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage
 from pipeplan.documents.stage_memory import StageMemory
+from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.exact.budget import BUDGET
+from pipeplan.planners.measured import measured
 from pipeplan.planners.messages import messages_of
 from pipeplan.planners.problem import PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.chain import ProfileChain
-from pipeplan.planners.two_bw.measured import measured
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 

@@ -31,9 +31,9 @@ from pipeplan.costs.memory import (
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage
 from pipeplan.documents.stage_memory import StageMemory
+from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.interleaved.shape import ChunkedShape
 from pipeplan.planners.problem import PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.placements import Links
 
 

@@ -15,8 +15,8 @@ from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce
 from pipeplan.costs.memory import copies
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
+from pipeplan.planners.measured import MeasuredBlocks
 from pipeplan.planners.problem import PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.shapes import Execution, ShapeRows
 from pipeplan.planners.two_bw.split import ROUNDING
 from pipeplan.planners.two_bw.terms import PipelineShape, is_flushed

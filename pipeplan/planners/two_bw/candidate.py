@@ -11,13 +11,13 @@ from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, ClosedForm, Stage
 from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import InvalidInputError
+from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.complete import Decision
+from pipeplan.planners.measured import MeasuredBlocks
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
-from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.chosen import chosen
 from pipeplan.planners.two_bw.fewest import FewestStages
-from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links, orientations
 from pipeplan.planners.two_bw.split import ROUNDING, Found, even_min_sum, least_sum

@@ -14,8 +14,8 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.memory import Copies, paper_copies, training_copies
 from pipeplan.errors import LARGEST_AMOUNT
+from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.problem import PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.chain import ProfileChain
 from pipeplan.planners.two_bw.split import ROUNDING
 from pipeplan.programs.schedule import Schedule
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.plan import Alternative, Answer
 from pipeplan.errors import require
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.complete import complete
 from pipeplan.planners.problem import (
     PlanningProblem,
@@ -27,7 +28,6 @@ from pipeplan.planners.problem import (
     require_stages,
 )
 from pipeplan.planners.two_bw.candidate import Candidate, Evaluator, bounded, decision, lost, ruled_out, too_large
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.misses import infeasible, shallowest_misses
 from pipeplan.planners.two_bw.search import BestFirstSearch
 from pipeplan.planners.two_bw.shapes import ShapeSpace

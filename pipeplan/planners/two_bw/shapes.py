@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.arrays import IntArray
+from pipeplan.planners.measured import MeasuredBlocks
 from pipeplan.planners.problem import Options, PlanningProblem, recompute_units
-from pipeplan.planners.two_bw.measured import MeasuredBlocks
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named

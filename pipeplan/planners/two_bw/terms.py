@@ -13,7 +13,7 @@ import numpy as np
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce, in_turn
 from pipeplan.errors import LARGEST_AMOUNT
-from pipeplan.planners.two_bw.chain import ProfileChain
+from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links
 from pipeplan.planners.two_bw.places import Bands, Places, StageTable

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeplan.documents.cluster import Cluster
 from pipeplan.documents.plan import Infeasible, Plan
 from pipeplan.errors import InvalidInputError
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.complete import play
 from pipeplan.planners.exact.planner import exact
 from pipeplan.planners.interleaved.even import nearly_even
@@ -20,7 +21,6 @@ from pipeplan.planners.interleaved.terms import ChunkedTerms
 from pipeplan.planners.problem import Options, PlanningProblem
 from pipeplan.planners.solve import solve
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.placements import orientations
 from pipeplan.programs.pipeline import pipeline_of
 from pipeplan.schedules.registry import schedule_named

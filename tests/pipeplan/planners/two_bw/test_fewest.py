@@ -6,9 +6,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pipeplan.documents.cluster import Cluster
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.problem import ACCOUNTINGS, Options, PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.fewest import FewestStages
 from pipeplan.planners.two_bw.terms import PipelineShape
 from pipeplan.schedules.registry import schedule_named

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.compute import interval_sums, no_stage
+from pipeplan.planners.chain import profiled
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.two_bw.candidate import Evaluator
-from pipeplan.planners.two_bw.chain import profiled
 from pipeplan.planners.two_bw.places import Bands
 from pipeplan.planners.two_bw.shapes import ShapeSpace
 from pipeplan.planners.two_bw.split import (

@@ -21,8 +21,8 @@ from pipeplan.arrays import FloatArray, IntArray
 from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.costs.transfer import boundary_bytes
 from pipeplan.errors import LARGEST_AMOUNT, LEAST_AMOUNT, InvalidInputError, require
+from pipeplan.planners.measured import MeasuredBlocks, measured
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.planners.two_bw.measured import MeasuredBlocks, measured
 
 MAX_INTERPOLATED = 32
 """Upper bound on the sizes between the measured ones; if there are more, those in the most equal ratios."""
