@@ -10,7 +10,7 @@ Seconds are multiples of 2^-52 of their total, which makes such sums and differe
 equal to the last bit, wherever they begin.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import frexp
@@ -18,11 +18,13 @@ from math import frexp
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.costs.memory import kept_sums, replacing_bytes
+from pipeplan.costs.memory import Copies, kept_sums, replacing_bytes
 from pipeplan.costs.transfer import boundary_bytes
-from pipeplan.errors import LARGEST_AMOUNT, LEAST_AMOUNT, InvalidInputError, require
+from pipeplan.documents.stage_memory import StageMemory
+from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
 from pipeplan.planners.measured import MeasuredBlocks, measured
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.stage_sum import LargestBlock, StageSum
 
 MAX_INTERPOLATED = 32
 """Upper bound on the sizes between the measured ones; if there are more, those in the most equal ratios."""
@@ -94,8 +96,7 @@ class ProfileChain:
     frozen_copies_bytes: tuple[int, ...] = ()
     _lists: dict[bool, list[float]] = field(default_factory=dict)
     _late: dict[int, FloatArray] = field(default_factory=dict)
-    _held: dict[tuple[float, float, float, int], FloatArray] = field(default_factory=dict)
-    _held_lists: dict[tuple[float, float, float, int], list[float]] = field(default_factory=dict)
+    _stage_sums: dict[Copies, StageSum] = field(default_factory=dict)
     _transfers: dict[float, FloatArray] = field(default_factory=dict)
     _edges: dict[tuple[float | None, bool, bool], FloatArray] = field(default_factory=dict)
 
@@ -128,10 +129,6 @@ class ProfileChain:
         """Sums of frozen weights and buffers, of which a worker holds one copy."""
         own_bytes = self.source.untrained_bytes
         return self._sums(own_bytes + np.asarray(self.frozen_copies_bytes) if self.frozen_copies_bytes else own_bytes)
-
-    def weights_held(self, copies: float) -> FloatArray:
-        """Sums of `copies` times the trained weights, and of frozen weights and buffers."""
-        return np.asarray(copies * self.weight_bytes + self.untrained_bytes)
 
     def copies_of(self, stops: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """By stage, the bytes of the copies that `weight_bytes` and that `untrained_bytes` count."""
@@ -169,19 +166,6 @@ class ProfileChain:
     def kept_output_bytes(self) -> FloatArray:
         return self._crossing(self.source.kept_output_bytes)
 
-    def least_output_buffers(self, outputs: FloatArray, kept: FloatArray) -> FloatArray:
-        """The least bytes of `outputs` buffers of an output between stages; `kept` of them need only the part that is
-        not among the activations.
-        """
-        if self.blocks == 1:  # no stage sends one
-            return outputs * LARGEST_AMOUNT
-        inner = outputs[:, None] * self.output_bytes[1:-1] - kept[:, None] * self.kept_output_bytes[1:-1]
-        return np.asarray(inner.min(axis=1))
-
-    def moved_bytes(self, start: int, stop: int) -> tuple[int, int, int]:
-        """A stage's input, its output, and the part of it among its activations: arguments of `Copies.buffer_bytes`."""
-        return int(self.input_bytes[start]), int(self.output_bytes[stop]), int(self.kept_output_bytes[stop])
-
     @cached_property
     def boundary_bytes(self) -> FloatArray:
         return boundary_bytes(1.0) * self.output_bytes
@@ -193,27 +177,54 @@ class ProfileChain:
             self._late[gradients] = self._sums(replacing_bytes(gradients, weights, added))
         return self._late[gradients]
 
-    def held(self, weights: float, activations: float, inputs: float = 0.0, late_gradients: int = 0) -> FloatArray:
-        """The sums of `weights` copies of the weights, `activations` of the activations, `inputs` of all blocks'
-        inputs, and of late gradients, frozen weights and buffers.
+    def item_sums(self, copies: Copies) -> Mapping[str, StageSum]:
+        """What a worker of every stage holds, by the items of `StageMemory`: the only definition of a stage's bytes.
 
-        Differences are lower bounds on a stage's bytes: its first block may keep `shared_bytes` more.
+        It is 2BW's formula (2021, appendix A.1.2), with |W| / d and |A| / d replaced by the bytes of the stage's own
+        blocks. `costs.memory` counts the copies.
         """
-        key = (weights, activations, inputs, late_gradients)
-        if key not in self._held:
-            sums = self.weights_held(weights) + activations * self.added_bytes
-            sums = sums + inputs * self.input_sums[0] if inputs else sums
-            self._held[key] = sums + self.late_bytes(late_gradients) if late_gradients else sums
-        return self._held[key]
+        weights, nothing = self.weight_bytes, np.zeros(self.blocks + 1)
+        until, before = self.kept_sums
+        kept, first = copies.activations * until, copies.activations * (until - before)
+        first = first + copies.inputs * self.input_bytes
+        again, workspace = list[LargestBlock](), list[LargestBlock]()
+        if copies.block_inputs:
+            until, before = self.input_sums
+            kept, first = kept + copies.block_inputs * until, first + copies.block_inputs * (until - before)
+        if copies.blocks_again:
+            again = [LargestBlock(copies.blocks_again, self.largest_again, float(self._again[0].min()))]
+        if copies.transients and self.has_workspaces:
+            least = float(self._workspaces[0].min())
+            workspace = [LargestBlock(copies.transients, self.largest_workspaces, least)]
 
-    def listed_bytes(
-        self, weights: float, activations: float, inputs: float = 0.0, late_gradients: int = 0
-    ) -> list[float]:
-        """The same as a list."""
-        key = (weights, activations, inputs, late_gradients)
-        if key not in self._held_lists:
-            self._held_lists[key] = self.held(*key).tolist()
-        return self._held_lists[key]
+        def of(sums: FloatArray, largest: Sequence[LargestBlock] = ()) -> StageSum:
+            return StageSum(sums=sums, first=nothing, last=nothing, largest=tuple(largest))
+
+        return {
+            "weights": of(copies.stored * weights + self.untrained_bytes),
+            "gradients": of(copies.gradients * weights + self.late_bytes(copies.late_gradients)),
+            "master_weights": of(copies.master_weights * weights),
+            "optimizer_states": of(copies.optimizer_states * weights),
+            "activations": StageSum(sums=kept, first=first, last=nothing, largest=tuple(again)),
+            "transient": of(nothing, workspace),
+            "buffers": StageSum(
+                sums=nothing,
+                first=copies.buffer_bytes(self.input_bytes, nothing, nothing),
+                last=copies.buffer_bytes(nothing, self.output_bytes, self.kept_output_bytes),
+            ),
+        }
+
+    def stage_sum(self, copies: Copies) -> StageSum:
+        """All that a worker of every stage holds."""
+        if copies not in self._stage_sums:
+            first, *others = self.item_sums(copies).values()
+            self._stage_sums[copies] = sum(others, first)
+        return self._stage_sums[copies]
+
+    def stage_memory(self, copies: Copies, start: int, stop: int) -> StageMemory:
+        """The same of one stage, by item."""
+        place = np.asarray(start), np.asarray(stop)
+        return StageMemory(**{name: int(each.at(*place)) for name, each in self.item_sums(copies).items()})
 
     def listed_s(self, *, recompute: bool) -> list[float]:
         """The sums of compute as a list."""
@@ -236,35 +247,15 @@ class ProfileChain:
     @property
     def has_workspaces(self) -> bool:
         """Whether any block has a workspace."""
-        return self.largest_workspace > 0
-
-    @cached_property
-    def largest_workspace(self) -> float:
-        return float(self.source.workspace_bytes[self.row].max())
-
-    def workspace_bytes(self, starts: slice, stops: slice) -> FloatArray:
-        """The largest workspace of a block, for the stages that begin and end in these ranges; 0 for none."""
-        return self.largest_workspaces(*_grid(starts, stops))
+        return bool(self.source.workspace_bytes[self.row].any())
 
     def largest_workspaces(self, starts: IntArray, stops: IntArray) -> FloatArray:
-        """The same for starts and stops that broadcast."""
+        """The largest workspace of a block, for starts and stops that broadcast; 0 for none."""
         return self._largest(self._workspaces, starts, stops)
 
-    def again_bytes(self, starts: slice, stops: slice) -> FloatArray:
-        """The largest bytes of a block that has run again, for the stages that begin and end in these ranges."""
-        return self.most_again(*_grid(starts, stops))
-
-    def most_again(self, starts: IntArray, stops: IntArray) -> FloatArray:
-        """The same for starts and stops that broadcast."""
+    def largest_again(self, starts: IntArray, stops: IntArray) -> FloatArray:
+        """The largest bytes of a block that has run again, for starts and stops that broadcast."""
         return self._largest(self._again, starts, stops)
-
-    @cached_property
-    def least_again(self) -> float:
-        return float(self.source.again_bytes[self.row].min())
-
-    @cached_property
-    def largest_again(self) -> float:
-        return float(self.source.again_bytes[self.row].max())
 
     @cached_property
     def least_kept(self) -> float:
@@ -335,10 +326,6 @@ class ProfileChain:
             float(self.source.recomputed_s(self.recompute_factor)[self.row].sum()),
         )
         return float(2.0 ** (frexp(longest)[1] - 52))
-
-
-def _grid(starts: slice, stops: slice) -> tuple[IntArray, IntArray]:
-    return np.arange(starts.start, starts.stop)[:, None], np.arange(stops.start, stops.stop)
 
 
 def no_stage(blocks: int) -> FloatArray:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from pipeplan.arrays import FloatArray
@@ -73,9 +74,10 @@ def _limit_ranks(terms: ChunkedTerms, cuts: "_Cuts", step: cp_model.IntVar, unit
     """3. A rank recomputes by some unit or not. It takes no longer than the step, with its exchange overlapped.
     4. It holds no more than its device, at each of the moments at which it may hold most.
     """
-    model, shape, blocks = cuts.model, terms.shape, range(terms.blocks)
-    workspaces = [int(terms.workspace_bytes[block, block + 1]) for block in blocks]
-    activations = [int(terms.largest_bytes[block, block + 1]) for block in blocks]
+    model, shape = cuts.model, terms.shape
+    starts = np.arange(terms.blocks)
+    workspaces = terms.workspaces.at(starts, starts + 1).astype(int).tolist()
+    activations = terms.chain.largest_again(starts, starts + 1).astype(int).tolist()
     by_block = (True, "block") in terms.ways
     for rank in range(shape.ranks):
         stages = shape.stages_of(rank)
@@ -96,13 +98,11 @@ def _limit_ranks(terms: ChunkedTerms, cuts: "_Cuts", step: cp_model.IntVar, unit
                 memory: list[cp_model.LinearExprT] = [transient]
                 for chunk, stage in enumerate(stages):
                     whole, inputs = moment[chunk], moment[shape.chunks + chunk]
-                    table = terms.fixed_bytes(stage, recompute=mode)
+                    copies = terms.copies(stage, recompute=mode, whole=whole, inputs=inputs, unit=unit)
                     if unit == "block":
                         memory.append(whole * largest[chunk])
-                        table = table + terms.inputs_of_blocks(whole + inputs)
-                    else:
-                        table = table + terms.microbatch_bytes(whole=whole, inputs=inputs)
-                    memory.append(cuts.between(stage, table[0], table[0, 0] - table[:, 0]))
+                    held = terms.stage_sum(copies)  # without its largest blocks
+                    memory.append(cuts.between(stage, held.until, held.before))
                 model.add(cp_model.LinearExpr.sum(memory) <= terms.device_bytes).only_enforce_if(chosen)
 
 

@@ -13,7 +13,6 @@ from pipeplan.arrays import FloatArray
 from pipeplan.costs.collectives import EXCHANGES
 from pipeplan.costs.memory import Copies, copies, keeps_master_weights
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Stage
-from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.measured import measured
@@ -108,36 +107,11 @@ class TypeTables:
     chain: ProfileChain
     _without_buffers: TableCache = field(default_factory=TableCache)
 
-    @cached_property
-    def _largest(self) -> tuple[FloatArray, FloatArray]:
-        """The largest workspace of a block, and the largest bytes of one that has run again."""
-        every = slice(0, self.chain.blocks + 1)
-        return self.chain.workspace_bytes(every, every), self.chain.again_bytes(every, every)
-
-    def item_bytes(self, counts: Copies) -> dict[str, FloatArray]:
-        """What a worker holds, by the items of `StageMemory`."""
-        chain, weights, (workspaces, again) = self.chain, between(self.chain.weight_bytes), self._largest
-        activations = counts.activations * between(*chain.kept_sums) + counts.inputs * chain.input_bytes[:, None]
-        activations += counts.block_inputs * between(*chain.input_sums) + counts.blocks_again * again
-        return {
-            "weights": np.floor(counts.stored * weights) + between(chain.untrained_bytes),
-            "gradients": counts.gradients * weights + between(chain.late_bytes(counts.late_gradients)),
-            "master_weights": counts.master_weights * weights,
-            "optimizer_states": counts.optimizer_states * weights,
-            "activations": activations,
-            "transient": counts.transients * workspaces,
-            "buffers": self._buffer_bytes(counts),
-        }
-
     def memory_bytes(self, counts: Copies) -> FloatArray:
         """What a worker holds."""
         rest = replace(counts, **dict.fromkeys(BUFFERS, 0))
-        without = self._without_buffers(rest, lambda: np.asarray(sum(self.item_bytes(rest).values())))
-        return np.asarray(without + self._buffer_bytes(counts))
-
-    def _buffer_bytes(self, counts: Copies) -> FloatArray:
-        moved = self.chain.output_bytes, self.chain.kept_output_bytes
-        return np.asarray(counts.buffer_bytes(self.chain.input_bytes[:, None], *moved) + np.zeros_like(moved[0]))
+        without = self._without_buffers(rest, self.chain.stage_sum(rest).table)
+        return np.asarray(without + self.chain.item_sums(counts)["buffers"].table())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -206,8 +180,7 @@ class StageTables:
         for recompute in self.modes:
             time_s = float(self._mode_s(shape, kind, recompute)[start, stop])
             for unit, counts in self._counts(shape, kind, recompute):
-                items = self.of_types[kind.type].item_bytes(counts)
-                memory = StageMemory(**{name: int(table[start, stop]) for name, table in items.items()})
+                memory = self.of_types[kind.type].chain.stage_memory(counts, start, stop)
                 stage = Stage(
                     start=start,
                     stop=stop,

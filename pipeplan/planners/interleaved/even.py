@@ -5,7 +5,8 @@ ranks' seconds. If ranks then do not fit, it moves cuts by what the ranks hold. 
 """
 
 from collections.abc import Callable, Sequence
-from operator import mul
+
+import numpy as np
 
 from pipeplan.planners.interleaved.terms import ChunkedTerms
 
@@ -68,40 +69,15 @@ def even_by_time(terms: ChunkedTerms) -> tuple[int, ...] | None:
 
 
 def _fullness(terms: ChunkedTerms) -> RankCost:
-    """A rank's memory in its smaller mode, as a share of its device: `terms.rank_bytes`, by plain sums."""
-    shape, chain, ranks = terms.shape, terms.chain, range(terms.shape.ranks)
-    kept_until, kept_before = (sums.tolist() for sums in terms.kept_sums)
-    weights = terms.weights_held.tolist()
-    inputs, outputs, kept_outputs = (
-        sizes.tolist() for sizes in (chain.input_bytes, chain.output_bytes, chain.kept_output_bytes)
-    )
-    workspaces = terms.workspace_bytes.tolist() if chain.has_workspaces else None
-    moments = [
-        [(mode, unit == "block", terms.held(rank, recompute=mode).moments.tolist()) for mode, unit in terms.ways]
-        for rank in ranks
-    ]
-    inputs_until, inputs_before = (sums.tolist() for sums in chain.input_sums)
-    largest = terms.largest_bytes.tolist()
-    stages_of = [[(stage, terms.buffers(stage, recompute=False)) for stage in shape.stages_of(rank)] for rank in ranks]
+    """A rank's memory in its smaller mode, as a share of its device."""
+    stages_of = [np.asarray(terms.shape.stages_of(rank)) for rank in range(terms.shape.ranks)]
 
     def fullness(rank: int, stops: Sequence[int]) -> float:
-        fixed = transient = kept_anyway = 0.0
-        whole, partly, by_block, inputs_of_blocks = [], [], [], []
-        for stage, buffers in stages_of[rank]:
-            start, stop = stops[stage - 1] if stage else 0, stops[stage]
-            fixed += weights[stop] - weights[start] + buffers.buffer_bytes(inputs[start], outputs[stop], 0.0)
-            kept_anyway += buffers.kept_outputs * kept_outputs[stop]
-            transient = max(transient, workspaces[start][stop] if workspaces else 0.0)
-            whole.append(kept_until[stop] - kept_before[start])
-            partly.append(inputs[start])
-            inputs_of_blocks.append(inputs_until[stop] - inputs_before[start])
-            by_block.append(inputs_of_blocks[-1] + largest[start][stop])
-        amounts = (*whole, *partly), (*by_block, *inputs_of_blocks)
-        ways = (
-            max(sum(map(mul, row, amounts[of_blocks])) for row in rows) - (0.0 if recompute else kept_anyway)
-            for recompute, of_blocks, rows in moments[rank]
-        )
-        return float((fixed + transient + min(ways)) / terms.device_bytes)
+        ends = np.asarray((0, *stops))
+        starts, stops_of = ends[stages_of[rank]][:, None], ends[stages_of[rank] + 1][:, None]
+        modes = terms.shape.modes
+        held = (terms.held_bytes(rank, starts, stops_of, recompute=mode)[0] for mode in modes)
+        return float(min(held) / terms.device_bytes)
 
     return fullness
 

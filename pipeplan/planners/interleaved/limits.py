@@ -67,13 +67,13 @@ class Within:
     def _memory(self, rank: int, stages: Sequence[int], recompute: bool, unit: str) -> Iterator[Limit]:
         """A limit for each moment, and each chunk that may have the largest transient then."""
         terms, chunks = self.terms, len(stages)
-        fixed = [terms.fixed_bytes(stage, recompute=recompute) for stage in stages]
         for moment in terms.held(rank, recompute=recompute).moments.tolist():
-            held = [
-                fixed[chunk] + terms.microbatch_bytes(whole=moment[chunk], inputs=moment[chunks + chunk], unit=unit)
-                for chunk in range(chunks)
-            ]
+            copies = (
+                terms.copies(stage, recompute=recompute, whole=moment[chunk], inputs=moment[chunks + chunk], unit=unit)
+                for chunk, stage in enumerate(stages)
+            )
+            held = [terms.stage_sum(each).table() for each in copies]
             for largest in range(chunks if terms.chain.has_workspaces else 1):
                 with_transient = [*held]
-                with_transient[largest] = held[largest] + terms.workspace_bytes
+                with_transient[largest] = held[largest] + terms.workspaces.table()
                 yield Limit(tables=tuple(with_transient), most=self.held_bytes)

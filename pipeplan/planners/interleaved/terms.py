@@ -11,7 +11,7 @@ All tables are [start, stop], infinite where there is no stage.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,10 +22,8 @@ from pipeplan.costs.memory import (
     Copies,
     HeldByRank,
     cast_copies,
-    fixed_copies,
     held_by,
     keeps_master_weights,
-    kept_sums,
     training_copies,
 )
 from pipeplan.costs.transfer import Bandwidths, boundary_bytes
@@ -34,6 +32,7 @@ from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.interleaved.shape import ChunkedShape
 from pipeplan.planners.problem import PlanningProblem, recompute_units
+from pipeplan.planners.stage_sum import StageSum
 from pipeplan.planners.two_bw.placements import Links
 
 
@@ -46,7 +45,7 @@ class ChunkedTerms:
     links: Links
     chain: ProfileChain
     _held: dict[tuple[int, bool], HeldByRank] = field(default_factory=dict)
-    _buffers: dict[tuple[int, bool], Copies] = field(default_factory=dict)
+    _copies: dict[tuple[int, bool], Copies] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -122,62 +121,75 @@ class ChunkedTerms:
         return self.held(rank, recompute=False).most[chunk]
 
     @cached_property
-    def kept_sums(self) -> tuple[FloatArray, FloatArray]:
-        """The bytes that a microbatch keeps of a stage until its weight gradients are done, as
-        `costs.memory.kept_sums`.
+    def _kept_chain(self) -> ProfileChain:
+        """The chain with the bytes that a microbatch keeps until its weight gradients are done.
 
         Between the halves of a split backward a block may keep more than from forward to backward.
         """
+        chain = self.chain
         if not self.shape.laws.splits_backward:
-            return self.chain.kept_sums
+            return chain
         measured = self.problem.profile.at(self.shape.microbatch_size)
         known = all(block.split_activation_bytes is not None for block in measured)
         blocks = [block.when_split for block in measured] if known else measured
         more = [max((b.weight_gradient_bytes or 0) - b.added_bytes, 0) for b in blocks]
-        kept = [b.activation_bytes + extra for b, extra in zip(blocks, more, strict=True)]
-        shared = [b.shared_bytes or 0 for b in blocks]
-        return kept_sums(np.asarray(kept, dtype=np.float64), np.asarray(shared, dtype=np.float64))
+        kept = np.asarray([[b.activation_bytes + extra for b, extra in zip(blocks, more, strict=True)]])
+        shared = np.asarray([[b.shared_bytes or 0 for b in blocks]])
+        source = chain.source.at((self.shape.microbatch_size,))
+        return replace(
+            chain,
+            row=0,
+            source=replace(source, activation_bytes=kept.astype(np.float64), shared_bytes=shared.astype(np.float64)),
+            _stage_sums={},
+        )
 
-    def fixed_bytes(self, stage: int, *, recompute: bool) -> FloatArray:
-        """The weights of a stage with their gradients and optimizer states, and its buffers."""
-        chain, buffers = self.chain, self.buffers(stage, recompute=recompute)
-        held = self.weights_held - self.weights_held[:, None]
-        moved = chain.input_bytes[:, None], chain.output_bytes, chain.kept_output_bytes
-        return np.asarray(held + buffers.buffer_bytes(*moved))
+    def copies(
+        self,
+        stage: int,
+        *,
+        recompute: bool,
+        whole: int = 0,
+        inputs: int = 0,
+        unit: str = RECOMPUTE_UNITS[0],
+        transients: int = 0,
+    ) -> Copies:
+        """The copies of a stage that keeps `whole` microbatches whole, and `inputs` by their inputs alone.
+
+        By block, the inputs are those of all blocks, and each whole microbatch adds the largest block's bytes.
+        """
+        by_block = unit == "block"
+        return replace(
+            self._without_microbatches(stage, recompute),
+            activations=0 if by_block else whole,
+            inputs=0 if by_block else inputs,
+            block_inputs=whole + inputs if by_block else 0,
+            blocks_again=whole if by_block else 0,
+            transients=transients,
+        )
+
+    def stage_sum(self, copies: Copies) -> StageSum:
+        """The bytes of all stages with these copies."""
+        return self._kept_chain.stage_sum(copies)
+
+    def kept_sums(self, unit: str = RECOMPUTE_UNITS[0]) -> tuple[StageSum, StageSum]:
+        """The bytes of a microbatch that is kept whole, and of one of which the inputs are kept."""
+        nothing = Copies(versions=0, activations=0, inputs=0, transients=0)
+        if unit == "block":
+            return self.stage_sum(replace(nothing, block_inputs=1, blocks_again=1)), self.stage_sum(
+                replace(nothing, block_inputs=1)
+            )
+        return self.stage_sum(replace(nothing, activations=1)), self.stage_sum(replace(nothing, inputs=1))
+
+    @cached_property
+    def workspaces(self) -> StageSum:
+        """The largest transient of a block."""
+        return self.stage_sum(Copies(versions=0, activations=0, inputs=0, transients=1))
 
     @cached_property
     def ways(self) -> tuple[tuple[bool, str], ...]:
         """A rank's modes: without recomputation, and with it by each unit."""
         units = recompute_units(self.problem, self.shape.laws)
         return tuple((mode, unit) for mode in self.shape.modes for unit in (units if mode else RECOMPUTE_UNITS[:1]))
-
-    def microbatch_bytes(self, *, whole: int, inputs: int, unit: str = RECOMPUTE_UNITS[0]) -> FloatArray:
-        """The bytes of a stage that keeps `whole` microbatches whole, and `inputs` by their inputs alone.
-
-        By block, the inputs are those of all blocks, and each whole microbatch adds the largest block's bytes.
-        """
-        if unit == "block":
-            return self.inputs_of_blocks(whole + inputs) + whole * self.largest_bytes
-        until, before = self.kept_sums
-        kept = whole * (until - before[:, None])
-        return np.asarray(kept + inputs * self.chain.input_bytes[:, None])
-
-    def inputs_of_blocks(self, microbatches: int) -> FloatArray:
-        """The bytes of the inputs of all blocks of a stage, for `microbatches` microbatches."""
-        until, before = self.chain.input_sums
-        return np.asarray(microbatches * (until - before[:, None]))
-
-    @cached_property
-    def largest_bytes(self) -> FloatArray:
-        """The largest bytes of a block when it has run again."""
-        found = self.chain.again_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
-        return np.vstack((found, np.zeros(self.blocks + 1)))
-
-    @cached_property
-    def workspace_bytes(self) -> FloatArray:
-        """The largest transient of a block."""
-        found = self.chain.workspace_bytes(slice(0, self.blocks), slice(0, self.blocks + 1))
-        return np.vstack((found, np.zeros(self.blocks + 1)))
 
     @property
     def work_s(self) -> list[float]:
@@ -206,7 +218,7 @@ class ChunkedTerms:
 
     def weights_fit(self) -> bool:
         """False where the weights, with their gradients and optimizer states, exceed all ranks together."""
-        return float(self.weights_held[-1]) <= self.shape.ranks * self.device_bytes
+        return self._weights <= self.shape.ranks * self.device_bytes
 
     def may_fit(self) -> bool:
         """False where no stages fit, by all ranks together.
@@ -217,9 +229,9 @@ class ChunkedTerms:
         smaller.
         """
         by_block = (True, "block") in self.ways
-        activations = self.chain.least_kept if by_block else float(self.kept_sums[0][-1])
+        activations = self.chain.least_kept if by_block else float(self.kept_sums()[0].sums[-1])
         shape, least_input = self.shape, float(self.chain.input_bytes[:-1].min())
-        weights = float(self.weights_held[-1])
+        weights = self._weights
         most_bytes, most_kept = 0.0, 0.0
         for rank in range(shape.ranks):
             counts, besides = [], []
@@ -265,34 +277,23 @@ class ChunkedTerms:
     def memory_by(self, unit: str, rank: int, stops: Sequence[int], *, recompute: bool) -> tuple[StageMemory, ...]:
         """The same by one unit."""
         stages = self.shape.stages_of(rank)
-        places = [(stops[stage - 1] if stage else 0, stops[stage]) for stage in stages]
-        held, chain, chunks = self.held(rank, recompute=recompute), self.chain, len(stages)
-        kept_until, kept_before = self.kept_sums
-        kept = np.asarray([kept_until[b] - kept_before[a] for a, b in places])
-        inputs = np.asarray([chain.input_bytes[a] for a, _ in places])
-        if unit == "block":
-            inputs = np.asarray([chain.input_sums[0][b] - chain.input_sums[1][a] for a, b in places])
-            kept = inputs + np.asarray([self.largest_bytes[place] for place in places])
-        fullest = int(np.argmax(held.moments @ np.concatenate((kept, inputs))))
-        moment = held.moments[fullest]
-        workspaces = [float(self.workspace_bytes[place]) for place in places]
+        starts = np.asarray([stops[stage - 1] if stage else 0 for stage in stages])
+        ends = np.asarray([stops[stage] for stage in stages])
+        kept = np.concatenate([each.at(starts, ends) for each in self.kept_sums(unit)])
+        moments = self.held(rank, recompute=recompute).moments
+        moment: list[int] = moments[int(np.argmax(moments @ kept))].tolist()
+        largest = int(np.argmax(self.workspaces.at(starts, ends)))  # one block runs at a time
         items = []
-        for chunk, (stage, (start, stop)) in enumerate(zip(stages, places, strict=True)):
-            weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
-            gradients, masters, states = self._fixed
-            largest = chunk == int(np.argmax(workspaces))  # one block runs at a time
-            items.append(
-                StageMemory(
-                    weights=int((1 + self._casts) * weights)
-                    + int(chain.untrained_bytes[stop] - chain.untrained_bytes[start]),
-                    gradients=gradients * weights,
-                    master_weights=masters * weights,
-                    optimizer_states=states * weights,
-                    activations=int(moment[chunk] * kept[chunk] + moment[chunks + chunk] * inputs[chunk]),
-                    transient=int(workspaces[chunk]) if largest else 0,
-                    buffers=self.buffers(stage, recompute=recompute).buffer_bytes(*chain.moved_bytes(start, stop)),
-                )
+        for chunk, (stage, start, stop) in enumerate(zip(stages, starts.tolist(), ends.tolist(), strict=True)):
+            copies = self.copies(
+                stage,
+                recompute=recompute,
+                whole=moment[chunk],
+                inputs=moment[len(stages) + chunk],
+                unit=unit,
+                transients=int(chunk == largest),
             )
+            items.append(self._kept_chain.stage_memory(copies, start, stop))
         return tuple(items)
 
     def rank_bytes(self, rank: int, stops: Sequence[int], *, recompute: bool) -> int:
@@ -304,23 +305,15 @@ class ChunkedTerms:
 
         Places are [chunk, split]. At most `rank_bytes`, which rounds items down, and less by up to eight bytes a stage.
         """
-        stages, chain = self.shape.stages_of(rank), self.chain
-        moved = zip(chain.input_bytes[starts], chain.output_bytes[stops], chain.kept_output_bytes[stops], strict=True)
-        buffers = [
-            self.buffers(stage, recompute=recompute).buffer_bytes(*sizes)
-            for stage, sizes in zip(stages, moved, strict=True)
-        ]
-        fixed = self.weights_held[stops] - self.weights_held[starts] + np.stack(buffers)
-        until, before = self.kept_sums
+        stages = self.shape.stages_of(rank)
+        copies = (self.copies(stage, recompute=recompute) for stage in stages)
+        fixed = [self.stage_sum(each).at(*place) for each, *place in zip(copies, starts, stops, strict=True)]
         moments, amounts = self.held(rank, recompute=recompute).moments, list[FloatArray]()
         for unit in (unit for mode, unit in self.ways if mode == recompute):
-            kept, inputs = until[stops] - before[starts], chain.input_bytes[starts]
-            if unit == "block":
-                inputs = chain.input_sums[0][stops] - chain.input_sums[1][starts]
-                kept = inputs + self.largest_bytes[starts, stops]
-            amounts.append((moments @ np.concatenate((kept, inputs))).max(axis=0))
-        held = fixed.sum(axis=0) + self.workspace_bytes[starts, stops].max(axis=0) + np.minimum.reduce(amounts)
-        return np.asarray(held - 8 * len(stages))
+            kept = np.concatenate([each.at(starts, stops) for each in self.kept_sums(unit)])
+            amounts.append((moments @ kept).max(axis=0))
+        largest = self.workspaces.at(starts, stops).max(axis=0)
+        return np.asarray(sum(fixed) + largest + np.minimum.reduce(amounts) - 8 * len(stages))
 
     def mode(self, rank: int, stops: Sequence[int]) -> bool:
         """Whether a rank recomputes: in the faster mode that fits, or (if none does) in the smaller."""
@@ -359,38 +352,25 @@ class ChunkedTerms:
         return {stage: (rank, chunk) for rank in ranks for chunk, stage in enumerate(self.shape.stages_of(rank))}
 
     @cached_property
-    def _fixed(self) -> tuple[int, int, int]:
-        options, dtype = self.problem.options, self.problem.profile.dtype
-        masters = keeps_master_weights(dtype, options.master_weights)
-        return fixed_copies(dtype, options.optimizer_or_default, master_weights=masters)
+    def _weights(self) -> float:
+        """The bytes of all weights, with their gradients and optimizer states."""
+        return float(self.stage_sum(self.copies(0, recompute=self.shape.modes[0])).sums[-1])
 
-    @property
-    def weight_copies(self) -> float:
-        """Copies of the weights that a stage holds: one version, gradients, master weights and optimizer states, and
-        autocast's copies of the version.
-        """
-        return 1 + sum(self._fixed) + self._casts
-
-    @cached_property
-    def weights_held(self) -> FloatArray:
-        """Sums of `weight_copies` times the trained weights, and of the frozen weights and buffers."""
-        return self.chain.weights_held(self.weight_copies)
-
-    @property
-    def _casts(self) -> float:
-        return cast_copies(self.problem.profile.dtype, self.problem.profile.autocast)
-
-    def buffers(self, stage: int, *, recompute: bool) -> Copies:
-        """A stage's buffers: only these fields of `costs.memory.training_copies` are the stage's."""
+    def _without_microbatches(self, stage: int, recompute: bool) -> Copies:
+        """A stage's weights with their gradients and optimizer states, and its buffers."""
         key = stage, recompute
-        if key not in self._buffers:
-            ends = (None, *self.edges, None)
-            self._buffers[key] = training_copies(
+        if key not in self._copies:
+            ends, profile, options = (None, *self.edges, None), self.problem.profile, self.problem.options
+            held = training_copies(
                 self.shape.laws,
-                self.problem.options.optimizer_or_default,
+                options.optimizer_or_default,
                 recompute=recompute,
                 held=self.most_in_flight(stage),
+                dtype=profile.dtype,
+                master_weights=keeps_master_weights(profile.dtype, options.master_weights),
                 held_before=self.most_in_flight(stage - 1) if ends[stage] is not None else None,
                 sends_on=ends[stage + 1] is not None,
+                autocast=profile.autocast,
             )
-        return self._buffers[key]
+            self._copies[key] = replace(held, versions=1, casts=cast_copies(profile.dtype, profile.autocast))
+        return self._copies[key]

@@ -9,7 +9,6 @@ from pipeplan.costs.memory import copies, exchanged_sets, keeps_master_weights
 from pipeplan.costs.tied import copies_apart
 from pipeplan.documents.certificate import Certificate
 from pipeplan.documents.plan import RECOMPUTE_UNITS, Alternative, ClosedForm, Stage
-from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import InvalidInputError
 from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.complete import Decision
@@ -18,10 +17,9 @@ from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.reasons import as_fast, at_most, shortfall, slower, unpriced
 from pipeplan.planners.two_bw.chosen import chosen
 from pipeplan.planners.two_bw.fewest import FewestStages
-from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links, orientations
 from pipeplan.planners.two_bw.split import ROUNDING, Found, even_min_sum, least_sum
-from pipeplan.planners.two_bw.terms import PipelineShape, PipelineTerms
+from pipeplan.planners.two_bw.terms import MemoryCounts, PipelineShape, PipelineTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +244,7 @@ def candidate(shape: PipelineShape, terms: PipelineTerms, found: Found | None, s
 def stages(terms: PipelineTerms, stops: tuple[int, ...]) -> Iterator[Stage]:
     """The stages of a split, each in the mode that is best for it."""
     for stage, each in enumerate(chosen(terms, stops)):
-        memory = memory_items(terms, each.counts, stage, each.start, each.stop)
+        memory = terms.chain.stage_memory(each.counts.copies[stage], each.start, each.stop)
         yield Stage(
             start=each.start,
             stop=each.stop,
@@ -257,32 +255,6 @@ def stages(terms: PipelineTerms, stops: tuple[int, ...]) -> Iterator[Stage]:
             memory_bytes=memory.total,
             memory=memory,
         )
-
-
-def memory_items(terms: PipelineTerms, counts: MemoryCounts, stage: int, start: int, stop: int) -> StageMemory:
-    """The bytes that a worker of the stage holds, by item."""
-    held, chain = counts.copies[stage], terms.chain
-    weights = int(chain.weight_bytes[stop] - chain.weight_bytes[start])
-    kept_until, kept_before = chain.kept_sums
-    activations = int(kept_until[stop] - kept_before[start])
-    moved = chain.moved_bytes(start, stop)
-    place = slice(start, start + 1), slice(stop, stop + 1)
-    workspace = chain.workspace_bytes(*place) if held.transients else None
-    late = chain.late_bytes(held.late_gradients)
-    kept = held.activations * activations + held.inputs * moved[0]
-    if held.block_inputs:
-        inputs_until, inputs_before = chain.input_sums
-        kept += held.block_inputs * int(inputs_until[stop] - inputs_before[start])
-        kept += held.blocks_again * int(chain.again_bytes(*place)[0, 0])
-    return StageMemory(
-        weights=int(held.stored * weights) + int(chain.untrained_bytes[stop] - chain.untrained_bytes[start]),
-        gradients=held.gradients * weights + int(late[stop] - late[start]),
-        master_weights=held.master_weights * weights,
-        optimizer_states=held.optimizer_states * weights,
-        activations=kept,
-        transient=held.transients * int(workspace[0, 0]) if workspace is not None else 0,
-        buffers=held.buffer_bytes(*moved),
-    )
 
 
 def decision(

@@ -6,9 +6,8 @@ from math import inf
 
 import numpy as np
 
-from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.places import Bands
-from pipeplan.planners.two_bw.terms import PipelineTerms
+from pipeplan.planners.two_bw.terms import MemoryCounts, PipelineTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,12 @@ begins as early as it may, because any part of a stage within its limits is with
 stages then does not depend on the depth. One count rules out all smaller depths at once.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
-import numpy as np
-
 from pipeplan.arrays import FloatArray
 from pipeplan.costs.memory import Copies, paper_copies, training_copies
-from pipeplan.errors import LARGEST_AMOUNT
 from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.problem import PlanningProblem, recompute_units
 from pipeplan.planners.two_bw.split import ROUNDING
@@ -81,19 +78,14 @@ class FewestStages:
         return [(mode, unit) for mode in self.modes for unit in (units if mode else units[:1])]
 
     def _limit(self, recompute: bool, unit: str, place: int) -> StageLimit:
-        held, (first_input, least_input) = self._copies(recompute, unit, place), self._inputs
+        copies = self._copies(recompute, unit, place)
+        total, first = (self.chain.stage_sum(each) for each in (copies, replace(copies, input_buffers=0)))
         room = self.problem.cluster.device.usable_bytes * (1 + 2 * ROUNDING)
-        if place > 1:
-            outputs, kept = np.asarray([held.output_buffers]), np.asarray([held.kept_outputs])
-            room -= float(self.chain.least_output_buffers(outputs, kept)[0])
-        room -= held.blocks_again * self.chain.least_again
-        inner = room - (held.inputs + held.input_buffers) * least_input
-        sums = self.chain.held(held.weights, held.activations, held.block_inputs, held.late_gradients)
         return StageLimit(
             sums_s=self.chain.recomputed_s if recompute else self.chain.compute_s,
-            held=sums,
-            first_room=room - held.inputs * first_input,
-            room=inner,
+            held=total.sums,
+            first_room=room - first.least_besides(is_first=True),
+            room=room - total.least_besides(is_first=False),
         )
 
     def _copies(self, recompute: bool, unit: str, place: int) -> Copies:
@@ -119,9 +111,3 @@ class FewestStages:
         if self.laws.keeps_batch:
             return self.microbatches
         return min(place, self.microbatches) if self.laws.fills else 1
-
-    @cached_property
-    def _inputs(self) -> tuple[float, float]:
-        """The first stage's input, and the smallest input between stages."""
-        first, *inner = self.chain.input_bytes[:-1].tolist()
-        return first, min(inner, default=LARGEST_AMOUNT)

@@ -1,20 +1,20 @@
 """Terms: the closed forms of PipeDream-2BW (2021), appendix A.1, on the links that a placement crosses.
 
 2BW's throughput formula (A.1.1, THROUGHPUT) is in `PipelineTerms.mode_s` and `PipelineShape`, its memory formula
-(A.1.2, MEMORY) in `PipelineTerms.unit_bytes`. Docstrings number the steps. All tables are those of `split.Costs`.
+(A.1.2, MEMORY) in `ProfileChain.item_sums`. Docstrings number the steps. All tables are those of `split.Costs`.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
 from pipeplan.costs.collectives import all_reduce, in_turn
-from pipeplan.errors import LARGEST_AMOUNT
+from pipeplan.costs.memory import Copies
+from pipeplan.documents.plan import RECOMPUTE_UNITS
 from pipeplan.planners.chain import ProfileChain
-from pipeplan.planners.two_bw.memory_counts import MemoryCounts
 from pipeplan.planners.two_bw.placements import Links
 from pipeplan.planners.two_bw.places import Bands, Places, StageTable
 from pipeplan.planners.two_bw.split import (
@@ -94,6 +94,23 @@ class PipelineShape:
         return self.width * self.microbatch_size / time_per_microbatch_s
 
 
+@dataclass(frozen=True, eq=False)
+class MemoryCounts:
+    """The copies held on every stage of a pipeline in one mode; `unit` is that of recomputation, if it recomputes."""
+
+    copies: tuple[Copies, ...]
+    unit: str = RECOMPUTE_UNITS[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _StackedSums:
+    """`StageSum` with a row for each stage of a pipeline."""
+
+    until: FloatArray
+    before: FloatArray
+    largest: tuple[tuple[FloatArray, Callable[[IntArray, IntArray], FloatArray]], ...]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PipelineTerms:
     """A shape's stages on the links of one orientation, by the accounting of memory that was asked for.
@@ -107,6 +124,7 @@ class PipelineTerms:
     chain: ProfileChain
     counts: dict[bool, tuple[MemoryCounts, ...]]
     device_bytes: int
+    _stacks: dict[MemoryCounts, _StackedSums] = field(default_factory=dict)
 
     def mode_s(self, recompute: bool, at: Places) -> FloatArray:
         """A stage's time a microbatch, with or without recomputation.
@@ -135,39 +153,11 @@ class PipelineTerms:
         return fits
 
     def unit_bytes(self, counts: MemoryCounts, at: Places) -> FloatArray:
-        """A worker's bytes of a stage in one mode.
-
-        The memory formula, with |W| / d and |A| / d replaced by the bytes of the stage's own blocks: without
-        recomputation 2 |W| / d + d |A_total| / d + d |A_input|, with it 2 |W| / d + |A_total| / d + d |A_input|.
-        `costs.memory.paper_copies` has the factors, the practical accounting, `training_copies`, more of them.
-        """
-        chain = self.chain
-        weights, activations = at.of_stages(counts.weights), at.of_stages(counts.activations)
-        # Sums up to the stops, and up to the starts: bytes are whole numbers, and their differences exact.
-        kept_until, kept_before = chain.kept_sums
-        until = weights * at.stops(chain.weight_bytes) + activations * at.stops(kept_until)
-        before = weights * at.starts(chain.weight_bytes) + activations * at.starts(kept_before)
-        until += at.stops(chain.untrained_bytes)
-        before += at.starts(chain.untrained_bytes)
-        by_block, inputs, outputs = map(at.of_stages, (counts.block_inputs, counts.inputs, counts.outputs))
-        if by_block.any():
-            inputs_until, inputs_before = chain.input_sums
-            until += by_block * at.stops(inputs_until)
-            before += by_block * at.starts(inputs_before)
-        if (late := at.of_stages(counts.late)).any():
-            late_bytes = chain.late_bytes(counts.late_gradients)
-            until += late * at.stops(late_bytes)
-            before += late * at.starts(late_bytes)
-        if inputs.any():
-            before -= inputs * at.starts(chain.input_bytes)
-        if outputs.any():
-            until += outputs * at.stops(chain.output_bytes)
-            until -= at.of_stages(counts.kept_outputs) * at.stops(chain.kept_output_bytes)
-        held = at.between(before, until)
-        if by_block.any():
-            held += at.of_stages(counts.blocks_again)[..., None] * chain.most_again(*at.ranges)
-        if chain.has_workspaces and (transients := at.of_stages(counts.transients)).any():
-            held += transients[..., None] * chain.largest_workspaces(*at.ranges)
+        """A worker's bytes of a stage in one mode: `ProfileChain.item_sums`."""
+        stacked, stages = self._stacked(counts), np.arange(self.shape.depth)
+        held = at.between(at.starts(stacked.before, stages), at.stops(stacked.until, stages))
+        for copies, of_stages in stacked.largest:
+            held += at.of_stages(copies)[..., None] * of_stages(*at.ranges)
         return held
 
     def time_s(self, stage: int, starts: slice, stops: slice) -> FloatArray:
@@ -254,19 +244,11 @@ class PipelineTerms:
         return every_start(self.chain.blocks, self.shape.depth)
 
     def least_bytes(self) -> float:
-        """A lower bound on the fullest stage's bytes, over all splits.
-
-        If no stage holds more than x, stage s has at most (x - c W_s) / a_s of the activations, with c copies of
-        weights and a_s of activations. Summed over the stages this bounds all activations, and so x from below. Where a
-        stage may recompute by block, the smaller of activations and input of every block counts, once.
-        """
-        ways = [counts for mode in self.shape.modes for counts in self.counts[mode]]
-        weights = float(self.chain.weights_held(min(float(counts.weights.min()) for counts in ways))[-1])
-        if any(counts.block_inputs.any() for counts in ways):
-            return (self.chain.least_kept + weights) / self.shape.depth
-        activations: list[float] = np.minimum.reduce([counts.activations for counts in ways]).tolist()
-        together = float(self.chain.added_bytes[-1]) + weights / max(activations)
-        return together / sum(1.0 / count for count in activations)
+        """A lower bound on the fullest stage's bytes, over all splits: an equal share of what all hold at least."""
+        chain, every = self.chain, (counts for mode in self.shape.modes for counts in self.counts[mode])
+        weights = min(copies.weights for counts in every for copies in counts.copies)
+        least = chain.least_kept + float(weights * chain.weight_bytes[-1] + chain.untrained_bytes[-1])
+        return least / self.shape.depth
 
     def places(self, stops: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
         """Every stage with its start and stop."""
@@ -318,20 +300,25 @@ class PipelineTerms:
 
         Only the preferred unit is tested; if all stages need another, `time_s` finds them.
         """
-        mode, chain = self.shape.modes[0], self.chain
-        counts = self.counts[mode][0]
-        weights = counts.weights * (chain.weight_bytes[highs] - chain.weight_bytes[lows])
-        weights += chain.untrained_bytes[highs] - chain.untrained_bytes[lows]
-        added, shared = chain.added_bytes, chain.shared_bytes.max()
-        activations = counts.activations * (added[highs] - added[lows] + shared)
-        until, before = chain.input_sums
-        activations += counts.block_inputs * (until[highs] - until[lows] + (until - before).max())
-        activations += counts.blocks_again * chain.largest_again
-        late_bytes = chain.late_bytes(counts.late_gradients)
-        activations += counts.late * (late_bytes[highs] - late_bytes[lows])
-        moved = counts.inputs * chain.input_bytes.max() + counts.outputs * chain.output_bytes.max()
-        largest = weights + activations + moved + counts.transients * chain.largest_workspace
-        return [bool(fits) for fits in largest * (1 + ROUNDING) <= self.device_bytes]
+        stacked, stages = self._stacked(self.counts[self.shape.modes[0]][0]), np.arange(self.shape.depth)
+        until = np.maximum.accumulate(stacked.until, axis=1)[stages, highs]
+        before = np.minimum.accumulate(stacked.before[:, ::-1], axis=1)[:, ::-1][stages, lows]
+        most = until - before
+        for copies, of_stages in stacked.largest:
+            most += copies * of_stages(lows, highs)
+        return [bool(fits) for fits in most * (1 + ROUNDING) <= self.device_bytes]
+
+    def _stacked(self, counts: MemoryCounts) -> _StackedSums:
+        """The sums of every stage, in one mode."""
+        if counts not in self._stacks:
+            sums = [self.chain.stage_sum(copies) for copies in counts.copies]
+            every = zip(*(each.largest for each in sums), strict=True)
+            self._stacks[counts] = _StackedSums(
+                until=np.stack([each.until for each in sums]),
+                before=np.stack([each.before for each in sums]),
+                largest=tuple((np.asarray([one.copies for one in of]), of[0].of_stages) for of in every),
+            )
+        return self._stacks[counts]
 
     def _limits(self, limit_s: float) -> list[tuple[Way, ...]]:
         """Compute within the limit less the least transfers, and memory within the device less the least messages."""
@@ -364,24 +351,13 @@ class PipelineTerms:
         ]
 
     @cached_property
-    def _held_least(self) -> list[tuple[bool, list[Sequence[float]], list[float]]]:
-        """By mode and unit, for every stage: lower bounds on its bytes of the blocks [0, i), and on all others.
-
-        The first counts copies of the weights, activations and blocks' inputs; the second counts inputs and buffers,
-        and the minimum over blocks of the bytes of one that has run again.
-        """
-        inputs = np.full(self.shape.depth, self.chain.input_bytes[1:-1].min(initial=LARGEST_AMOUNT))
-        inputs[0] = self.chain.input_bytes[0]
+    def _held_least(self) -> list[tuple[bool, list[list[float]], list[float]]]:
+        """By mode and unit, for every stage: lower bounds on its bytes of the blocks [0, i), and on all others."""
         held_least = []
-        ways = [(again, counts) for again in self.shape.modes for counts in self.counts[again]]
-        for mode, counts in ways:
-            columns = (counts.weights.tolist(), counts.activations.tolist(), counts.block_inputs.tolist())
-            late = [held.late_gradients for held in counts.copies]
-            each = zip(*columns, late, strict=True)
-            sums: list[Sequence[float]] = [self.chain.listed_bytes(*copies) for copies in each]
-            besides = counts.inputs * inputs + self.chain.least_output_buffers(counts.outputs, counts.kept_outputs)
-            besides += counts.blocks_again * self.chain.least_again
-            held_least.append((mode, sums, besides.tolist()))
+        for mode, counts in ((again, counts) for again in self.shape.modes for counts in self.counts[again]):
+            sums = [self.chain.stage_sum(copies) for copies in counts.copies]
+            besides = [each.least_besides(is_first=stage == 0) for stage, each in enumerate(sums)]
+            held_least.append((mode, [each.listed for each in sums], besides))
         return held_least
 
     @cached_property
