@@ -10,9 +10,9 @@ Seconds are multiples of 2^-52 of their total, which makes such sums and differe
 equal to the last bit, wherever they begin.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import frexp
 
 import numpy as np
@@ -24,7 +24,7 @@ from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.errors import LEAST_AMOUNT, InvalidInputError, require
 from pipeplan.planners.measured import MeasuredBlocks, measured
 from pipeplan.planners.problem import PlanningProblem
-from pipeplan.planners.stage_sum import LargestBlock, StageSum
+from pipeplan.planners.stage_sum import LargestBlock, StageQuantities, StageSum, stage_memory, stage_sum
 
 MAX_INTERPOLATED = 32
 """Upper bound on the sizes between the measured ones; if there are more, those in the most equal ratios."""
@@ -177,54 +177,34 @@ class ProfileChain:
             self._late[gradients] = self._sums(replacing_bytes(gradients, weights, added))
         return self._late[gradients]
 
-    def item_sums(self, copies: Copies) -> Mapping[str, StageSum]:
-        """What a worker of every stage holds, by the items of `StageMemory`: the only definition of a stage's bytes.
-
-        It is 2BW's formula (2021, appendix A.1.2), with |W| / d and |A| / d replaced by the bytes of the stage's own
-        blocks. `costs.memory` counts the copies.
-        """
-        weights, nothing = self.weight_bytes, np.zeros(self.blocks + 1)
-        until, before = self.kept_sums
-        kept, first = copies.activations * until, copies.activations * (until - before)
-        first = first + copies.inputs * self.input_bytes
-        again, workspace = list[LargestBlock](), list[LargestBlock]()
-        if copies.block_inputs:
-            until, before = self.input_sums
-            kept, first = kept + copies.block_inputs * until, first + copies.block_inputs * (until - before)
-        if copies.blocks_again:
-            again = [LargestBlock(copies.blocks_again, self.largest_again, float(self._again[0].min()))]
-        if copies.transients and self.has_workspaces:
-            least = float(self._workspaces[0].min())
-            workspace = [LargestBlock(copies.transients, self.largest_workspaces, least)]
-
-        def of(sums: FloatArray, largest: Sequence[LargestBlock] = ()) -> StageSum:
-            return StageSum(sums=sums, first=nothing, last=nothing, largest=tuple(largest))
-
-        return {
-            "weights": of(copies.stored * weights + self.untrained_bytes),
-            "gradients": of(copies.gradients * weights + self.late_bytes(copies.late_gradients)),
-            "master_weights": of(copies.master_weights * weights),
-            "optimizer_states": of(copies.optimizer_states * weights),
-            "activations": StageSum(sums=kept, first=first, last=nothing, largest=tuple(again)),
-            "transient": of(nothing, workspace),
-            "buffers": StageSum(
-                sums=nothing,
-                first=copies.buffer_bytes(self.input_bytes, nothing, nothing),
-                last=copies.buffer_bytes(nothing, self.output_bytes, self.kept_output_bytes),
-            ),
-        }
+    @cached_property
+    def quantities(self) -> StageQuantities:
+        """What copies are held of."""
+        workspaces, again = self._workspaces, self._again
+        return StageQuantities(
+            weights=self.weight_bytes,
+            untrained=self.untrained_bytes,
+            late=self.late_bytes,
+            kept=self.kept_sums,
+            inputs=self.input_bytes,
+            outputs=self.output_bytes,
+            kept_outputs=self.kept_output_bytes,
+            workspaces=LargestBlock(partial(self._largest, workspaces), float(workspaces[0].min()))
+            if self.has_workspaces
+            else None,
+            block_inputs=self.input_sums,
+            blocks_again=LargestBlock(partial(self._largest, again), float(again[0].min())),
+        )
 
     def stage_sum(self, copies: Copies) -> StageSum:
         """All that a worker of every stage holds."""
         if copies not in self._stage_sums:
-            first, *others = self.item_sums(copies).values()
-            self._stage_sums[copies] = sum(others, first)
+            self._stage_sums[copies] = stage_sum(self.quantities, copies)
         return self._stage_sums[copies]
 
     def stage_memory(self, copies: Copies, start: int, stop: int) -> StageMemory:
         """The same of one stage, by item."""
-        place = np.asarray(start), np.asarray(stop)
-        return StageMemory(**{name: int(each.at(*place)) for name, each in self.item_sums(copies).items()})
+        return stage_memory(self.quantities, copies, start, stop)
 
     def listed_s(self, *, recompute: bool) -> list[float]:
         """The sums of compute as a list."""
@@ -248,14 +228,6 @@ class ProfileChain:
     def has_workspaces(self) -> bool:
         """Whether any block has a workspace."""
         return bool(self.source.workspace_bytes[self.row].any())
-
-    def largest_workspaces(self, starts: IntArray, stops: IntArray) -> FloatArray:
-        """The largest workspace of a block, for starts and stops that broadcast; 0 for none."""
-        return self._largest(self._workspaces, starts, stops)
-
-    def largest_again(self, starts: IntArray, stops: IntArray) -> FloatArray:
-        """The largest bytes of a block that has run again, for starts and stops that broadcast."""
-        return self._largest(self._again, starts, stops)
 
     @cached_property
     def least_kept(self) -> float:

@@ -77,7 +77,8 @@ def _limit_ranks(terms: ChunkedTerms, cuts: "_Cuts", step: cp_model.IntVar, unit
     model, shape = cuts.model, terms.shape
     starts = np.arange(terms.blocks)
     workspaces = terms.workspaces.at(starts, starts + 1).astype(int).tolist()
-    activations = terms.chain.largest_again(starts, starts + 1).astype(int).tolist()
+    again = terms.chain.quantities.blocks_again
+    activations = again.of_stages(starts, starts + 1).astype(int).tolist() if again else []
     by_block = (True, "block") in terms.ways
     for rank in range(shape.ranks):
         stages = shape.stages_of(rank)

@@ -18,6 +18,7 @@ from pipeplan.planners.exact.budget import BUDGET
 from pipeplan.planners.measured import measured
 from pipeplan.planners.messages import messages_of
 from pipeplan.planners.problem import PlanningProblem, recompute_units
+from pipeplan.planners.stage_sum import item_sums
 from pipeplan.programs.schedule import Schedule
 from pipeplan.schedules.registry import schedule_named
 
@@ -111,7 +112,7 @@ class TypeTables:
         """What a worker holds."""
         rest = replace(counts, **dict.fromkeys(BUFFERS, 0))
         without = self._without_buffers(rest, self.chain.stage_sum(rest).table)
-        return np.asarray(without + self.chain.item_sums(counts)["buffers"].table())
+        return np.asarray(without + item_sums(self.chain.quantities, counts)["buffers"].table())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,21 +8,20 @@ no other. The argument fails for a first stage of one device that may not have t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 
 from pipeplan.arrays import FloatArray, IntArray
-from pipeplan.costs.memory import minibatches_in_flight
+from pipeplan.costs.memory import Copies, minibatches_in_flight
 from pipeplan.planners.pipedream.probe import Stages, Table, UnitsNeeded, path
 from pipeplan.planners.pipedream.recurrence import LevelSearch, Optimum
 from pipeplan.planners.pipedream.space import STEP, PartitionSpace
 from pipeplan.planners.pipedream.states import States
+from pipeplan.planners.stage_sum import StageSum, stage_sum
 from pipeplan.programs.in_transit import InTransit
-
-Factors: TypeAlias = tuple[float, float, float, float, float]
-"""The factor of each of a law's amounts, in their order."""
 
 Neighbours: TypeAlias = tuple[int, int, int, int]
 """The devices of the stage before, of the stage itself, of the stage after (0 where there is none), and of all later
@@ -32,14 +31,15 @@ ones.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """Bytes held = fixed + held x each, of a stage's weights, activations, input, largest transient and late gradients.
+    """Bytes held = those of the `fixed` copies + held x those of `each`, where `held` is the number of minibatches in
+    flight.
 
-    `held` is the number of minibatches in flight. Both accountings of `costs.memory` have this form, but for a stage's
-    messages in transit: `buffers` counts them by its neighbours, in the accounting that includes them.
+    Both accountings of `costs.memory` have this form, but for a stage's messages in transit: `buffers` counts them by
+    its neighbours, in the accounting that includes them.
     """
 
-    fixed: Factors
-    each: Factors
+    fixed: Copies
+    each: Copies
     limit_bytes: float
     buffers: Callable[[Neighbours], InTransit] | None = None
 
@@ -81,25 +81,14 @@ class Memory:
 
     def fixed_and_each(self, rows: IntArray, columns: IntArray) -> tuple[FloatArray, FloatArray]:
         """The bytes that do not depend on the minibatches in flight, and those of each of them."""
-        fixed, each = (self.weighted(factors, rows, columns) for factors in (self.law.fixed, self.law.each))
-        return fixed + _between(self.states.untrained_bytes, rows, columns), each
+        fixed, each = self._sums
+        return fixed.at(rows[:, None], columns), each.at(rows[:, None], columns)
 
-    def weighted(self, factors: Factors, rows: IntArray, columns: IntArray) -> FloatArray:
-        states, (weights, activations, inputs, transients, late) = self.states, factors
-        total = weights * _between(states.weight_bytes, rows, columns)
-        if activations:
-            total += activations * (states.added_bytes[columns] - states.kept_before[rows, None])
-        if inputs:
-            total += inputs * states.input_bytes[rows, None]
-        if transients and states.transient_bytes is not None:
-            total += transients * states.transient_bytes[np.ix_(rows, columns)]
-        if late:
-            total += late * _between(states.late_bytes, rows, columns)
-        return np.asarray(total)
-
-
-def _between(sums: FloatArray | None, rows: IntArray, columns: IntArray) -> FloatArray | float:
-    return 0.0 if sums is None else sums[columns] - sums[rows, None]
+    @cached_property
+    def _sums(self) -> tuple[StageSum, StageSum]:
+        held_of = self.states.quantities
+        trained = replace(held_of, untrained=np.zeros(len(self.states)))
+        return stage_sum(held_of, self.law.fixed), stage_sum(trained, self.law.each)
 
 
 class FittingSearch:

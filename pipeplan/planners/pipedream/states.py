@@ -31,6 +31,7 @@ from pipeplan.costs.memory import kept_sums, replacing_bytes
 from pipeplan.documents.measurement import Measurement
 from pipeplan.documents.profile import Profile
 from pipeplan.planners.pipedream.budget import BUDGET
+from pipeplan.planners.stage_sum import LargestBlock, StageQuantities
 
 _COMPARED_AT_ONCE = 2**20
 """Pairs of sets: 8 MB."""
@@ -79,6 +80,22 @@ class States:
 
     def __len__(self) -> int:
         return len(self.compute_s)
+
+    @property
+    def quantities(self) -> StageQuantities:
+        """What a stage between two states holds copies of, without its messages."""
+        nothing = np.zeros(len(self))
+        late_bytes, workspaces = self.late_bytes, self.transient_bytes
+        return StageQuantities(
+            weights=self.weight_bytes,
+            untrained=nothing if self.untrained_bytes is None else self.untrained_bytes,
+            late=lambda gradients: late_bytes if gradients and late_bytes is not None else nothing,
+            kept=(self.added_bytes, self.kept_before),
+            inputs=self.input_bytes,
+            outputs=nothing,
+            kept_outputs=nothing,
+            workspaces=None if workspaces is None else LargestBlock(lambda start, stop: workspaces[start, stop], 0.0),
+        )
 
     def some(self, index: IntArray) -> "States":
         """Some of the states, or all in another order."""

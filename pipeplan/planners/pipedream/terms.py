@@ -1,18 +1,18 @@
 """Terms: the inputs of PipeDream's partitioner: network levels, search, and the law of a stage's memory."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 
 from pipeplan.costs.memory import Copies, keeps_master_weights, paper_copies, training_copies
 from pipeplan.documents.plan import Stage
-from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.messages import messages_of
 from pipeplan.planners.pipedream.fitting import Law, Neighbours
 from pipeplan.planners.pipedream.parts import LevelShare, PartitionSearch, search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
+from pipeplan.planners.stage_sum import stage_memory
 from pipeplan.programs.in_transit import InTransit
 from pipeplan.schedules.registry import schedule_named
 
@@ -66,15 +66,11 @@ def law(problem: PlanningProblem) -> Law:
     """The requested accounting, as a linear function of the minibatches in flight. Both accountings are linear, but for
     messages.
     """
-    one, two = (
-        (count.weights, count.activations, count.inputs, count.transients, float(bool(count.late_gradients)))
-        for count in (copies(problem, held) for held in (1, 2))
-    )
-    each = tuple(later - first for first, later in zip(one, two, strict=True))
-    fixed = tuple(first - more for first, more in zip(one, each, strict=True))
+    one, two = copies(problem, 1), copies(problem, 2)
+    counts = {field.name: (getattr(one, field.name), getattr(two, field.name)) for field in fields(Copies)}
     return Law(
-        fixed=(fixed[0], fixed[1], fixed[2], fixed[3], fixed[4]),
-        each=(each[0], each[1], each[2], each[3], each[4]),
+        fixed=Copies(**{name: 2 * first - later for name, (first, later) in counts.items()}),
+        each=Copies(**{name: later - first for name, (first, later) in counts.items()}),
         limit_bytes=problem.cluster.device.usable_bytes,
         buffers=None if problem.options.memory == "paper" else _messages,
     )
@@ -122,21 +118,7 @@ def synchronised(problem: PlanningProblem) -> bool:
 
 def stage(problem: PlanningProblem, states: States, share: LevelShare, held: int, blocks: tuple[int, int]) -> Stage:
     """A plan's stage of a share, with a worker's memory at `held` minibatches in flight."""
-    a, b, count = share.start, share.stop, copies(problem, held)
-    weight_bytes = int(states.weight_bytes[b] - states.weight_bytes[a])
-    activation_bytes = int(states.added_bytes[b] - states.kept_before[a])
-    late_bytes, untrained_bytes = (
-        0 if sums is None else int(sums[b] - sums[a]) for sums in (states.late_bytes, states.untrained_bytes)
-    )
-    transient_bytes = 0 if states.transient_bytes is None else int(states.transient_bytes[a, b])
-    memory = StageMemory(
-        weights=int(count.stored * weight_bytes) + untrained_bytes,
-        gradients=count.gradients * weight_bytes + (late_bytes if count.late_gradients else 0),
-        master_weights=count.master_weights * weight_bytes,
-        optimizer_states=count.optimizer_states * weight_bytes,
-        activations=count.activations * activation_bytes + count.inputs * int(states.input_bytes[a]),
-        transient=count.transients * transient_bytes,
-    )
+    memory = stage_memory(states.quantities, copies(problem, held), share.start, share.stop)
     return Stage(
         start=blocks[0],
         stop=blocks[1],

@@ -1,7 +1,7 @@
 """Terms: the closed forms of PipeDream-2BW (2021), appendix A.1, on the links that a placement crosses.
 
 2BW's throughput formula (A.1.1, THROUGHPUT) is in `PipelineTerms.mode_s` and `PipelineShape`, its memory formula
-(A.1.2, MEMORY) in `ProfileChain.item_sums`. Docstrings number the steps. All tables are those of `split.Costs`.
+(A.1.2, MEMORY) in `planners.stage_sum`. Docstrings number the steps. All tables are those of `split.Costs`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -153,7 +153,7 @@ class PipelineTerms:
         return fits
 
     def unit_bytes(self, counts: MemoryCounts, at: Places) -> FloatArray:
-        """A worker's bytes of a stage in one mode: `ProfileChain.item_sums`."""
+        """A worker's bytes of a stage in one mode: `planners.stage_sum`."""
         stacked, stages = self._stacked(counts), np.arange(self.shape.depth)
         held = at.between(at.starts(stacked.before, stages), at.stops(stacked.until, stages))
         for copies, of_stages in stacked.largest:

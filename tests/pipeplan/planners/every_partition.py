@@ -1,9 +1,10 @@
 """Every partition there is of a few states on a few machines, costed and weighed in plain loops."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
+from pipeplan.costs.memory import Copies
 from pipeplan.planners.pipedream.fitting import Law
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
@@ -113,9 +114,20 @@ class World:
                 transient,
                 0.0 if states.late_bytes is None else states.late_bytes[b] - states.late_bytes[a],
             )
-            factors = [fixed + held * each for fixed, each in zip(law.fixed, law.each, strict=True)]
+            factors = [fixed + held * each for fixed, each in zip(*map(factors_of, (law.fixed, law.each)), strict=True)]
             worst = max(worst, sum(factor * amount for factor, amount in zip(factors, amounts, strict=True)))
         return float(worst)
+
+
+def copies_of(factors: Sequence[int]) -> Copies:
+    """A law's copies, from the factors of weights, activations, input, largest transient and late gradients."""
+    weights, activations, inputs, transients, late = factors
+    return Copies(versions=weights, activations=activations, inputs=inputs, transients=transients, late_gradients=late)
+
+
+def factors_of(copies: Copies) -> tuple[float, ...]:
+    """The same factors of a law's copies."""
+    return copies.weights, copies.activations, copies.inputs, copies.transients, copies.late_gradients
 
 
 def flat(pieces: Pieces, copies: int = 1) -> Iterator[tuple[int, int, int]]:

@@ -15,13 +15,14 @@ from pipeplan.planners.pipedream.states import States
 from pipeplan.planners.problem import PlanningProblem
 from pipeplan.planners.solve import solve
 from tests.pipeplan.builders import Cell, cluster, profile
+from tests.pipeplan.planners.every_partition import copies_of
 from tests.pipeplan.planners.pipedream.test_partition import chains, graphs
 from tests.properties import examples
 
 laws = st.builds(
     Law,
-    fixed=st.tuples(*[st.sampled_from([0, 0, 1, 2])] * 4, st.sampled_from([0, 1])),
-    each=st.tuples(*[st.sampled_from([0, 1, 2])] * 4, st.just(0)),
+    fixed=st.tuples(*[st.sampled_from([0, 0, 1, 2])] * 4, st.sampled_from([0, 1])).map(copies_of),
+    each=st.tuples(*[st.sampled_from([0, 1, 2])] * 4, st.just(0)).map(copies_of),
     limit_bytes=st.integers(1, 60).map(float),
 )
 
@@ -85,7 +86,7 @@ def test_the_smallest_feasible_limit_gives_the_stages_that_hold_least(states: St
     memory, space = search.memory, search.space
     assert memory is not None
     every = np.arange(len(space))
-    fixed, each = (memory.weighted(factors, every, every) for factors in (law.fixed, law.each))
+    fixed, each = memory.fixed_and_each(every, every)
 
     def needed(limit: float) -> float:
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -18,10 +18,10 @@ from pipeplan.planners.pipedream.partition import nearest, partition
 from pipeplan.planners.pipedream.parts import Partition, held_bytes, search_of
 from pipeplan.planners.pipedream.space import LevelLinks
 from pipeplan.planners.pipedream.states import States
-from tests.pipeplan.planners.every_partition import World, flat
+from tests.pipeplan.planners.every_partition import World, copies_of, flat
 from tests.properties import examples
 
-PLENTY = Law(fixed=(0, 0, 0, 0, 0), each=(1, 1, 0, 0, 0), limit_bytes=1e15)
+PLENTY = Law(fixed=copies_of((0, 0, 0, 0, 0)), each=copies_of((1, 1, 0, 0, 0)), limit_bytes=1e15)
 
 bandwidths = st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0, 64.0])
 
@@ -102,8 +102,8 @@ def networks(draw: st.DrawFn, most: int = 5) -> tuple[LevelLinks, ...]:
 
 laws = st.builds(
     Law,
-    fixed=st.sampled_from([(0, 0, 0, 0, 0), (2, 0, 0, 1, 0), (1, 0, 0, 0, 1)]),
-    each=st.sampled_from([(1, 1, 0, 0, 0), (1, 1, 1, 0, 0)]),
+    fixed=st.sampled_from([(0, 0, 0, 0, 0), (2, 0, 0, 1, 0), (1, 0, 0, 0, 1)]).map(copies_of),
+    each=st.sampled_from([(1, 1, 0, 0, 0), (1, 1, 1, 0, 0)]).map(copies_of),
     limit_bytes=st.one_of(st.just(1e15), st.integers(1, 80).map(float)),
 )
 
