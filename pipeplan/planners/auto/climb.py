@@ -36,7 +36,9 @@ BOUND_WITHIN = 0.97
 """The neighbours of stages are tried without a play of them if their bound is this share of the fastest play."""
 
 PLANNED_BLOCKS, PLANS = 40_000, 300
-"""Upper bound on the plans made of stages, by their blocks, and in any case: a few seconds, without their plays."""
+"""Upper bound on the plans made of stages, by their blocks, and in any case: a few seconds, without their plays. Bounds
+count as well, in proportion to their time.
+"""
 
 PLAN_INSTRUCTIONS, BOUND_INSTRUCTIONS = 2000, 100
 """The number of instructions played in the time that a plan, and that a bound of stages, takes to make."""
@@ -82,7 +84,7 @@ class Climb:
     most: float = 0.0
     _turns: dict[str, _Turns] = field(default_factory=lambda: defaultdict(_Turns))
     _pushed: int = 0
-    _plans: int = 0
+    _plans: float = 0.0
     _seen: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
     _expanded: set[object] = field(default_factory=set)
     _made: dict[int, float] = field(default_factory=dict)
@@ -178,9 +180,10 @@ class Climb:
         others = [other for other in neighbours(stops) if (id(configuration), other) not in self._seen]
         bounded = sorted(((configuration.most_of(other), other) for other in others), reverse=True)[:NEIGHBOURS]
         for most, other in bounded:
-            if most > self.ranking.enough * (1 if way else BOUND_WITHIN):
+            if most > (self.ranking.enough if way else rate):  # without a play, bounds rise
                 self._seen.add((id(configuration), other))
                 self._push(self._near, rate, most, _Stages((planner, configuration, other), way))
+        self._plans += len(others) * BOUND_INSTRUCTIONS / PLAN_INSTRUCTIONS
         return BOUND_INSTRUCTIONS * len(others)
 
     def _push_stages(self, split: Split, most: float) -> None:

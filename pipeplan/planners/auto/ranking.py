@@ -257,8 +257,8 @@ class Ranking:
         rate = simulated.throughput_samples_per_s if simulated else ratio * plan.closed_form.throughput_samples_per_s
 
         # By how much a rank exceeds its device, in its planner's accounting (2BP holds more) or when it is played.
-        device_bytes = {device.name: device.memory_bytes for device in problem.cluster.types}
-        own = problem.cluster.device.memory_bytes
+        device_bytes = {device.name: device.usable_bytes for device in problem.cluster.types}
+        own = problem.cluster.device.usable_bytes
         most = [device_bytes.get(stage.device or "", own) for stage in plan.stages]
         held = list(rank_bytes(plan))
         if simulated is not None and problem.options.memory == "training":
