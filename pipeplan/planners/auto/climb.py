@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from math import inf
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple
 
 from pipeplan.documents.plan import Plan
 from pipeplan.planners.auto.proposals import Proposal
@@ -48,15 +48,25 @@ COUNTED, COUNTED_BLOCKS = 100, 3000
 fifth of a second.
 """
 
-Split: TypeAlias = tuple[str, Configuration, tuple[int, ...]]
-"""A space's planner, its configuration, and where the stages end."""
+
+class SplitConfiguration(NamedTuple):
+    """A configuration of a planner's space, with the stops of its stages; none where its cuts cannot be moved."""
+
+    planner: str
+    configuration: Configuration
+    stops: tuple[int, ...]
+
+    @property
+    def key(self) -> object:
+        """Equal for the same stages of the same configuration."""
+        return id(self.configuration), self.stops
 
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
     """Stages that have no plan yet; only plans of the same `way` are made, if it is given."""
 
-    split: Split
+    split: SplitConfiguration
     way: object = None
 
 
@@ -73,19 +83,21 @@ class Climb:
     """The climb from the configurations that were `tried`. After `run`, `most` bounds the rate of all their stages.
 
     `split_of` is the split of each proposal, `propose` makes proposals of a split, and `moved` yields the neighbours of
-    a plan that no configuration describes, the likely fastest first.
+    a plan that no configuration describes, the likely fastest first. Of rates, `most` is an upper bound, `enough` the
+    rate above which a bound is worth a play, and `likely` what a bound promises by its share: `_made` has the shares
+    of stages' bounds that their plans' bounds reach, `_played` those of plans' bounds that plays reach.
     """
 
     ranking: Ranking
-    tried: Sequence[Split]
-    split_of: Mapping[object, Split]
+    tried: Sequence[SplitConfiguration]
+    split_of: Mapping[object, SplitConfiguration]
     propose: Callable[[str, Configuration, tuple[int, ...]], Iterator[Proposal]]
     moved: Callable[[Plan], Iterator[Plan]]
     most: float = 0.0
     _turns: dict[str, _Turns] = field(default_factory=lambda: defaultdict(_Turns))
     _pushed: int = 0
     _plans: float = 0.0
-    _seen: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)
+    _seen: set[object] = field(default_factory=set)
     _expanded: set[object] = field(default_factory=set)
     _made: dict[int, float] = field(default_factory=dict)
     _played: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -117,18 +129,19 @@ class Climb:
         """Lists the stages that may play faster than the best: all of them where they are few, else some."""
         enough = self.ranking.enough
         counted = max(COUNTED, COUNTED_BLOCKS // len(self.ranking.problem.profile.blocks))
-        bounded = ((each[1].most_of_any(), each) for each in self.tried if each[1].most > enough)
-        open_to = [(self._likely(each[1], most), each) for most, each in bounded if most > enough]
+        bounded = ((each.configuration.most_of_any(), each) for each in self.tried if each.configuration.most > enough)
+        open_to = [(self._likely(each.configuration, most), each) for most, each in bounded if most > enough]
         open_to.sort(key=lambda each: -each[0])
-        for index, (_, (planner, configuration, tried)) in enumerate(open_to):
-            splits = configuration.splits_above(enough, tried) if index < counted else None
+        for index, (_, tried) in enumerate(open_to):
+            configuration = tried.configuration
+            splits = configuration.splits_above(enough, tried.stops) if index < counted else None
             are_few = splits is not None and splits.count <= FEW_SPLITS
             if not are_few:
                 self.most = max(self.most, configuration.most_of_any())
-                self._push_stages((planner, configuration, tried), configuration.most_of(tried))
+                self._push_stages(tried, configuration.most_of(tried.stops))
             if splits is not None:
                 for most, stops in splits.highest(FEW_SPLITS if are_few else SOME_OF_EACH):
-                    self._push_stages((planner, configuration, stops), most)
+                    self._push_stages(tried._replace(stops=stops), most)
         for _, configuration, _ in self.tried:  # splits up to `enough` are never played
             self.most = max(self.most, min(configuration.most_of_any(), enough))
 
@@ -141,7 +154,7 @@ class Climb:
             return 0
         if isinstance(item, _Stages):  # 3. Stages become plans, whose bounds are lower.
             self._plans += 1
-            configuration = item.split[1]
+            configuration = item.split.configuration
             for proposal in self.propose(*item.split):
                 if item.way in (None, proposal.way):
                     bound = min(most_samples_per_s(proposal.plan), most)
@@ -174,22 +187,24 @@ class Climb:
         self._plans += len(near)
         return PLAN_INSTRUCTIONS * len(near)
 
-    def _expand_stages(self, split: Split, rate: float, way: object = None) -> int:
+    def _expand_stages(self, split: SplitConfiguration, rate: float, way: object = None) -> int:
         """The neighbours of stages that have the highest bounds."""
-        planner, configuration, stops = split
-        others = [other for other in neighbours(stops) if (id(configuration), other) not in self._seen]
-        bounded = sorted(((configuration.most_of(other), other) for other in others), reverse=True)[:NEIGHBOURS]
-        for most, other in bounded:
+        near = [split._replace(stops=stops) for stops in neighbours(split.stops)]
+        others = [other for other in near if other.key not in self._seen]
+        bounded = [(split.configuration.most_of(other.stops), other.stops) for other in others]
+        for most, stops in sorted(bounded, reverse=True)[:NEIGHBOURS]:
+            other = split._replace(stops=stops)
             if most > (self.ranking.enough if way else rate):  # without a play, bounds rise
-                self._seen.add((id(configuration), other))
-                self._push(self._near, rate, most, _Stages((planner, configuration, other), way))
+                self._seen.add(other.key)
+                self._push(self._near, rate, most, _Stages(other, way))
         self._plans += len(others) * BOUND_INSTRUCTIONS / PLAN_INSTRUCTIONS
         return BOUND_INSTRUCTIONS * len(others)
 
-    def _push_stages(self, split: Split, most: float) -> None:
-        if (id(split[1]), split[2]) not in self._seen:
-            self._seen.add((id(split[1]), split[2]))
-            self._push(self._turns[split[1].schedule], self._likely(split[1], most), most, _Stages(split))
+    def _push_stages(self, split: SplitConfiguration, most: float) -> None:
+        if split.key not in self._seen:
+            self._seen.add(split.key)
+            configuration = split.configuration
+            self._push(self._turns[configuration.schedule], self._likely(configuration, most), most, _Stages(split))
 
     def _push(self, turns: _Turns, likely: float, most: float, item: _Stages | Proposal) -> None:
         self._pushed += 1
@@ -200,18 +215,19 @@ class Climb:
         """The turns of neighbours, of whatever schedule."""
         return self._turns["neighbours"]
 
-    def _split_of(self, ranked: Ranked) -> Split | None:
+    def _split_of(self, ranked: Ranked) -> SplitConfiguration | None:
         split = self.split_of.get(ranked.proposal.configuration)
-        return split if split is not None and split[2] else None
+        return split if split is not None and split.stops else None
 
     def _learn(self, ranked: Ranked) -> None:
         """Notes a play that fits, as a share of its plan's bound."""
         split = self._split_of(ranked)
         if split is not None and ranked.played and ranked.over is None:
-            most = min(most_samples_per_s(ranked.plan), split[1].most)
-            self._made.setdefault(id(split[1]), most / split[1].most_of(split[2]))
-            known = self._played[split[1].schedule]
-            known[id(split[1])] = max(ranked.samples_per_s / most, known.get(id(split[1]), 0.0))
+            configuration = split.configuration
+            most = min(most_samples_per_s(ranked.plan), configuration.most)
+            self._made.setdefault(id(configuration), most / configuration.most_of(split.stops))
+            known = self._played[configuration.schedule]
+            known[id(configuration)] = max(ranked.samples_per_s / most, known.get(id(configuration), 0.0))
 
     def _likely(self, configuration: Configuration, most: float) -> float:
         """The rate that stages with the bound `most` are likely to play."""

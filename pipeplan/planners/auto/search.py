@@ -14,7 +14,7 @@ from itertools import chain, islice
 from pipeplan.costs.memory import rank_bytes
 from pipeplan.documents.certificate import PROVEN_GAP, Certificate
 from pipeplan.documents.plan import Alternative, Plan
-from pipeplan.planners.auto.climb import Climb, Split
+from pipeplan.planners.auto.climb import Climb, SplitConfiguration
 from pipeplan.planners.auto.proposals import Proposal, Proposer, pareto_front
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
@@ -72,10 +72,10 @@ class PlayedSearch:
     left: float = 0.0
     most_of_others: float = 0.0
     unplayed: list[Configuration] = field(default_factory=list)
-    _waiting: list[tuple[float, int, "_Next | Split | Proposal"]] = field(default_factory=list)
+    _waiting: list[tuple[float, int, "_Next | SplitConfiguration | Proposal"]] = field(default_factory=list)
     _pushed: int = 0
-    _splits: dict[object, Split] = field(default_factory=dict)
-    _tried: list[Split] = field(default_factory=list)
+    _splits: dict[object, SplitConfiguration] = field(default_factory=dict)
+    _tried: list[SplitConfiguration] = field(default_factory=list)
 
     def run(self, answers: Sequence[Proposal]) -> None:
         """Searches to the end, or to a limit. The first of the planners' answers that has a play is played first."""
@@ -108,7 +108,7 @@ class PlayedSearch:
         shorter = max(SPLIT_BLOCKS // len(self.ranking.problem.profile.blocks), 1)
         while self._waiting:
             most, first = -self._waiting[0][0], self._waiting[0][2]
-            over = self.ranking.left <= self.ranking.reserved and not isinstance(first, tuple)
+            over = self.ranking.left <= self.ranking.reserved and not isinstance(first, SplitConfiguration)
             # 1. The search ends when no remaining bound exceeds the fastest play that fits by more than `CLOSE`, or at
             #    a limit.
             if most <= self.ranking.enough or over:
@@ -117,7 +117,7 @@ class PlayedSearch:
             known = True
             if isinstance(item, Proposal):
                 known = self.ranking.add(item)  # 4. A plan is played.
-            elif isinstance(item, tuple):
+            elif isinstance(item, SplitConfiguration):
                 self._make(item, most)  # 3. A split becomes plans, with a flush also with a split backward.
             else:
                 known = self.splits < (MOST_SPLITS * shorter if self.ranking.best_rate > 0 else MOST_IN_VAIN)
@@ -178,7 +178,7 @@ class PlayedSearch:
     def _play_front(self) -> None:
         """Plays some plans more, for the front of throughput against memory: those that hold less, by their bounds."""
         for most, _, item in list(self._waiting) if self.ranking.for_front else ():
-            if isinstance(item, tuple):
+            if isinstance(item, SplitConfiguration):
                 self._make(item, -most)
         plans = [(-most, item) for most, _, item in self._waiting if isinstance(item, Proposal)]
         held = [each for each in plans if not each[1].plan.split_backward]
@@ -194,7 +194,7 @@ class PlayedSearch:
             if not self.ranking.beats(most, max(rank_bytes(proposal.plan))):
                 self.ranking.add(proposal)
 
-    def _push(self, most: float, item: "_Next | Split | Proposal") -> None:
+    def _push(self, most: float, item: "_Next | SplitConfiguration | Proposal") -> None:
         self._pushed += 1
         heappush(self._waiting, (-most, self._pushed, item))
 
@@ -211,13 +211,13 @@ class PlayedSearch:
         most = 0.0 if stops is None else item.configuration.most_of(stops)
         self.without_split += stops is None
         if stops:
-            self._tried.append((item.planner, item.configuration, stops))
+            self._tried.append(SplitConfiguration(item.planner, item.configuration, stops))
         if most <= self.ranking.enough:
             self.left = max(self.left, most)
         elif stops is not None:
-            self._push(most, (item.planner, item.configuration, stops))
+            self._push(most, SplitConfiguration(item.planner, item.configuration, stops))
 
-    def _make(self, split: Split, most: float) -> None:
+    def _make(self, split: SplitConfiguration, most: float) -> None:
         """Makes the plans of a split, and queues them; `most` bounds them all."""
         for proposal in self._proposals(*split):
             self._push(min(most_samples_per_s(proposal.plan), most), proposal)
@@ -227,5 +227,5 @@ class PlayedSearch:
         fused = configuration.plan(stops)
         for plan in () if fused is None else self.ranking.variants(fused):
             proposal = Proposal(plan=plan, proposer=Proposer(planner), order=self._pushed)
-            self._splits.setdefault(proposal.configuration, (planner, configuration, stops))
+            self._splits.setdefault(proposal.configuration, SplitConfiguration(planner, configuration, stops))
             yield proposal
