@@ -303,17 +303,18 @@ class ChunkedTerms:
     def held_bytes(self, rank: int, starts: IntArray, stops: IntArray, *, recompute: bool) -> FloatArray:
         """[split]: a rank's peak bytes by the unit that holds least, for places of its stages in many splits.
 
-        Places are [chunk, split]. At most `rank_bytes`, which rounds items down, and less by up to eight bytes a stage.
+        Places are [chunk, split].
         """
         stages = self.shape.stages_of(rank)
         copies = (self.copies(stage, recompute=recompute) for stage in stages)
-        fixed = [self.stage_sum(each).at(*place) for each, *place in zip(copies, starts, stops, strict=True)]
+        # `StageMemory` rounds down what autocast copies of weights.
+        fixed = [np.floor(self.stage_sum(each).at(*place)) for each, *place in zip(copies, starts, stops, strict=True)]
         moments, amounts = self.held(rank, recompute=recompute).moments, list[FloatArray]()
         for unit in (unit for mode, unit in self.ways if mode == recompute):
             kept = np.concatenate([each.at(starts, stops) for each in self.kept_sums(unit)])
             amounts.append((moments @ kept).max(axis=0))
         largest = self.workspaces.at(starts, stops).max(axis=0)
-        return np.asarray(sum(fixed) + largest + np.minimum.reduce(amounts) - 8 * len(stages))
+        return np.asarray(sum(fixed) + largest + np.minimum.reduce(amounts))
 
     def mode(self, rank: int, stops: Sequence[int]) -> bool:
         """Whether a rank recomputes: in the faster mode that fits, or (if none does) in the smaller."""
