@@ -108,9 +108,10 @@ class Climb:
         for ranked in self.ranking.fitting:
             self._learn(ranked)
         self._list_starts()
-        over = [each for each in self.ranking.exceeding if each.played and self._split_of(each) is None]
         fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:FASTEST]
-        self._near.spent = sum(self._expand(ranked) for ranked in (*fastest, *over[:1]))
+        over = [each for each in self.ranking.exceeding if each.played and self._split_of(each) is None]
+        by_size = {each.plan.microbatch_size: each for each in reversed(over)}  # the first one of each size
+        self._near.spent = sum(self._expand(ranked) for ranked in (*fastest, *by_size.values()))
         # 2. Bounds of some schedules are looser than those of others, and would take all plays. So the schedule that
         #    has spent the fewest instructions comes next.
         least = max(self.ranking.left - self.ranking.for_climb, 0)

@@ -90,8 +90,9 @@ def test_of_ranks_with_several_stages_those_are_listed_that_fit_and_may_be_fast_
         plan = one.plan(stops)
         if stops in listed:
             assert plan is not None and one.most_of(stops) >= rate * (1 - 1e-6)
-        else:
-            assert plan is None or one.most_of(stops) <= rate * (1 + 1e-6)
+        elif plan is not None and one.most_of(stops) > rate * (1 + 1e-6):  # memory decides: no play is as fast
+            simulated = play(plan)
+            assert simulated is None or simulated.throughput_samples_per_s <= rate * (1 + 1e-6)
 
 
 @examples(60)
