@@ -32,7 +32,7 @@ from pipeplan.documents.stage_memory import StageMemory
 from pipeplan.planners.chain import ProfileChain
 from pipeplan.planners.interleaved.shape import ChunkedShape
 from pipeplan.planners.problem import PlanningProblem, recompute_units
-from pipeplan.planners.stage_sum import StageSum
+from pipeplan.planners.stage_sum import StageSum, item_sums
 from pipeplan.planners.two_bw.placements import Links
 
 
@@ -173,17 +173,18 @@ class ChunkedTerms:
 
     def kept_sums(self, unit: str = RECOMPUTE_UNITS[0]) -> tuple[StageSum, StageSum]:
         """The bytes of a microbatch that is kept whole, and of one of which the inputs are kept."""
-        nothing = Copies(versions=0, activations=0, inputs=0, transients=0)
         if unit == "block":
-            return self.stage_sum(replace(nothing, block_inputs=1, blocks_again=1)), self.stage_sum(
-                replace(nothing, block_inputs=1)
-            )
-        return self.stage_sum(replace(nothing, activations=1)), self.stage_sum(replace(nothing, inputs=1))
+            return self._kept(block_inputs=1, blocks_again=1), self._kept(block_inputs=1)
+        return self._kept(activations=1), self._kept(inputs=1)
+
+    def _kept(self, **counts: int) -> StageSum:
+        copies = replace(Copies(versions=0, activations=0, inputs=0, transients=0), **counts)
+        return item_sums(self._kept_chain.quantities, copies)["activations"]
 
     @cached_property
     def workspaces(self) -> StageSum:
         """The largest transient of a block."""
-        return self.stage_sum(Copies(versions=0, activations=0, inputs=0, transients=1))
+        return item_sums(self.chain.quantities, Copies(versions=0, activations=0, inputs=0, transients=1))["transient"]
 
     @cached_property
     def ways(self) -> tuple[tuple[bool, str], ...]:

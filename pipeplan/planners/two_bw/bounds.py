@@ -41,9 +41,10 @@ class Configurations:
 
         Where a stage keeps all of a batch, its gradients may be late.
         """
+        held = self.depth if self.execution.laws.fills else np.ones_like(self.depth)
         if self.execution.laws.gathers_beside(held=1, microbatches=1):
-            return np.asarray(self.depth <= self.microbatches)
-        return np.asarray(self.depth < self.microbatches)
+            return np.asarray(held <= self.microbatches)
+        return np.asarray(held < self.microbatches)
 
     def some(self, chosen: IntArray) -> "Configurations":
         """These configurations, in this order."""

@@ -191,9 +191,13 @@ options_of_all_kinds = st.builds(
 LATE = [Cell(activation_bytes=0, weight_bytes=0), Cell(activation_bytes=1, weight_bytes=1)]
 """Blocks that hold the least with two replicas, whose one microbatch has gone when gradients come."""
 
+ONE_BY_ONE = [Cell(workspace_bytes=1, weight_bytes=0, activation_bytes=0), Cell(weight_bytes=1, activation_bytes=1)]
+"""The same on two stages that work one after the other: one microbatch is in flight, however deep the pipeline is."""
+
 
 @examples(150)
 @example(LATE, cluster((2, 0.5), memory_bytes=1), 2, Options(optimizer="adam"))
+@example(ONE_BY_ONE, cluster((4, 0.5), memory_bytes=1), 2, Options(optimizer="adam"))
 @given(st.lists(cells(), min_size=1, max_size=4), clusters(6), st.sampled_from([1, 2, 4, 6, 12]), options_of_all_kinds)
 def test_the_search_finds_what_trying_every_configuration_finds(
     blocks: list[Cell], machines: Cluster, batch_size: int, options: Options
