@@ -180,7 +180,8 @@ class ProfileChain:
     @cached_property
     def quantities(self) -> StageQuantities:
         """What copies are held of."""
-        workspaces, again = self._workspaces, self._again
+        source, row = self.source, self.row
+        workspaces, again = (self._doubled(each[row]) for each in (source.workspace_bytes, source.again_bytes))
         return StageQuantities(
             weights=self.weight_bytes,
             untrained=self.untrained_bytes,
@@ -244,14 +245,6 @@ class ProfileChain:
     def _powers(self) -> IntArray:
         """By length, the logarithm of the largest power of two within it."""
         return np.asarray(np.frexp(np.maximum(np.arange(self.blocks + 1), 1))[1] - 1, dtype=np.int64)
-
-    @cached_property
-    def _workspaces(self) -> FloatArray:
-        return self._doubled(self.source.workspace_bytes[self.row])
-
-    @cached_property
-    def _again(self) -> FloatArray:
-        return self._doubled(self.source.again_bytes[self.row])
 
     def _doubled(self, values: FloatArray) -> FloatArray:
         """Row k: the largest of the 2^k values from each one on."""

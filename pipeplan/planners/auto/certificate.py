@@ -98,7 +98,13 @@ class _Elimination:
         self.without_plan += plan is None  # 2. No split of it into stages fits.
         self._rule_out_plans(configuration, plan, self.most_per_s)
         if stops and configuration.most_of_any() > self.most_of_all_per_s * (1 + ROUNDING):
-            self._rule_out_other_stages(configuration, stops)
+            # All other stages that it can have must be few.
+            splits = configuration.splits_above(self.most_of_all_per_s, stops)
+            if splits.count > FEW_SPLITS:
+                most = f"other stages than those compared could play up to {configuration.most_of_any():.6g} samples/s"
+                raise PipeplanError(f"{most}, more than {self.most_of_all_per_s:.6g}")
+            for other in splits:
+                self._rule_out_plans(configuration, configuration.plan(other), self.most_of_all_per_s)
 
     def _rule_out_plans(self, configuration: Configuration, plan: Plan | None, most_per_s: float) -> None:
         """The plan, and its variants with a split backward."""
@@ -109,15 +115,6 @@ class _Elimination:
             else:
                 # 4. The plan does not fit when it is played, or plays no faster.
                 self._play(Proposal(plan=variant, proposer=Proposer("space"), order=self.played))
-
-    def _rule_out_other_stages(self, configuration: Configuration, split: tuple[int, ...]) -> None:
-        """All other stages that the configuration can have, which must be few."""
-        splits = configuration.splits_above(self.most_of_all_per_s, split)
-        if splits.count > FEW_SPLITS:
-            most = f"other stages than those compared could play up to {configuration.most_of_any():.6g} samples/s"
-            raise PipeplanError(f"{most}, more than {self.most_of_all_per_s:.6g}")
-        for stops in splits:
-            self._rule_out_plans(configuration, configuration.plan(stops), self.most_of_all_per_s)
 
     def _play(self, proposal: Proposal) -> None:
         self.played += 1

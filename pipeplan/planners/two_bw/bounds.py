@@ -199,7 +199,7 @@ class RateBounds:
         if not self.execution.laws.pipelined:
             return np.asarray(np.maximum(busy_s, exchange_s * weights.sum()))
 
-        longest_s = self._longest_s[size, depth]
+        longest_s = self._block_s.max(axis=1)[size]
         first_edge_s = self._crossing[size, np.minimum(depth - 1, 1)] / self._bandwidths.of_levels(edge_level)
         exchanged = np.maximum(weights.sum() / depth, weights.max())
         return np.asarray(np.maximum(np.maximum(busy_s / depth, longest_s + first_edge_s), exchange_s * exchanged))
@@ -237,19 +237,6 @@ class RateBounds:
             return recomputed_s
         compute_s = self.measured.forward_s + self.measured.backward_s
         return compute_s if self.execution.recompute is False else np.minimum(compute_s, recomputed_s)
-
-    @cached_property
-    def _longest_s(self) -> FloatArray:
-        """[size, depth]: the least seconds of the longest stage: of `depth` stages, one has a share of the blocks,
-        rounded up, and one has the longest block.
-        """
-        blocks, sums_s = self.measured.blocks, np.pad(np.cumsum(self._block_s, axis=1), ((0, 0), (1, 0)))
-        least_s = np.tile(self._block_s.max(axis=1)[:, None], self.execution.deepest + 1)
-        for depth in range(1, self.execution.deepest + 1):
-            many = -(-blocks // depth)
-            runs_s = (sums_s[:, many:] - sums_s[:, : blocks + 1 - many]).min(axis=1)
-            least_s[:, depth] = np.maximum(least_s[:, depth], runs_s)
-        return least_s * (1 - ROUNDING)
 
     @cached_property
     def _total_s(self) -> FloatArray:

@@ -68,7 +68,18 @@ class FewestStages:
     def limits(self, place: int) -> list[StageLimit]:
         """By mode, the limit of the stage at this place; the last stage's place is 1."""
         if place not in self._limits:
-            self._limits[place] = [self._limit(mode, unit, place) for mode, unit in self.ways]
+            self._limits[place] = []
+            room = self.problem.cluster.device.usable_bytes * (1 + 2 * ROUNDING)
+            for recompute, unit in self.ways:
+                copies = self._copies(recompute, unit, place)
+                total, first = (self.chain.stage_sum(each) for each in (copies, replace(copies, input_buffers=0)))
+                limit = StageLimit(
+                    sums_s=self.chain.recomputed_s if recompute else self.chain.compute_s,
+                    held=total.sums,
+                    first_room=room - first.least_besides(is_first=True),
+                    room=room - total.least_besides(is_first=False),
+                )
+                self._limits[place].append(limit)
         return self._limits[place]
 
     @cached_property
@@ -76,17 +87,6 @@ class FewestStages:
         """Whether a stage recomputes, and by which unit."""
         units = recompute_units(self.problem, self.laws)
         return [(mode, unit) for mode in self.modes for unit in (units if mode else units[:1])]
-
-    def _limit(self, recompute: bool, unit: str, place: int) -> StageLimit:
-        copies = self._copies(recompute, unit, place)
-        total, first = (self.chain.stage_sum(each) for each in (copies, replace(copies, input_buffers=0)))
-        room = self.problem.cluster.device.usable_bytes * (1 + 2 * ROUNDING)
-        return StageLimit(
-            sums_s=self.chain.recomputed_s if recompute else self.chain.compute_s,
-            held=total.sums,
-            first_room=room - first.least_besides(is_first=True),
-            room=room - total.least_besides(is_first=False),
-        )
 
     def _copies(self, recompute: bool, unit: str, place: int) -> Copies:
         """Lower bounds on the copies held by the stage at this place."""

@@ -198,8 +198,13 @@ def least_sum(costs: Costs, starts: Starts) -> float:
 
 
 def min_sum(costs: Costs, starts: Starts) -> tuple[int, ...]:
-    """The stops of the split of the least sum. There must be one."""
-    return _walk(costs, starts, np.add, _fold(costs, starts, np.add))
+    """The stops of the split of the least sum, the first best from the front. There must be one."""
+    suffixes, stops = _fold(costs, starts, np.add), [0]
+    for stage in range(len(starts) - 1):
+        here = slice(stops[-1], stops[-1] + 1)
+        best = np.argmin(costs(stage, here, starts[stage + 1])[0] + suffixes[stage + 1])
+        stops.append(starts[stage + 1].start + int(best))
+    return tuple(stops[1:])
 
 
 def even_min_sum(costs: Costs, starts: Starts, *, held: Costs, squares: Costs) -> tuple[int, ...]:
@@ -208,7 +213,13 @@ def even_min_sum(costs: Costs, starts: Starts, *, held: Costs, squares: Costs) -
     There must be a split. A stage is in a split of the least sum if its cost, with the least sums before and after it,
     comes to that sum. A sequence of such stages is always a split of the least sum.
     """
-    before, after = _fold_back(costs, starts), _fold(costs, starts, np.add)
+    before, after = (
+        [np.zeros(1)],
+        _fold(costs, starts, np.add),
+    )  # the stages before stage s, and from it on, by its start
+    for stage in range(len(starts) - 1):
+        table = costs(stage, starts[stage], starts[stage + 1])
+        before.append(np.minimum.reduce(table + before[-1][:, None], axis=0))
     most = after[0].item(0) * (1 + TIE)
 
     def held_at_best(stage: int, begins: slice, stops: slice) -> FloatArray:
@@ -250,16 +261,6 @@ def least_squares(costs: Callable[[Starts], Costs], work: Sequence[float], start
             if sum_of_squares <= total**2 / depth + excess or among == starts:
                 return min_sum(costs(among), among) if isfinite(sum_of_squares) else None
         excess *= 8
-
-
-def _walk(costs: Costs, starts: Starts, combine: np.ufunc, suffixes: Sequence[FloatArray]) -> tuple[int, ...]:
-    """The stops of the best split, the first best from the front, by the folded `suffixes`."""
-    stops = [0]
-    for stage in range(len(starts) - 1):
-        here = slice(stops[-1], stops[-1] + 1)
-        best = np.argmin(combine(costs(stage, here, starts[stage + 1])[0], suffixes[stage + 1]))
-        stops.append(starts[stage + 1].start + int(best))
-    return tuple(stops[1:])
 
 
 def _fold(costs: Costs, starts: Starts, combine: np.ufunc) -> list[FloatArray]:
@@ -365,12 +366,3 @@ def _longest(ways: Sequence[Way], begins: slice, arrays: dict[int, FloatArray]) 
         lengths = np.minimum.reduce(reached) - np.arange(begins.start, begins.stop)
         longest = max(longest, int(lengths.max()) - 1)
     return longest
-
-
-def _fold_back(costs: Costs, starts: Starts) -> list[FloatArray]:
-    """The least sum of the stages before stage s by the start of stage s, for every s; 0 before the first stage."""
-    prefixes = [np.zeros(1)]
-    for stage in range(len(starts) - 1):
-        table = costs(stage, starts[stage], starts[stage + 1])
-        prefixes.append(np.minimum.reduce(table + prefixes[-1][:, None], axis=0))
-    return prefixes

@@ -52,7 +52,8 @@ def whole(problem: PlanningProblem) -> Answer:
         if fitting is None and problem.options.offload is None and problem.cluster.host is not None:
             return whole(offloading(problem))
         if fitting is None:
-            return _infeasible(space)
+            reasons = (nearest_miss(space),) if space.considered else _nothing_left(space)
+            return Infeasible(planner=NAME, reasons=reasons, configurations_considered=space.considered)
         asked.propose(fitting, Proposer(NAME))
     highest = max(most_samples_per_s(proposal.plan) for proposal in asked.proposals)
     for proposal in asked.proposals:
@@ -274,13 +275,6 @@ def require_room(problem: PlanningProblem, model: ModelForm) -> None:
     size = options.microbatch_size
     rule = f"must be one of {', '.join(map(str, model.microbatch_sizes))}: the profile's forms have these"
     require(size is None or size in model.microbatch_sizes, "microbatch_size", rule, size)
-
-
-def _infeasible(space: WholeSpace) -> Infeasible:
-    """The nearest configuration's shortfall."""
-    if space.considered == 0:
-        return Infeasible(planner=NAME, reasons=_nothing_left(space), configurations_considered=0)
-    return Infeasible(planner=NAME, reasons=(nearest_miss(space),), configurations_considered=space.considered)
 
 
 def _nothing_left(space: WholeSpace) -> tuple[Reason, ...]:

@@ -160,8 +160,10 @@ class Splitter:
         """[rank, start, stop]: whether the single stage of a rank fits its device and its host, by `_places`."""
         terms, (starts, stops) = self.terms, self._places
         inside = np.maximum(starts[:, :, None], stops[:, None, :] - 1)
+        # [start, last]: the largest transient, and the largest block on its way to the host, from one to the other
+        later = np.tri(len(terms.transient_bytes), dtype=bool).T
         on_top, leaving = (
-            _most_within(each)[starts[:, :, None], inside]
+            np.maximum.accumulate(np.where(later, each, -inf), axis=1)[starts[:, :, None], inside]
             for each in (terms.transient_bytes, np.diff(terms.left_bytes))
         )
         flight = np.asarray([in_flight(self.degrees, rank) for rank in range(self.degrees.pipeline)])[:, None, None]
@@ -251,9 +253,3 @@ def moved_by_a_block(stops: Split) -> Iterator[Split]:
         for moved in (stop - 1, stop + 1):
             if before < moved < after:
                 yield (*stops[:place], moved, *stops[place + 1 :])
-
-
-def _most_within(values: FloatArray) -> FloatArray:
-    """[start, last]: the maximum of the values from one place to another, both included."""
-    table = np.where(np.tri(len(values), dtype=bool).T, values[None, :], -inf)
-    return np.asarray(np.maximum.accumulate(table, axis=1))
