@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from math import comb
 from typing import Protocol
 
@@ -28,11 +28,14 @@ class Splits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EverySplit:
-    """All splits into as many stages as `one` has; only those with `most` above a rate are listed."""
+    """All splits into as many stages as `one` has; only those with `most` above a rate are listed. Of very many, the
+    highest are looked for among `some`.
+    """
 
     one: tuple[int, ...]
     most: Callable[[tuple[int, ...]], float]
     above: float
+    some: tuple[tuple[int, ...], ...] = ()
 
     @property
     def count(self) -> float:
@@ -43,13 +46,13 @@ class EverySplit:
         return (stops for _, stops in self._bounded())
 
     def highest(self, count: int) -> Sequence[tuple[float, tuple[int, ...]]]:
-        """All of them if they are at most `count`, else none."""
-        return sorted(self._bounded(), key=lambda each: -each[0]) if self.count <= count else ()
+        """All of them if they are at most `count`, else some."""
+        return sorted(self._bounded(every=self.count <= count), key=lambda each: -each[0])[:count]
 
-    def _bounded(self) -> Iterator[tuple[float, tuple[int, ...]]]:
-        blocks = self.one[-1]
-        every = ((*cuts, blocks) for cuts in combinations(range(1, blocks), len(self.one) - 1))
-        return ((most, stops) for stops in every if (most := self.most(stops)) > self.above)
+    def _bounded(self, *, every: bool = True) -> Iterator[tuple[float, tuple[int, ...]]]:
+        cuts = combinations(range(1, self.one[-1]), len(self.one) - 1) if every else ()
+        splits = chain(((*each, self.one[-1]) for each in cuts), () if every else self.some)
+        return ((most, stops) for stops in splits if (most := self.most(stops)) > self.above)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ class PlacedDegrees:
 
     def splits_above(self, rate: float, split: tuple[int, ...]) -> Splits:
         """The splits that may play faster."""
-        return EverySplit(split, self.most_of, rate)
+        even = self.most_even()
+        return EverySplit(split, self.most_of, rate, some=() if even is None else (even,))
 
     def most_even(self) -> tuple[int, ...] | None:
         """The split of the least bottleneck; None where none fits."""
