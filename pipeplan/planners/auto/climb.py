@@ -108,10 +108,9 @@ class Climb:
         for ranked in self.ranking.fitting:
             self._learn(ranked)
         self._list_starts()
-        fastest = sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:FASTEST]
         over = [each for each in self.ranking.exceeding if each.played and self._split_of(each) is None]
         by_size = {each.plan.microbatch_size: each for each in reversed(over)}  # the first one of each size
-        self._near.spent = sum(self._expand(ranked) for ranked in (*fastest, *by_size.values()))
+        self._near.spent = sum(self._expand(ranked) for ranked in (*self._fastest, *by_size.values()))
         # 2. Bounds of some schedules are looser than those of others, and would take all plays. So the schedule that
         #    has spent the fewest instructions comes next.
         least = max(self.ranking.left - self.ranking.for_climb, 0)
@@ -119,12 +118,18 @@ class Climb:
         while self.ranking.left > least and self._plans < plans:
             open_to = [each for each in self._turns.values() if each.waiting]
             if not open_to:
+                if any([self._expand(ranked) for ranked in self._fastest]):
+                    continue
                 break
             turns = min(open_to, key=lambda each: (each.spent, each.waiting[0][0]))
             _, _, most, item = heappop(turns.waiting)
             turns.spent += self._take(most, item, turns)
         waiting = (item for turns in self._turns.values() for item in turns.waiting)
         self.most = max([self.most, *(most for _, _, most, _ in waiting)])
+
+    @property
+    def _fastest(self) -> list[Ranked]:
+        return sorted((each for each in self.ranking.fitting if each.played), key=Ranked.preference)[:FASTEST]
 
     def _list_starts(self) -> None:
         """Lists the stages that may play faster than the best: all of them where they are few, else some."""

@@ -82,10 +82,7 @@ def placed_batch_s(at: ReplicaTerms, degrees: Degrees, cluster: Cluster, *, insi
             rounds = (v + 1) / 2 / min(m * v, (v + 1) * p - 1)
             alone_s, met_s = round_trips_s * rounds, (2 * round_trips_s - m * step_s) * rounds
         fill_s = degrees.idle_steps * rank_s + 2 * float(after_s[0])
-        # A batch of b seconds takes `alone_s` if no transfers meet, `met_s` if all do: b = alone_s + (met_s - alone_s)
-        # least_s / b, where the port is busy for least_s.
-        crowded_s = (alone_s + sqrt(alone_s**2 + 4 * (met_s - alone_s) * least_s)) / 2
-        likely_s = max(likely_s, crowded_s, least_s + fill_s)
+        likely_s = max(likely_s, crowded_s(alone_s, met_s, least_s), least_s + fill_s)
         least_s = max(least_s, round_trips_s / min(m, p if v == 1 else 2 * p))
     exchanged = placed_exchange(groups, p, degrees.data, inside=inside)
     size_bytes, inside_s = exchanged_bytes(at)
@@ -122,6 +119,14 @@ def _paced_s(rank_s: float, after_s: FloatArray, m: int) -> float:
     later = np.arange(len(after_s), 0, -1)
     rounds_s = m * (rank_s * later + after_s) / np.minimum(later, m)
     return float((rank_s * (len(after_s) - later) + after_s[0] - after_s + rounds_s).max())
+
+
+def crowded_s(alone_s: float, met_s: float, port_s: float) -> float:
+    """Seconds b of a batch in which transfers meet others for the share port_s / b of the time.
+
+    It takes `alone_s` if none meet and `met_s` if all do: b = alone_s + (met_s - alone_s) port_s / b.
+    """
+    return (alone_s + sqrt(alone_s**2 + 4 * (met_s - alone_s) * port_s)) / 2
 
 
 def exchanged_bytes(at: ReplicaTerms) -> tuple[float, float]:

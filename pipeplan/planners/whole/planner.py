@@ -191,12 +191,12 @@ def whole_space(problem: PlanningProblem) -> tuple[WholeSpace, Ranking]:
     fused = replace(problem, options=replace(options, split_backward=False))
     ranking = Ranking(
         problem=fused,
-        left=BUDGET.played_instructions + BUDGET.climb_instructions,
+        left=BUDGET.played_instructions,
         longest=BUDGET.longest_play,
         longest_answer=BUDGET.longest_play,
         for_front=0,
         for_climb=BUDGET.climb_instructions,
-        reserved=BUDGET.climb_instructions,
+        reserved=0,
     )
     return WholeSpace(problem=problem, engine=engine, forms=tuple(forms)), ranking
 

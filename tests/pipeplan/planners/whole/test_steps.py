@@ -8,7 +8,7 @@ import pytest
 from pipeplan.documents.forms import Form
 from pipeplan.planners.bound import of_stages_s, turns_s, within_s
 from pipeplan.planners.whole.degrees import Degrees, Recipe, Shapes, steps_to
-from pipeplan.planners.whole.exchanged import _crowded_s, _paced_s
+from pipeplan.planners.whole.exchanged import _paced_s, crowded_s
 
 OWN = Recipe(form=Form(tensor=2), microbatch_size=2, recompute="none", sharding="optimizer")
 DEGREES = Degrees(recipe=OWN, pipeline=8, chunks=1, data=4, microbatches=16)
@@ -51,9 +51,9 @@ def test_sharing_weights_is_no_step_to_or_from_a_pipeline_whose_stages_hold_whol
 
 
 def test_crowded_transfers_lie_between_those_that_never_meet_and_always_do() -> None:
-    assert _crowded_s(4.0, 6.0, 0.0) == 4.0
-    assert _crowded_s(4.0, 6.0, 5.0) == pytest.approx(4.0 + (6.0 - 4.0) * 5.0 / _crowded_s(4.0, 6.0, 5.0))
-    assert _crowded_s(4.0, 6.0, 6.0) == pytest.approx(6.0)
+    assert crowded_s(4.0, 6.0, 0.0) == 4.0
+    assert crowded_s(4.0, 6.0, 5.0) == pytest.approx(4.0 + (6.0 - 4.0) * 5.0 / crowded_s(4.0, 6.0, 5.0))
+    assert crowded_s(4.0, 6.0, 6.0) == pytest.approx(6.0)
 
 
 def test_the_slowest_round_may_be_one_of_later_ranks() -> None:
