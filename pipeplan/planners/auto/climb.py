@@ -118,7 +118,7 @@ class Climb:
         while self.ranking.left > least and self._plans < plans:
             open_to = [each for each in self._turns.values() if each.waiting]
             if not open_to:
-                if any([self._expand(ranked) for ranked in self._fastest]):
+                if any(self._expand(ranked) for ranked in self._fastest):
                     continue
                 break
             turns = min(open_to, key=lambda each: (each.spent, each.waiting[0][0]))
