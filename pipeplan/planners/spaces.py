@@ -128,3 +128,11 @@ class Space(Protocol):
 
     def configurations(self) -> Iterator[Configuration]:
         """All of them, the highest bound first."""
+
+
+def moved_by_a_block(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The splits in which one cut is a block earlier or later; no stage is empty."""
+    for place, (before, stop, after) in enumerate(zip((0, *stops), stops, stops[1:], strict=False)):
+        for moved in (stop - 1, stop + 1):
+            if before < moved < after:
+                yield (*stops[:place], moved, *stops[place + 1 :])

@@ -18,7 +18,7 @@ from pipeplan.documents.plan import Plan
 from pipeplan.planners.auto.proposals import Proposal
 from pipeplan.planners.auto.ranking import Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
-from pipeplan.planners.spaces import Configuration
+from pipeplan.planners.spaces import Configuration, moved_by_a_block
 
 FEW_SPLITS = 300
 """Up to this number, all stages of a configuration that may be faster are tried."""
@@ -195,7 +195,7 @@ class Climb:
 
     def _expand_stages(self, split: SplitConfiguration, rate: float, way: object = None) -> int:
         """The neighbours of stages that have the highest bounds."""
-        near = [split._replace(stops=stops) for stops in neighbours(split.stops)]
+        near = [split._replace(stops=stops) for stops in moved_by_a_block(split.stops)]
         others = [other for other in near if other.key not in self._seen]
         bounded = [(split.configuration.most_of(other.stops), other.stops) for other in others]
         for most, stops in sorted(bounded, reverse=True)[:NEIGHBOURS]:
@@ -249,12 +249,3 @@ class Climb:
         if known:
             return median(known.values())
         return min((share for each in self._played.values() for share in each.values()), default=1.0)
-
-
-def neighbours(stops: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """The stages with one cut a block earlier or later; none is empty."""
-    for place in range(len(stops) - 1):
-        before, after = stops[place - 1] if place else 0, stops[place + 1]
-        for moved in (stops[place] - 1, stops[place] + 1):
-            if before < moved < after:
-                yield (*stops[:place], moved, *stops[place + 1 :])

@@ -64,25 +64,26 @@ class BatchTimes:
     def by_stage(
         self, starts: IntArray, stops: IntArray, reached_s: FloatArray | None = None, wait_s: FloatArray | None = None
     ) -> FloatArray:
-        """[rank, start, stop]: lower bounds on a batch's seconds by the single stage of a rank, at these places.
+        """Lower bounds on a batch's seconds by the single stage of a rank, between places that broadcast; ranks come
+        first.
 
         A rank waits for `wait_s` with every microbatch.
         """
         m, p, step_s, alone_s = self.degrees.microbatches, self.degrees.pipeline, self.terms.step_s, self.alone_s
         waits_s = m * (np.zeros(p) if wait_s is None else wait_s)[:, None, None]
         # 1. m S(i, j) + E(i, j): the stage computes all microbatches (S), exchanges and updates (E).
-        computed_s = alone_s[stops][:, None, :] - alone_s[starts][:, :, None] + waits_s
+        computed_s = alone_s[stops] - alone_s[starts] + waits_s
         if p == 1:
             return np.asarray(computed_s)
         # 2. S(0, i) + s h + m S(i, j) + e: the first microbatch passes the earlier blocks, and the last one comes
         #    back through them; then the first rank exchanges and updates (e). h is a hop in both directions.
-        hops_s, ranks = self._hops_s if reached_s is None else reached_s, np.arange(p)
-        before_s = step_s[starts] + hops_s[:, None] + (ranks > 0)[:, None] * float(self.end_s[1])
-        window_s = m * (step_s[stops][:, None, :] - step_s[starts][:, :, None]) + waits_s
+        hops_s, ranks = self._hops_s if reached_s is None else reached_s, np.arange(p)[:, None, None]
+        hops_s = hops_s[:, None, None]
+        before_s = step_s[starts] + hops_s + (ranks > 0) * float(self.end_s[1])
+        window_s = m * (step_s[stops] - step_s[starts]) + waits_s
         # 3. S(0, i) + s h + m R / k + e, R = S(i, n) + (p - 1 - s) h, k = min(p - s, m) in flight (Little 1961)
-        rounds_s = m * (step_s[-1] - step_s[starts] + (hops_s[-1] - hops_s)[:, None])
-        rounds_s = rounds_s / np.minimum(p - ranks, m)[:, None]
-        return np.asarray(np.maximum(computed_s, before_s[:, :, None] + np.maximum(window_s, rounds_s[:, :, None])))
+        rounds_s = m * (step_s[-1] - step_s[starts] + hops_s[-1] - hops_s) / np.minimum(p - ranks, m)
+        return np.asarray(np.maximum(computed_s, before_s + np.maximum(window_s, rounds_s)))
 
     @cached_property
     def alone_s(self) -> FloatArray:

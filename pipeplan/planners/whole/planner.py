@@ -21,12 +21,12 @@ from pipeplan.planners.auto.ranking import CLOSE, Ranked, Ranking
 from pipeplan.planners.bound import most_samples_per_s
 from pipeplan.planners.engine_options import require_engine_options
 from pipeplan.planners.problem import Options, PlanningProblem, refuse_unused
+from pipeplan.planners.spaces import moved_by_a_block
 from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.choices import choices, compared, rates_of
 from pipeplan.planners.whole.degrees import Degrees, recompute_ways, selective_units
 from pipeplan.planners.whole.misses import left_by_options, nearest_miss
 from pipeplan.planners.whole.space import PlacedDegrees, WholeSpace
-from pipeplan.planners.whole.split import moved_by_a_block
 
 USED = (
     *("engine", "microbatch_size", "schedule", "stages", "chunks", "recompute", "recompute_unit", "data"),

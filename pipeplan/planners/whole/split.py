@@ -13,15 +13,17 @@ a rank beside a slow link waits. If ranks hold several stages, stages are as eve
 fit, blocks move between neighbouring stages.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import inf
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from pipeplan.arrays import BoolArray, FloatArray, IntArray
+from pipeplan.planners.spaces import moved_by_a_block
 from pipeplan.planners.whole.batch_times import BatchTimes
 from pipeplan.planners.whole.budget import BUDGET
 from pipeplan.planners.whole.degrees import Degrees
@@ -51,22 +53,30 @@ def least_longest(cost_s: FloatArray, preferences: Sequence[FloatArray]) -> tupl
     """Splits of the least longest cost, the one of the least sum of each preference, and this cost; none if every split
     has an infinite cost.
 
-    Places count from the first possible one: cost_s[r, a, b] is that of blocks [r + a, r + 1 + b) on rank r.
+    Places count from the first possible one: cost_s[r, a, k] is that of blocks [r + a, r + a + 1 + k) on rank r. Longer
+    stages have no entry.
     """
-    longest_s, stages = cost_s[-1][:, -1], np.arange(len(cost_s))
-    for own_s in cost_s[-2::-1]:  # 1.
-        longest_s = np.maximum(own_s, longest_s[None, :]).min(axis=1)
+    stages, places, reach = cost_s.shape
+    ends = np.where(np.arange(places) == places - 1, 0.0, inf)
+
+    def following(after: FloatArray) -> FloatArray:
+        """[start, length - 1]: the entry of the place where a stage ends."""
+        return sliding_window_view(np.append(after, np.full(reach - 1, inf)), reach)
+
+    longest_s = np.where(ends == 0.0, -inf, inf)
+    for own_s in cost_s[::-1]:  # 1.
+        longest_s = np.maximum(own_s, following(longest_s)).min(axis=1)
     if longest_s[0] == inf:
         return [], inf
     found, possible = list[Split](), cost_s <= longest_s[0] * (1 + _ROUNDING)
     for preference in preferences:  # 2.
-        penalty = np.where(possible, preference, inf)
-        least, chosen = penalty[-1][:, -1], [np.full(len(cost_s[0]), len(cost_s[0]) - 1)]
-        for own in penalty[-2::-1]:
-            chosen.append((own + least[None, :]).argmin(axis=1))
-            least = (own + least[None, :]).min(axis=1)
-        places = accumulate(reversed(chosen), lambda place, best: int(best[place]), initial=0)
-        found.append(tuple((1 + stages + np.asarray(list(places)[1:])).tolist()))
+        least, chosen = ends, list[IntArray]()
+        for own in np.where(possible, preference, inf)[::-1]:
+            sums = own + following(least)
+            chosen.append(np.arange(places) + sums.argmin(axis=1))
+            least = sums.min(axis=1)
+        stops = accumulate(reversed(chosen), lambda place, best: int(best[place]), initial=0)
+        found.append(tuple((1 + np.arange(stages) + np.asarray(list(stops)[1:])).tolist()))
     return found, float(longest_s[0])
 
 
@@ -78,6 +88,7 @@ class Splitter:
     degrees: Degrees
     device_bytes: float
     host_bytes: float = inf
+    _fits: dict[int, BoolArray] = field(default_factory=dict)
 
     @cached_property
     def several(self) -> tuple[Split, ...]:
@@ -109,8 +120,8 @@ class Splitter:
     def _even(self) -> list[Split]:
         """Splits of the least bottleneck in compute."""
         if self.degrees.chunks == 1:
-            return least_longest(self._fitting(self._step_s), self._preferences)[0]
-        (even,), _ = least_longest(self._step_s, self._preferences[:1])
+            return self._least(self._step_s, preferences=3)[0]
+        (even,), _ = self._least(self._step_s)
         fitting = self._squeezed(even)
         return [] if fitting is None else [fitting]
 
@@ -118,60 +129,65 @@ class Splitter:
         """The split of the shortest batch if a rank waits for half of the slower link beside it."""
         hops_s = np.diff(reached_s)
         wait_s = np.maximum(np.append(0.0, hops_s), np.append(hops_s, 0.0)) / 2
-        cost_s = self.times.by_stage(*self._places, reached_s, wait_s)
-        return least_longest(self._fitting(cost_s), self._preferences[:1])[0]
+        return self._least(lambda starts, stops: self.times.by_stage(starts, stops, reached_s, wait_s))[0]
 
     @cached_property
     def _shortest(self) -> tuple[list[Split], float]:
         """Splits of the shortest batch, by its bound."""
-        if self.degrees.chunks > 1:
-            return [], inf
-        return least_longest(self._fitting(self.times.by_stage(*self._places)), self._preferences)
+        return self._least(self.times.by_stage, preferences=3) if self.degrees.chunks == 1 else ([], inf)
 
-    @property
-    def _preferences(self) -> list[FloatArray]:
-        """Even stages, full first ranks, and full last ranks."""
-        step_s = self._step_s
-        stops = np.arange(len(step_s[0]), dtype=np.float64)
-        return [step_s**2, -stops, stops]
+    def _least(
+        self, cost_s: Callable[[IntArray, IntArray], FloatArray], preferences: int = 1
+    ) -> tuple[list[Split], float]:
+        """Fitting splits of the least longest cost, which grows with a stage, and this cost: even stages, full first
+        ranks, and full last ranks. Of ranks with several stages, any splits.
 
-    def _fitting(self, cost_s: FloatArray) -> FloatArray:
-        return np.where(self.stages_fit, cost_s, inf)
+        First, stages have at most twice an equal share of the blocks: tables of long models are large. If a longer one
+        may be better, as far as its first blocks show, twice as many follow.
+        """
+        depth, blocks = self.degrees.depth, len(self.terms.step_s) - 1
+        places = blocks + 1 - depth
+        reach = min(2 * -(-blocks // depth), places)
+        while True:
+            starts, stops = self._places(reach)
+            costs_s = cost_s(starts, stops)
+            if self.degrees.chunks == 1:
+                costs_s = np.where(self.stages_fit(reach), costs_s, inf)
+            ends = stops.astype(np.float64)
+            every = [self._step_s(starts, stops) ** 2, -ends, ends]
+            found, longest_s = least_longest(costs_s, every[:preferences])
+            longer_s = costs_s[:, : places - reach, -1].min(initial=inf)
+            if longer_s == inf or longer_s > longest_s * (1 + _ROUNDING):
+                return found, longest_s
+            reach = min(2 * reach, places)
 
-    @cached_property
-    def _places(self) -> tuple[IntArray, IntArray]:
-        """[stage, place]: where each stage may start, and where it may stop, if all have a block."""
-        depth = self.degrees.depth
-        starts = np.arange(depth)[:, None] + np.arange(len(self.terms.step_s) - depth)[None, :]
-        return starts, starts + 1
+    def _places(self, reach: int) -> tuple[IntArray, IntArray]:
+        """[stage, place] and [stage, place, length - 1]: where each stage may start, and where it stops."""
+        depth, blocks = self.degrees.depth, len(self.terms.step_s) - 1
+        starts = (np.arange(depth)[:, None] + np.arange(blocks + 1 - depth))[:, :, None]
+        return starts, np.minimum(starts + 1 + np.arange(reach), blocks)
 
-    @property
-    def _step_s(self) -> FloatArray:
-        """[stage, start, stop]: the seconds of a microbatch; infinite where there is no block."""
-        return self._between(self.terms.step_s, inf)
+    def _step_s(self, starts: IntArray, stops: IntArray) -> FloatArray:
+        """The seconds of a microbatch."""
+        return np.asarray(self.terms.step_s[stops] - self.terms.step_s[starts])
 
-    def _between(self, sums: FloatArray, without: float = 0.0) -> FloatArray:
-        starts, stops = self._places
-        values = sums[stops][:, None, :] - sums[starts][:, :, None]
-        return np.where(starts[:, :, None] < stops[:, None, :], values, without)
-
-    @cached_property
-    def stages_fit(self) -> BoolArray:
-        """[rank, start, stop]: whether the single stage of a rank fits its device and its host, by `_places`."""
-        terms, (starts, stops) = self.terms, self._places
-        inside = np.maximum(starts[:, :, None], stops[:, None, :] - 1)
-        # [start, last]: the largest transient, and the largest block on its way to the host, from one to the other
-        later = np.tri(len(terms.transient_bytes), dtype=bool).T
-        on_top, leaving = (
-            np.maximum.accumulate(np.where(later, each, -inf), axis=1)[starts[:, :, None], inside]
-            for each in (terms.transient_bytes, np.diff(terms.left_bytes))
-        )
-        flight = np.asarray([in_flight(self.degrees, rank) for rank in range(self.degrees.pipeline)])[:, None, None]
-        states = (terms.states.fixed_bytes, terms.kept_bytes, terms.left_bytes, terms.states.host_bytes)
-        fixed, kept, left, host = map(self._between, states)
-        held = fixed + flight * kept + on_top + np.minimum(flight * left, PASSING_BLOCKS * leaving)
-        fits = (held <= self.device_bytes) & (host + flight * left <= self.host_bytes)
-        return np.asarray(fits & (starts[:, :, None] < stops[:, None, :]))
+    def stages_fit(self, reach: int) -> BoolArray:
+        """[rank, place, length - 1]: whether the single stage of a rank fits its device and its host."""
+        if reach not in self._fits:
+            terms, (starts, stops) = self.terms, self._places(reach)
+            # [start, last]: the largest transient, and the largest block on its way to the host, from one to the other
+            later = np.tri(len(terms.transient_bytes), dtype=bool).T
+            on_top, leaving = (
+                np.maximum.accumulate(np.where(later, each, -inf), axis=1)[starts, stops - 1]
+                for each in (terms.transient_bytes, np.diff(terms.left_bytes))
+            )
+            flight = np.asarray([in_flight(self.degrees, rank) for rank in range(self.degrees.pipeline)])[:, None, None]
+            states = (terms.states.fixed_bytes, terms.kept_bytes, terms.left_bytes, terms.states.host_bytes)
+            fixed, kept, left, host = (sums[stops] - sums[starts] for sums in states)
+            held = fixed + flight * kept + on_top + np.minimum(flight * left, PASSING_BLOCKS * leaving)
+            fits = (held <= self.device_bytes) & (host + flight * left <= self.host_bytes)
+            self._fits[reach] = np.asarray(fits)
+        return self._fits[reach]
 
     def _squeezed(self, stops: Split) -> Split | None:
         """The same stages if all ranks fit, or others after some blocks have moved; None if that does not help.
@@ -245,11 +261,3 @@ class Splitter:
     def fits(self, stops: Sequence[int]) -> bool:
         """Whether every rank fits its device and its host."""
         return max(self.missing_bytes(stops)) <= 0
-
-
-def moved_by_a_block(stops: Split) -> Iterator[Split]:
-    """The splits in which one cut is a block earlier or later; no stage is empty."""
-    for place, (before, stop, after) in enumerate(zip((0, *stops), stops, stops[1:], strict=False)):
-        for moved in (stop - 1, stop + 1):
-            if before < moved < after:
-                yield (*stops[:place], moved, *stops[place + 1 :])
