@@ -20,7 +20,7 @@ from pipeplan.documents.stage_memory import StageMemory
 class LargestBlock:
     """The largest bytes of one block of a stage, in a number of `copies`.
 
-    `of_stages`: (starts, stops), which broadcast -> these bytes; `least` are those of the smallest block.
+    `of_stages`: (starts, stops), which broadcast -> these bytes; `least` is the smallest block's.
     """
 
     of_stages: Callable[[IntArray, IntArray], FloatArray]
@@ -85,21 +85,15 @@ class StageSum:
         last = inner.min() if len(inner) else 0.0
         return float(first + last + sum(each.copies * each.least for each in self.largest))
 
-    def most(self, lows: IntArray, highs: IntArray) -> FloatArray:
-        """Upper bounds on the bytes of all stages that begin at `lows` or later, and end at `highs` or earlier."""
-        until = np.maximum.accumulate(self.until)[highs]
-        before = np.minimum.accumulate(self.before[::-1])[::-1][lows]
-        return np.asarray(until - before + sum(each.copies * each.of_stages(lows, highs) for each in self.largest))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageQuantities:
     """The bytes of which a stage holds copies: arrays with an entry before each block, and one after the last.
 
-    `weights`, `untrained` and `late` are sums over the blocks before; `late` are those of a number of gradients beyond
-    activations. `kept` and `block_inputs` are pairs of sums, as `costs.memory.kept_sums` has them: a microbatch's
-    activations, and the inputs of all blocks. `inputs`, `outputs` and `kept_outputs` are those of a stage that begins
-    or ends there.
+    `weights`, `untrained` and `late` are sums over the blocks before; `late` gives the bytes of a number of gradients
+    beyond activations. `kept` and `block_inputs` are pairs of sums, as `costs.memory.kept_sums` has them: a
+    microbatch's activations, and the inputs of all blocks. A stage that begins at a place has its `inputs`, and one
+    that ends there its `outputs`, of which `kept_outputs` are among the activations.
     """
 
     weights: FloatArray

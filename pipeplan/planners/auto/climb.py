@@ -80,7 +80,8 @@ class _Turns:
 
 @dataclass(slots=True, kw_only=True)
 class Climb:
-    """The climb from the configurations that were `tried`. After `run`, `most` bounds the rate of all their stages.
+    """The climb from the configurations that were `tried`. After `run`, `most` bounds the rate of all their stages: of
+    few ones by what is left of them, of others whatever their stages are.
 
     `split_of` is the split of each proposal, `propose` makes proposals of a split, and `moved` yields the neighbours of
     a plan that no configuration describes, the likely fastest first. Of rates, `most` is an upper bound, `enough` the
@@ -124,7 +125,7 @@ class Climb:
             turns = min(open_to, key=lambda each: (each.spent, each.waiting[0][0]))
             _, _, most, item = heappop(turns.waiting)
             turns.spent += self._take(most, item, turns)
-        waiting = (item for turns in self._turns.values() for item in turns.waiting)
+        waiting = (item for turns in self._turns.values() if turns is not self._near for item in turns.waiting)
         self.most = max([self.most, *(most for _, _, most, _ in waiting)])
 
     @property
@@ -170,7 +171,8 @@ class Climb:
             return PLAN_INSTRUCTIONS
         # 4. A plan is played. If it is among the fastest, its neighbours follow.
         needed = self.ranking.best_rate * WITHIN
-        self.ranking.add(item)
+        if not self.ranking.add(item) and turns is not self._near:  # too long: only its bound is known
+            self.most = max(self.most, most)
         ranked, near = self.ranking.found(item), 0
         if ranked is not None and ranked.played:
             self._learn(ranked)

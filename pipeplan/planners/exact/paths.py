@@ -18,7 +18,7 @@ import numpy as np
 from pipeplan.arrays import FloatArray
 
 END = "end"
-"""The node behind the last stage."""
+"""The node after the last stage."""
 
 K = TypeVar("K", bound=Hashable)
 

@@ -246,8 +246,8 @@ class ExactSearch:
     def placements(self, shape: StageShape) -> tuple[list[Placed], bool]:
         """Placements of equally wide stages, and whether they are all.
 
-        They are the orientations. Where devices are of several types, they are that of the fastest stages and some that
-        have all stages of a type together.
+        They are the orientations. Where devices are of several types, they are the placement of the fastest stages, and
+        some that have all stages of a type together.
         """
         if len(self.places.counts) == 1:
             return list(self.places.orientations(shape)), True

@@ -111,7 +111,7 @@ def _preferred(level: LevelSearch, start: int, stop: int) -> Stages:
 
 
 def _enough(need: FloatArray, several: FloatArray, units: int, downstream: int) -> BoolArray:
-    """Whether so many units are enough for the stages, by the least units, and the least of two and more."""
+    """By the least units of each stage, and the least of two and more: whether these numbers of units are enough."""
     return np.asarray((need == units) | (several <= units))
 
 

@@ -213,10 +213,8 @@ def even_min_sum(costs: Costs, starts: Starts, *, held: Costs, squares: Costs) -
     There must be a split. A stage is in a split of the least sum if its cost, with the least sums before and after it,
     comes to that sum. A sequence of such stages is always a split of the least sum.
     """
-    before, after = (
-        [np.zeros(1)],
-        _fold(costs, starts, np.add),
-    )  # the stages before stage s, and from it on, by its start
+    # The least sums of the stages before each one, and of all from it on, by its start.
+    before, after = [np.zeros(1)], _fold(costs, starts, np.add)
     for stage in range(len(starts) - 1):
         table = costs(stage, starts[stage], starts[stage + 1])
         before.append(np.minimum.reduce(table + before[-1][:, None], axis=0))
