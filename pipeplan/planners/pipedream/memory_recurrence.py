@@ -132,7 +132,7 @@ class MemoryRecurrence(FromEnd):
 
     @property
     def work(self) -> float:
-        """An estimate of the entries that all tables compare: those of an inner level once for each number d."""
+        """An estimate of the entries that all tables compare: an inner level has a table for each d."""
         space, units = self.tables.space, self.units
         states = len(space)
         work = (states**2 / 4.0 + CALL_ENTRIES) * units**2 * (1.0 + units / 6 if self.has_neighbours else 1.0)

@@ -1,4 +1,4 @@
-"""Budget: the limits of the search. Instructions are those of plays: 100,000 take a third of a second."""
+"""Budget: the limits of the search. Plays are limited by their instructions: 100,000 take a third of a second."""
 
 from dataclasses import dataclass
 

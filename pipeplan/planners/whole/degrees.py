@@ -23,7 +23,7 @@ SHARED_GRADIENTS = {"gradients", "weights"}
 MOST_CHUNKS = 16
 
 SCHEDULES = ("data-parallel", "1f1b", "1f1b-interleaved")
-"""Those of one rank, of several, and of several stages a rank."""
+"""The schedules of one rank, of several ranks, and of several stages a rank."""
 
 OFFLOAD_SHARES = (0.25, 0.5, 0.75, 1.0)
 """The shares of the layers whose activations may be on the host."""
@@ -155,7 +155,7 @@ class Shapes:
     """The pipelines of a recipe, an entry each.
 
     In samples a second, `most` is an upper bound, 0 where nothing fits, and `likely` an estimate for equal stages;
-    `held_bytes` are those of a rank on average.
+    `held_bytes` is a rank's average.
     """
 
     recipe: Recipe
